@@ -1,0 +1,1 @@
+"""Trireme: plans, launches and explains training across many devices."""

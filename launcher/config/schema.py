@@ -1,0 +1,285 @@
+"""Every setting of a launch: its type, its unit, its range.
+
+The classes are the only description of the configuration: the loader reads them to check a
+recipe, `trireme recipe show` reads their docstrings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from launcher.typed import Range
+
+Count = Annotated[int, Range(minimum=1)]
+"""A whole number of at least 1."""
+Index = Annotated[int, Range(minimum=0)]
+"""A whole number of at least 0."""
+Positive = Annotated[float, Range(above=0)]
+"""A finite number above 0."""
+NonNegative = Annotated[float, Range(minimum=0)]
+"""A finite number of at least 0."""
+Fraction = Annotated[float, Range(minimum=0, maximum=1)]
+"""A finite number from 0 to 1."""
+Probability = Annotated[float, Range(minimum=0, below=1)]
+"""A finite number from 0 up to, not including, 1."""
+DType = Literal["fp32", "bf16", "fp16"]
+"""A number format of weights, gradients or activations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginChoice:
+    """A plugin by its entry-point name, with the settings that its own ``Config`` declares."""
+
+    name: str
+    """Entry-point name, such as ``torchrun``."""
+    options: Mapping[str, Any]
+    """Every other key of the YAML node, checked against the plugin's ``Config``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """One accelerator, or one CPU core share, by its datasheet."""
+
+    name: str
+    """Product name."""
+    kind: Literal["cuda", "cpu"]
+    """Which torch device runs the ranks."""
+    peak_flops: Mapping[str, Positive]
+    """Dense peak FLOP/s by number format (fp32, tf32, bf16, fp16)."""
+    memory_bytes: Count
+    """Bytes of memory that one rank may use."""
+    memory_bandwidth_bytes_per_s: Positive
+    """Bytes per second between the device and its memory."""
+    attainable_fraction: Fraction
+    """Share of the peak that large matmuls reach: an assumption, used only for predicted times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """A network link by the alpha-beta model: time = latency + bytes / bandwidth."""
+
+    latency_s: NonNegative
+    """Seconds until the first byte arrives."""
+    bandwidth_bytes_per_s: Positive
+    """Bytes per second of one device, one direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """The machines: how many, how many devices in each, and the links between them."""
+
+    name: str
+    """Name shown in the plan."""
+    nodes: Count
+    """Number of nodes."""
+    devices_per_node: Count
+    """Devices in one node; one rank drives one device."""
+    intra_node: LinkConfig
+    """Link between two devices of one node."""
+    inter_node: LinkConfig
+    """Link between two devices of different nodes."""
+    allow_idle_devices: bool
+    """Accept a strategy that leaves devices unused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the training is spread over the devices."""
+
+    dp: Count | Literal["auto"]
+    """Data-parallel replicas; ``auto`` = devices / (tp * pp)."""
+    tp: Count
+    """Tensor-parallel ranks."""
+    pp: Count
+    """Pipeline ranks (p)."""
+    num_chunks: Count
+    """Model chunks on each pipeline rank (v); above 1 only for schedules that interleave."""
+    schedule: str
+    """Name of a schedule plugin, such as ``1f1b``."""
+    schedule_options: Mapping[str, Any]
+    """Settings of the schedule plugin, checked against its ``Config``."""
+    layers_per_stage: tuple[Index, ...] | Literal["even"]
+    """``even``, or the number of layers of every stage in stage order (length pp * num_chunks)."""
+    sequence_parallel: bool
+    """Split the activations between tensor-parallel regions along the sequence."""
+    recompute: Literal["none", "full"]
+    """``full`` keeps only the input of each layer and computes the rest again in the backward."""
+    zero_stage: Annotated[int, Range(minimum=0, maximum=3)]
+    """ZeRO stage: 0 replicates the model states over the data-parallel ranks."""
+    rank_order: str
+    """The mesh axes from the outermost to the innermost, separated by commas."""
+    bucket_bytes: Count
+    """Size at which a bucket of gradients starts its all-reduce."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Number formats of the model states."""
+
+    name: str
+    """Name shown in the plan."""
+    compute: DType
+    """Weights and activations in forward and backward."""
+    gradients: DType
+    """Accumulated and reduced gradients."""
+    master_weights: bool
+    """Keep an fp32 copy of the weights in the optimizer (always true in effect for fp32)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model: a decoder-only transformer, or a user's own list of layers."""
+
+    name: str
+    """Name shown in the plan."""
+    family: Literal["gpt", "llama", "custom"]
+    """``gpt``: learned positions, LayerNorm, GELU; ``llama``: rotary, RMSNorm, SwiGLU; ``custom``: ``target``."""
+    num_layers: Count | None
+    """Transformer blocks."""
+    hidden_size: Count | None
+    """Width of the residual stream."""
+    num_heads: Count | None
+    """Attention heads."""
+    num_kv_heads: Count | None
+    """Key and value heads; null = num_heads."""
+    ffn_size: Count | None
+    """Width inside the MLP; null = 4 * hidden_size."""
+    vocab_size: Count | None
+    """Tokens in the vocabulary."""
+    tied_embeddings: bool
+    """The output head uses the input embedding's weight."""
+    dropout: Probability
+    """Probability of zeroing, after the embedding and after each residual branch."""
+    norm_eps: Positive
+    """Added to the variance in every norm."""
+    rope_theta: Positive
+    """Base of the rotary frequencies (llama)."""
+    init_std: Positive
+    """Standard deviation of the initial weights."""
+    target: str | None
+    """``package.module:function`` that builds a user's own layers (family ``custom``)."""
+    options: Mapping[str, Any]
+    """Passed to ``target`` as keyword arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is trained on."""
+
+    name: str
+    """Name shown in the plan."""
+    source: str | None
+    """Text: ``package:NAME/glob`` inside an installed package, or a path or glob of files."""
+    tokenizer: Literal["bytes"]
+    """``bytes``: one token per byte, vocabulary 256."""
+    eval_fraction: Probability
+    """Share of the text, taken from its end, that is only evaluated."""
+    prefetch_batches: Index
+    """Steps of data made ready in the background; 0 = none."""
+    cache_dir: str | None
+    """Where the token file is kept; null = the user's cache folder."""
+    target: str | None
+    """``package.module:function`` that builds a user's own dataset; excludes ``source``."""
+    options: Mapping[str, Any]
+    """Passed to ``target`` as keyword arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Samples per step. Of the three sizes at least one is given; the others follow."""
+
+    global_size: Count | None
+    """Samples per optimizer step over all ranks = micro_size * num_microbatches * dp."""
+    micro_size: Count | None
+    """Samples in one forward pass of one rank."""
+    num_microbatches: Count | None
+    """Forward passes per step (m)."""
+    seq_length: Count
+    """Tokens per sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW and its learning-rate schedule."""
+
+    name: Literal["adamw"]
+    """The optimizer."""
+    lr: Positive
+    """Peak learning rate."""
+    betas: tuple[Probability, Probability]
+    """Decay of the two moments."""
+    eps: Positive
+    """Added to the root of the second moment."""
+    weight_decay: NonNegative
+    """Decoupled decay; applied to tensors of two and more dims."""
+    clip_norm: Positive | None
+    """Largest gradient norm over the whole model; null = no clipping."""
+    warmup_steps: Index
+    """Steps of linear growth from 0 to ``lr``."""
+    decay: Literal["cosine", "linear", "constant"]
+    """Shape of the learning rate after the warm-up."""
+    min_lr_fraction: Fraction
+    """Learning rate at the last step as a share of ``lr``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length of the training and what happens along the way."""
+
+    num_steps: Count
+    """Optimizer steps."""
+    eval_interval: Index
+    """Steps between evaluations; 0 = only after the last step."""
+    eval_batches: Index
+    """Global batches per evaluation; 0 = no evaluation."""
+    checkpoint_interval: Index
+    """Steps between checkpoints; 0 = none."""
+    keep_checkpoints: Count
+    """Newest checkpoints that are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """How the speedup is measured."""
+
+    baseline: str
+    """``auto``, ``none``, or the directory of a finished run."""
+    warmup_steps: Index
+    """First steps that no measured number includes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where the run is kept and how long it may hang."""
+
+    dir: str | None
+    """Run directory; null = a new one under ``root``, named after recipe and time."""
+    root: str
+    """Folder of all runs."""
+    timeout_s: Positive
+    """Longest wait for another rank before the job fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """Everything a launch depends on."""
+
+    name: str
+    """Name of the run."""
+    seed: Index
+    """Seed of initial weights, data order and dropout."""
+    model: ModelConfig
+    data: DataConfig
+    batch: BatchConfig
+    optim: OptimConfig
+    train: TrainConfig
+    precision: PrecisionConfig
+    device: DeviceConfig
+    cluster: ClusterConfig
+    parallel: ParallelConfig
+    architecture: PluginChoice
+    executor: PluginChoice
+    report: ReportConfig
+    run: RunConfig

@@ -1,0 +1,84 @@
+"""The faults a person can cause, and the one way they are reported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One wrong value: what was given, what is allowed, how to mend it.
+
+    >>> print(Fault("parallel.pp", 3, "16 layers split over 1, 2, 4, 8 or 16 stages", "Set parallel.pp=4."))
+    parallel.pp=3: 16 layers split over 1, 2, 4, 8 or 16 stages. Set parallel.pp=4.
+    """
+
+    path: str
+    """Config path of the value, such as ``parallel.pp``."""
+    given: Any
+    """The value as the person wrote it."""
+    allowed: str
+    """The rule, with its arithmetic."""
+    fix: str
+    """The nearest valid choice, as text to type."""
+    where: str = ""
+    """File and line, or the override, that set the value."""
+
+    def __str__(self) -> str:
+        allowed = self.allowed.rstrip(".")
+        fix = f" {self.fix}" if self.fix else ""
+        where = f" [{self.where}]" if self.where else ""
+        return f"{self.path}={self.given}: {allowed}.{fix}{where}"
+
+
+class LauncherError(Exception):
+    """Base of every error that the command line reports without a traceback."""
+
+
+class ConfigError(LauncherError):
+    """The configuration is wrong. Carries every fault found, not only the first."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__(faults_text(self.faults))
+
+
+class PlanError(ConfigError):
+    """Every value is well formed, but the strategy they describe cannot run."""
+
+
+class JobError(LauncherError):
+    """A job could not be started, or ended in failure."""
+
+
+class PluginError(LauncherError):
+    """A plugin is missing, broken, registered twice, or not the recorded one."""
+
+
+def faults_text(faults: tuple[Fault, ...]) -> str:
+    """All faults as text, one a line, with their number in front when there are several."""
+    if len(faults) == 1:
+        return str(faults[0])
+    lines = [f"{len(faults)} faults:"]
+    lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
+    return "\n".join(lines)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The known name closest to a misspelt one, or None where none is close.
+
+    >>> nearest("paralell", ["parallel", "model"])
+    'parallel'
+    """
+    matches = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint naming the nearest known name, or else all of them."""
+    known = sorted(names)
+    match = nearest(name, known)
+    return f"Did you mean {match}?" if match else f"Known: {', '.join(known) or 'none'}."

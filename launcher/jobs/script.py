@@ -1,0 +1,52 @@
+"""A job as text, and how it stands. No process is touched here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """Where a plan is to be run."""
+
+    run_dir: str
+    """Absolute path of the run directory, which holds plan.json."""
+    plan_sha256: str
+    """Hash of plan.json, checked by every rank."""
+    python: str
+    """Absolute path of the interpreter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobScript:
+    """What starts the job."""
+
+    argv: tuple[str, ...]
+    """The command, word by word; nothing passes through a shell."""
+    environment: Mapping[str, str]
+    """Variables set for it beside the inherited ones."""
+    run_dir: str
+    text: str = ""
+    """The batch script, for schedulers that take one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHandle:
+    """A started job."""
+
+    id: str
+    """Process id or job id."""
+    run_dir: str
+    process: Any = field(default=None, compare=False, repr=False)
+    """The live process of a local job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """How a job stands."""
+
+    phase: Literal["pending", "running", "succeeded", "failed", "cancelled"]
+    exit_code: int | None = None
+    reason: str = ""

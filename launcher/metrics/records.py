@@ -1,0 +1,114 @@
+"""The format of what a rank measures: one JSON object a line, in ``metrics/rank-N.jsonl``.
+
+Line 1 is a `Header`; each later line is a `StepRecord` or an `EvalRecord`, told apart by ``type``.
+Times are integers in nanoseconds, so that the kinds of a step sum to the step exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+VERSION = 1
+"""Raised when a field changes its meaning."""
+
+COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, INPUT, OTHER = (
+    "compute",
+    "replicated",
+    "single_rank",
+    "pipeline",
+    "input_wait",
+    "other",
+)
+COLLECTIVE_KINDS = ("tp", "dp", "world")
+"""Blocked in a collective over that axis (``world``: over all ranks, such as the gradient norm)."""
+RANK_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, INPUT, *COLLECTIVE_KINDS, OTHER)
+"""What one rank can tell on its own.
+
+compute      forward and backward
+replicated   the same work on every data-parallel rank: optimizer, clipping
+single_rank  evaluation, checkpoint and log, while others may wait
+pipeline     blocked until an activation or a gradient arrives from another stage
+input_wait   blocked until the loader has the batch
+other        the rest of the step
+"""
+REPORT_KINDS = (
+    COMPUTE,
+    REPLICATED,
+    SINGLE_RANK,
+    "transfer",
+    "peer_wait",
+    "pipeline_wait",
+    INPUT,
+    OTHER,
+)
+"""What the reader makes of all ranks' records together: the time in a collective is split, per
+instance, into ``transfer`` (the shortest time any member spent in it) and ``peer_wait`` (the rest);
+``pipeline`` is split into ``transfer`` (at most the calibrated time of that message) and
+``pipeline_wait`` (the rest)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Who measured, on what."""
+
+    type: Literal["header"] = "header"
+    version: int = VERSION
+    rank: int
+    """Global rank."""
+    role: str
+    """``trainer``, or the role an architecture adds."""
+    pp_rank: int
+    dp_rank: int
+    tp_rank: int
+    hostname: str
+    device: str
+    """Device name, such as a CPU model."""
+    num_threads: int
+    """Intra-op threads of this rank."""
+    num_cores: int
+    """Cores that this process may use, shared by all ranks of the node."""
+    torch_version: str
+    p2p_latency_ns: int
+    """Calibrated time of one pipeline message of this rank; 0 without a pipeline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimizer step of one rank."""
+
+    type: Literal["step"] = "step"
+    step: int
+    """0-based."""
+    start_ns: int
+    """Monotonic clock of the host."""
+    duration_ns: int
+    kinds_ns: Mapping[str, int]
+    """Time by `RANK_KINDS`; sums to ``duration_ns``."""
+    collectives_ns: Mapping[str, tuple[int, ...]]
+    """Blocked time of every collective in call order, by axis; sums to its entry in ``kinds_ns``."""
+    num_receives: int
+    """Pipeline messages waited for."""
+    compute_ns: tuple[int, ...]
+    """Compute time of each F and B in the order of the rank's action list."""
+    num_tokens: int
+    """Tokens (targets) of the global batch."""
+    num_samples: int
+    """Samples of the global batch."""
+    loss: float | None = None
+    """Mean loss over the global batch, on the ranks of the last stage."""
+    grad_norm: float | None = None
+    lr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRecord:
+    """One evaluation, written by the ranks of the last stage."""
+
+    type: Literal["eval"] = "eval"
+    step: int
+    """Steps done when it was made."""
+    loss: float
+    """Mean loss over the evaluated tokens."""
+    num_tokens: int

@@ -1,0 +1,262 @@
+"""The plan as data: everything the ranks need and everything that was predicted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.config.schema import LaunchConfig
+from launcher.errors import ConfigError, LauncherError
+from launcher.topology.mesh import Coordinates, Mesh
+from launcher.typed import Reading, plain, read
+
+VERSION = 1
+"""Raised when a field changes its meaning; a rank refuses a plan of another version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginRecord:
+    """Which plugin a plan was made with."""
+
+    group: str
+    """Entry-point group, such as ``launcher.schedules``."""
+    name: str
+    distribution: str
+    version: str
+    target: str
+    """``package.module:attribute``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """One layer of the model, whole (before any split), per sample."""
+
+    name: str
+    num_parameters: int
+    """All parameters."""
+    num_replicated_parameters: int
+    """Those that every tensor-parallel rank holds whole (norms, row-split biases)."""
+    forward_flops: float
+    """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
+    kept_elements: int
+    """Elements kept for the backward, of those split by tensor parallelism."""
+    kept_replicated_elements: int
+    """Elements kept for the backward that are whole on every tensor-parallel rank unless
+    sequence parallelism splits them."""
+    output_elements: int
+    """Elements of the output that the next layer receives."""
+    output_shape: tuple[int, ...]
+    """Shape of one sample's output, without the batch dim."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A model as a chain: prologue (embedding), layers, epilogue (head and loss)."""
+
+    family: str
+    layers: tuple[LayerShape, ...]
+    prologue: LayerShape | None
+    """Goes with the first stage."""
+    epilogue: LayerShape | None
+    """Goes with the last stage."""
+    num_tied_parameters: int
+    """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, tied ones counted once."""
+        parts = [self.prologue, *self.layers, self.epilogue]
+        return sum(part.num_parameters for part in parts if part) - self.num_tied_parameters
+
+    @property
+    def forward_flops(self) -> float:
+        """Operations of one sample's forward."""
+        parts = [self.prologue, *self.layers, self.epilogue]
+        return sum(part.forward_flops for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """One slice of the model."""
+
+    stage: int
+    pp_rank: int
+    chunk: int
+    first_layer: int
+    num_layers: int
+    has_prologue: bool
+    has_epilogue: bool
+    input_shape: tuple[int, ...]
+    """Shape of what the stage receives for one sample, whole; empty on the first stage."""
+
+    @property
+    def layers(self) -> range:
+        """Global indices of its layers."""
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """global_size = micro_size * num_microbatches * dp."""
+
+    global_size: int
+    micro_size: int
+    num_microbatches: int
+    seq_length: int
+    padded_vocab_size: int | None
+    """Vocabulary rounded up to a multiple of tp; padded rows never receive probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Predicted bytes on the ranks of one pp_rank (the largest over tp)."""
+
+    pp_rank: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    """At the schedule's peak."""
+    peak_microbatches: int
+    """Stage inputs held at once at the peak, over the rank's chunks."""
+    other_bytes: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """All kinds together."""
+        parts = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
+        return sum(parts) + sum(self.other_bytes.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficPlan:
+    """One kind of message on the ranks of one pp_rank, per step."""
+
+    pp_rank: int
+    purpose: str
+    operation: str
+    axis: str
+    message_bytes: int
+    count: int
+    sent_bytes: int
+    """Bytes that the rank sends per step, by the ring algorithm for collectives."""
+    time_s: float
+    """Predicted by latency and bandwidth of the slowest link of the group."""
+    overlappable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePlan:
+    """The order of work on every pipeline rank, and its predicted timing."""
+
+    name: str
+    actions: tuple[str, ...]
+    """One line of actions per pp_rank, sends and receives included."""
+    bubble_formula: float | None
+    """Idle share for equal stages and free messages, by the schedule's closed form."""
+    bubble_simulated: float
+    """Idle share by simulation with the predicted costs of these stages and messages."""
+    forward_s: tuple[float, ...]
+    """Predicted forward time per stage and microbatch."""
+    backward_s: tuple[float, ...]
+    transfer_s: float
+    """Predicted time of one message between stages."""
+    step_s: float
+    """Predicted time of the whole step, with what is not hidden of the gradient exchange."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolePlan:
+    """Consecutive ranks of one kind of work; trainers are ranks 0 .. n-1."""
+
+    name: str
+    first_rank: int
+    num_ranks: int
+    trains: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """What one rank does."""
+
+    plan: Plan
+    rank: int
+    role: RolePlan
+    coordinates: Coordinates | None
+    """None for a role that does not train."""
+    stages: tuple[StagePlan, ...]
+    actions: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The contract between the launcher and the ranks."""
+
+    version: int
+    config: LaunchConfig
+    """With every `auto` resolved."""
+    mesh: Mesh
+    roles: tuple[RolePlan, ...]
+    batch: BatchPlan
+    stages: tuple[StagePlan, ...]
+    num_parameters: int
+    step_flops: float
+    """Model FLOPs of one step (forward and backward, recomputation not counted)."""
+    schedule: SchedulePlan
+    memory: tuple[MemoryPlan, ...]
+    traffic: tuple[TrafficPlan, ...]
+    plugins: tuple[PluginRecord, ...]
+    """Every plugin in use; ranks load no other."""
+    parallels: tuple[str, ...]
+    """``package.module:apply`` of every parallel plugin in use, in order of application."""
+    update: str
+    """``package.module:update`` of the architecture."""
+    exact: bool
+    """Whether the run computes what one device computes."""
+    notes: tuple[str, ...]
+    """Warnings for the reader, each a sentence."""
+    source_roots: tuple[str, ...]
+    """Folders put on the ranks' module path for a user's own model and data."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all roles."""
+        return sum(role.num_ranks for role in self.roles)
+
+    def rank(self, rank: int) -> RankPlan:
+        """What one rank does."""
+        role = next(r for r in self.roles if r.first_rank <= rank < r.first_rank + r.num_ranks)
+        if not role.trains:
+            return RankPlan(plan=self, rank=rank, role=role, coordinates=None, stages=(), actions="")
+        place = self.mesh.coordinates(rank - role.first_rank)
+        stages = tuple(stage for stage in self.stages if stage.pp_rank == place.pp)
+        actions = self.schedule.actions[place.pp]
+        return RankPlan(plan=self, rank=rank, role=role, coordinates=place, stages=stages, actions=actions)
+
+    def to_json(self) -> str:
+        """The text of plan.json, byte-stable."""
+        return json.dumps(plain(self), indent=1, allow_nan=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan written as ``text``.
+
+        Raises:
+            LauncherError: when the version is another one, or a field is wrong.
+        """
+        values: dict[str, Any] = json.loads(text)
+        if values.get("version") != VERSION:
+            raise LauncherError(f"plan.json has version {values.get('version')}, this launcher reads {VERSION}")
+        reading = Reading()
+        plan = read(Plan, values, reading)
+        if plan is None:
+            raise ConfigError(reading.faults)
+        return plan
+
+
+def sha256(text: str) -> str:
+    """Hash of a plan's text, as the job script carries it."""
+    return hashlib.sha256(text.encode()).hexdigest()

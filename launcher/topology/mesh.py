@@ -1,0 +1,86 @@
+"""Ranks on a mesh of parallel axes: rank <-> coordinates, and the groups along each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+AXES = ("pp", "dp", "tp")
+"""Every mesh axis, in the default order: outermost first."""
+
+
+class Coordinates(NamedTuple):
+    """Place of a rank on each axis."""
+
+    pp: int
+    dp: int
+    tp: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The trainer ranks 0 .. dp*tp*pp-1, laid out in ``order`` with the last axis contiguous.
+
+    >>> mesh = Mesh(pp=2, dp=1, tp=2)
+    >>> [tuple(mesh.coordinates(rank)) for rank in range(4)]
+    [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
+    >>> mesh.group("tp", 3), mesh.group("pp", 3)
+    ((2, 3), (1, 3))
+    """
+
+    pp: int
+    dp: int
+    tp: int
+    order: tuple[str, ...] = AXES
+    """Axes from the outermost to the innermost."""
+
+    @cached_property
+    def strides(self) -> dict[str, int]:
+        """Distance in rank between neighbours on each axis."""
+        return {
+            axis: prod(self.size(inner) for inner in self.order[place + 1 :])
+            for place, axis in enumerate(self.order)
+        }
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along one axis."""
+        return int(getattr(self, axis))
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of trainer ranks."""
+        return self.pp * self.dp * self.tp
+
+    def rank(self, coordinates: Coordinates) -> int:
+        """The rank at the given coordinates."""
+        return sum(place * self.strides[axis] for axis, place in coordinates._asdict().items())
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """The coordinates of a rank."""
+        assert 0 <= rank < self.num_ranks, f"rank {rank} is not on a mesh of {self.num_ranks}"
+        places = {axis: rank // self.strides[axis] % self.size(axis) for axis in AXES}
+        return Coordinates(**places)
+
+    def group(self, axes: str | Iterable[str], rank: int) -> tuple[int, ...]:
+        """The ranks that share every coordinate of ``rank`` but those on ``axes``, ascending."""
+        free = {axes} if isinstance(axes, str) else set(axes)
+        here = self.coordinates(rank)._asdict()
+        places = [range(self.size(axis)) if axis in free else (here[axis],) for axis in AXES]
+        return tuple(sorted(self.rank(Coordinates(*place)) for place in product(*places)))
+
+    def groups(self, axes: str | Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """All groups along ``axes``: a partition of the ranks, the same list on every rank."""
+        free = (axes,) if isinstance(axes, str) else tuple(axes)
+        fixed = [(0,) if axis in free else range(self.size(axis)) for axis in AXES]
+        return tuple(self.group(free, self.rank(Coordinates(*place))) for place in product(*fixed))
+
+    def span(self, axis: str) -> int:
+        """Ranks from the first to the last member of one group, both counted.
+
+        A group of consecutive ranks stays inside a node when its span divides the node's devices.
+        """
+        return (self.size(axis) - 1) * self.strides[axis] + 1

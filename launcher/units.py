@@ -1,0 +1,56 @@
+"""Numbers with units, as people read them."""
+
+from __future__ import annotations
+
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+_COUNT_UNITS = ("", "K", "M", "B", "T")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Decimal byte units (1 GB = 1e9 bytes), three significant digits.
+
+    >>> format_bytes(80e9), format_bytes(1536), format_bytes(12)
+    ('80.0 GB', '1.54 KB', '12 B')
+    """
+    return _scaled(num_bytes, _BYTE_UNITS, " ")
+
+
+def format_count(count: float) -> str:
+    """A count in short scale.
+
+    >>> format_count(8_030_261_248), format_count(124_439_808), format_count(12)
+    ('8.03B', '124M', '12')
+    """
+    return _scaled(count, _COUNT_UNITS, "")
+
+
+def format_duration(seconds: float) -> str:
+    """A time span in the unit that suits it.
+
+    >>> format_duration(0.0123), format_duration(75), format_duration(8000)
+    ('12.3 ms', '1 min 15 s', '2 h 13 min')
+    """
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _scaled(value: float, units: tuple[str, ...], gap: str) -> str:
+    scaled, unit = float(value), units[0]
+    for unit in units:
+        if abs(scaled) < 999.5 or unit == units[-1]:
+            break
+        scaled /= 1000
+    if unit == units[0] and scaled == int(scaled):
+        return f"{int(scaled)}{gap}{unit}".rstrip()
+    digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+    return f"{scaled:.{digits}f}{gap}{unit}".rstrip()
