@@ -1,0 +1,1 @@
+"""The command line: one module per verb, each with `HELP` and `run(words) -> exit code`."""
