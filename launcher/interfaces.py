@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of one number in each format."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobShape:
     """Everything the cost and the soundness of a strategy depend on."""
@@ -51,6 +55,41 @@ class JobShape:
     """Samples per microbatch."""
     global_size: int
     """Samples per step."""
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of one weight or activation."""
+        return DTYPE_BYTES[self.config.precision.compute]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one accumulated gradient."""
+        return DTYPE_BYTES[self.config.precision.gradients]
+
+    def stages_of(self, pp_rank: int) -> tuple[StagePlan, ...]:
+        """The stages of one pipeline rank, in chunk order."""
+        return tuple(stage for stage in self.stages if stage.pp_rank == pp_rank)
+
+    def parts(self, stage: StagePlan) -> tuple[LayerShape, ...]:
+        """Everything a stage consists of: its layers, with prologue and epilogue where it has them."""
+        prologue = self.model.prologue if stage.has_prologue else None
+        epilogue = self.model.epilogue if stage.has_epilogue else None
+        layers = self.model.layers[stage.first_layer : stage.first_layer + stage.num_layers]
+        return tuple(part for part in (prologue, *layers, epilogue) if part)
+
+    def num_local_parameters(self, pp_rank: int) -> int:
+        """Parameters on each rank of a pp_rank, tied ones counted once."""
+        parts = [part for stage in self.stages_of(pp_rank) for part in self.parts(stage)]
+        whole = sum(part.num_replicated_parameters for part in parts)
+        split = sum(part.num_parameters - part.num_replicated_parameters for part in parts)
+        if self.model.prologue in parts and self.model.epilogue in parts:
+            split -= self.model.num_tied_parameters
+        return whole + -(-split // self.mesh.tp)
+
+    def local_activation_bytes(self, elements: int) -> int:
+        """Bytes of one microbatch's activation that lies between the regions split by tp."""
+        split = self.mesh.tp if self.config.parallel.sequence_parallel else 1
+        return self.micro_size * -(-elements // split) * self.compute_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +107,10 @@ class Collective:
     """Messages per step."""
     overlappable: bool
     """Whether it can be hidden behind compute."""
+    phase: Literal["forward", "backward", "step"] = "step"
+    """Which part of the work waits for it when it cannot be hidden; ``step``: once, at the end."""
+    group_size: int | None = None
+    """Members of the group where it is not the whole axis (two holders of tied weights)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +185,9 @@ class Architecture(Protocol):
 @runtime_checkable
 class Executor(Protocol):
     """Who reserves the machines and who starts the processes on them."""
+
+    is_local: bool
+    """Whether `submit` starts the ranks on this machine, at once."""
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """Faults of jobs that cannot be started this way."""

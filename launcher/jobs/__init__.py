@@ -1,0 +1,1 @@
+"""Jobs as text, and the run directories they live in."""

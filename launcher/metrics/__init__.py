@@ -1,0 +1,1 @@
+"""What the ranks measure: its format, and its reading."""

@@ -21,8 +21,15 @@ COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, INPUT, OTHER = (
     "input_wait",
     "other",
 )
-COLLECTIVE_KINDS = ("tp", "dp", "world")
-"""Blocked in a collective over that axis (``world``: over all ranks, such as the gradient norm)."""
+COLLECTIVE_KINDS = ("tp", "dp", "model", "tied")
+"""Blocked in a collective over that group of ranks.
+
+tp     ranks that differ only in tp_rank
+dp     ranks that differ only in dp_rank
+model  all ranks of one replica (equal dp_rank), such as for the gradient norm
+tied   ranks of the first and the last stage that share tied weights: equal dp_rank and tp_rank,
+       and only those ranks have entries of this kind
+"""
 RANK_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, INPUT, *COLLECTIVE_KINDS, OTHER)
 """What one rank can tell on its own.
 
@@ -33,19 +40,11 @@ pipeline     blocked until an activation or a gradient arrives from another stag
 input_wait   blocked until the loader has the batch
 other        the rest of the step
 """
-REPORT_KINDS = (
-    COMPUTE,
-    REPLICATED,
-    SINGLE_RANK,
-    "transfer",
-    "peer_wait",
-    "pipeline_wait",
-    INPUT,
-    OTHER,
-)
+TRANSFER, PEER_WAIT, PIPELINE_WAIT = "transfer", "peer_wait", "pipeline_wait"
+REPORT_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, TRANSFER, PEER_WAIT, PIPELINE_WAIT, INPUT, OTHER)
 """What the reader makes of all ranks' records together: the time in a collective is split, per
 instance, into ``transfer`` (the shortest time any member spent in it) and ``peer_wait`` (the rest);
-``pipeline`` is split into ``transfer`` (at most the calibrated time of that message) and
+``pipeline`` is split into ``transfer`` (at most the calibrated time of its messages) and
 ``pipeline_wait`` (the rest)."""
 
 

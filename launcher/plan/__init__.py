@@ -1,0 +1,1 @@
+"""The plan: what every rank does, and what that is predicted to cost."""

@@ -50,6 +50,9 @@ class LayerShape:
     """Elements of the output that the next layer receives."""
     output_shape: tuple[int, ...]
     """Shape of one sample's output, without the batch dim."""
+    kept_fp32_elements: int = 0
+    """Elements kept in fp32 whatever the compute format, split by tensor parallelism (the
+    probabilities of the loss, the log-sum-exp of attention)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Recipes as text: listing them, and showing where each value comes from."""

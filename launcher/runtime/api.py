@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from launcher.config.schema import LaunchConfig, OptimConfig
-from launcher.plan.model import RankPlan, StagePlan
-from launcher.runtime.groups import Group, Groups
+from launcher.config.schema import LaunchConfig
+from launcher.plan.model import RankPlan
+from launcher.runtime.groups import Groups
 from launcher.runtime.metrics import Clock
 
 
@@ -20,15 +20,56 @@ class GlobalSlice:
     """Which part of which global tensor a local parameter is: a box at ``offset``."""
 
     name: str
-    """Global name, the same under every layout, such as ``layers.3.attention.qkv.weight``."""
+    """Global name, the same under every layout, such as ``layers.3.attention.q.weight``."""
     shape: tuple[int, ...]
-    """Shape of the global tensor."""
+    """Shape of the global tensor, without padding: the last rows of a local tensor may overhang it
+    (a vocabulary that tp does not divide). They are zero, get no gradient, and are not kept."""
     offset: tuple[int, ...]
     """Where the local tensor begins in each dim."""
     is_sharded: bool
     """Whether the tensor-parallel ranks hold different slices (else equal copies)."""
+    is_tied: bool = False
+    """Held by the first and by the last stage (tied embeddings): their gradients are summed."""
     is_tied_copy: bool = False
-    """A second copy of a parameter that another stage owns (tied embeddings)."""
+    """The last stage's copy of a tied parameter, on another rank than the first stage's."""
+    is_summed_over_tp: bool = False
+    """A whole copy whose gradient each tensor-parallel rank has only for its part of the sequence."""
+
+    def inside(self, local_shape: Sequence[int]) -> tuple[int, ...]:
+        """The leading part of a local tensor that is not padding.
+
+        >>> GlobalSlice(name="w", shape=(65, 8), offset=(33, 0), is_sharded=True).inside((33, 8))
+        (32, 8)
+        """
+        boxes = zip(local_shape, self.shape, self.offset, strict=True)
+        return tuple(max(0, min(local, whole - start)) for local, whole, start in boxes)
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The torch name of every number format of the configuration."""
+IGNORED = -100
+"""A target that adds nothing to the loss."""
+
+
+def new_parameter(
+    where: GlobalSlice, shape: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> nn.Parameter:
+    """An uninitialised local parameter that carries ``global_slice``. ``shape`` is local."""
+    parameter = nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
+    tag(parameter, where)
+    return parameter
+
+
+def tag(parameter: nn.Parameter, where: GlobalSlice) -> None:
+    """Notes on a parameter which slice it is."""
+    parameter.global_slice = where  # type: ignore[attr-defined]
+
+
+def slice_of(parameter: Tensor) -> GlobalSlice:
+    """Which slice a parameter is."""
+    where = getattr(parameter, "global_slice", None)
+    assert isinstance(where, GlobalSlice), "a parameter that does not say which global tensor it is part of"
+    return where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +103,7 @@ class Update(Protocol):
     chunk in the step, from which on that chunk's gradients are final.
     """
 
-    def prepare(self, chunks: list[nn.Module], optim: OptimConfig, ctx: RankContext) -> list[nn.Module]:
+    def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the chunks' parameters; returns the modules to run."""
         ...
 
@@ -91,32 +132,51 @@ class Update(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """Point-to-point messages between neighbouring stages."""
+class Handle(Protocol):
+    """A communication under way."""
 
-    def receive(self, buffer: Tensor, source: int, tag: int) -> Any:
-        """Posts a receive from a pp_rank; returns a handle with ``wait()``."""
+    def wait(self) -> Any:
+        """Returns when the tensor may be used (on CUDA: by the current stream)."""
         ...
 
-    def send(self, tensor: Tensor, destination: int, tag: int) -> Any:
-        """Starts a send to a pp_rank without blocking; returns a handle with ``wait()``."""
+
+class Transport(Protocol):
+    """Point-to-point messages between pipeline ranks.
+
+    Messages are told apart by their tag where the backend has tags; where it has none (NCCL), the
+    messages from one rank to another are received in the order in which they were sent.
+    """
+
+    def receive(self, buffer: Tensor, source: int, tag: int) -> Handle:
+        """Posts the receive of one message from a pp_rank into ``buffer``."""
+        ...
+
+    def send(self, tensor: Tensor, destination: int, tag: int) -> Handle:
+        """Starts sending a contiguous tensor to a pp_rank, without blocking."""
         ...
 
 
 class Layers(Protocol):
     """Makes the layers that tensor parallelism may split. Shapes in and out are those of one device
-    but for the dims that are said to be local."""
+    but for the dims that are said to be local.
+
+    Parameters come uninitialised (the model fills them, each value by its global position) and
+    carry their `GlobalSlice`.
+    """
 
     size: int
     """Ways of the split (1 = whole)."""
+    splits_sequence: bool
+    """Whether activations between split regions cover only `positions` of the sequence. Whole
+    parameters used there are marked ``is_summed_over_tp``."""
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
-        """tokens [batch, seq] -> [batch, seq(local if sequence-parallel), size]."""
+        """tokens [batch, seq] -> [batch, seq(local), size]."""
         ...
 
-    def column(self, name: str, in_size: int, out_sizes: Sequence[int], *, bias: bool) -> nn.Module:
-        """[batch, seq(local), in_size] -> one [batch, seq, out(local)] per entry of ``out_sizes``,
-        each split on its own (such as q, k, v)."""
+    def column(self, name: str, in_size: int, outs: Mapping[str, int], *, bias: bool) -> nn.Module:
+        """[batch, seq(local), in_size] -> one [batch, seq, out(local)] per entry of ``outs`` (name
+        and size of each output, such as q, k, v), each split on its own."""
         ...
 
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
@@ -125,7 +185,8 @@ class Layers(Protocol):
 
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum over tokens of the
-        cross-entropy (scalar); ``embedding``: shares its weight when tied."""
+        cross-entropy (fp32 scalar); targets of `IGNORED` add nothing. ``embedding``: shares its
+        weight when tied."""
         ...
 
     def positions(self, seq_length: int) -> slice:
@@ -145,8 +206,8 @@ class RankContext:
     """Whole layers; tensor parallelism puts its own in place."""
     transport: Transport | None = None
     """Set by pipeline parallelism."""
-    reduce_gradients: Callable[..., Any] | None = None
-    """Set by data parallelism: makes the exchange of gradient buckets."""
+    exchange_gradients: Callable[[Tensor], Handle] | None = None
+    """Set by data parallelism: starts summing a flat bucket of gradients, in place, over the replicas."""
 
     @property
     def config(self) -> LaunchConfig:

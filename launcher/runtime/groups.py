@@ -34,6 +34,9 @@ class Groups:
     """Every group of one trainer rank."""
 
     pp: Group
+    """Its handle carries the messages to higher pp_ranks."""
+    pp_up: Group
+    """The same ranks; its handle carries the messages to lower pp_ranks."""
     dp: Group
     tp: Group
     model: Group
@@ -64,6 +67,7 @@ def make_groups(plan: RankPlan, timeout_s: float) -> Groups:
         tied += [holders, *((rank,) for rank in ranks if rank not in holders)]
     return Groups(
         pp=along("pp"),
+        pp_up=along("pp"),
         dp=along("dp"),
         tp=along("tp"),
         model=along(("pp", "tp")),

@@ -34,24 +34,30 @@ class Clock:
         self._events: list[torch.cuda.Event] = []
         self._computes: list[int] = []
         self._start_ns = 0
+        self._sealed = False
 
     def start(self) -> None:
-        """Begins a step."""
+        """Begins the first step. Before it sections are ignored."""
         self._stack, self._marks, self._computes = [OTHER], [], []
         self._start_ns = time.perf_counter_ns()
         self._mark()
 
     @contextmanager
-    def section(self, kind: str) -> Iterator[None]:
-        """Attributes the time inside to ``kind``, less what inner sections take."""
-        if not self._stack:  # outside a step
+    def section(self, kind: str, *, sealed: bool = False) -> Iterator[None]:
+        """Attributes the time inside to ``kind``, less what inner sections take.
+
+        ``sealed``: inner sections count as ``kind`` too (an evaluation is one thing, whatever it does).
+        """
+        if not self._stack or self._sealed:  # outside a step, or inside a sealed section
             yield
             return
+        self._sealed = sealed
         self._stack.append(kind)
         self._mark()
         try:
             yield
         finally:
+            self._sealed = False
             self._stack.pop()
             self._mark()
 
@@ -61,33 +67,23 @@ class Clock:
         first = len(self._marks)
         with self.section(COMPUTE):
             yield
-        if self._stack:
+        if self._stack and not self._sealed:
             self._computes += [first, len(self._marks) - 1]
 
-    def stop(self) -> dict[str, Any]:
-        """Ends the step; returns the time fields of its `StepRecord`."""
+    def lap(self) -> dict[str, Any]:
+        """Ends a step and begins the next in the same moment, so that no time is lost between them.
+
+        Returns the time fields of the step's `StepRecord`.
+        """
         self._mark()
-        times = self._times_ns()
-        kinds: dict[str, int] = defaultdict(int)
-        collectives: dict[str, list[int]] = {kind: [] for kind in COLLECTIVE_KINDS}
-        for place in range(len(times) - 1):
-            kind = self._marks[place][1]
-            elapsed = times[place + 1] - times[place]
-            kinds[kind] += elapsed
-            if kind in collectives:
-                collectives[kind].append(elapsed)
-        computes = []
-        for first, last in zip(self._computes[::2], self._computes[1::2], strict=True):
-            spans = range(first, last)
-            computes.append(sum(times[s + 1] - times[s] for s in spans if self._marks[s][1] == COMPUTE))
-        self._stack = []
-        return {
-            "start_ns": self._start_ns,
-            "duration_ns": times[-1] - times[0],
-            "kinds_ns": dict(kinds),
-            "collectives_ns": {kind: calls for kind, calls in collectives.items() if calls},
-            "compute_ns": computes,
-        }
+        start_ns, now_ns = self._start_ns, time.perf_counter_ns()
+        marks, computes = self._marks, self._computes
+        times = self._times_ns(marks)
+        self._start_ns = now_ns
+        self._marks, self._computes = marks[-1:], []
+        if self._cuda:  # the last event begins the next step: it must not be recorded again
+            self._events[0], self._events[len(marks) - 1] = self._events[len(marks) - 1], self._events[0]
+        return {"start_ns": start_ns, **_fields(marks, times, computes)}
 
     def _mark(self) -> None:
         if not self._cuda:
@@ -99,12 +95,30 @@ class Clock:
         event.record()
         self._marks.append((event, self._stack[-1]))
 
-    def _times_ns(self) -> list[int]:
-        marks = [mark for mark, _ in self._marks]
+    def _times_ns(self, marks: list[tuple[Any, str]]) -> list[int]:
         if not self._cuda:
-            return marks
-        marks[-1].synchronize()
-        return [round(marks[0].elapsed_time(mark) * 1e6) for mark in marks]
+            return [mark for mark, _ in marks]
+        first = marks[0][0]
+        marks[-1][0].synchronize()
+        return [round(first.elapsed_time(mark) * 1e6) for mark, _ in marks]
+
+
+def _fields(marks: list[tuple[Any, str]], times: list[int], computes: list[int]) -> dict[str, Any]:
+    """The time fields of a step whose section after ``marks[i]`` is ``marks[i][1]``."""
+    spans = [(kind, times[i + 1] - times[i]) for i, (_, kind) in enumerate(marks[:-1])]
+    kinds: dict[str, int] = defaultdict(int)
+    collectives: dict[str, list[int]] = defaultdict(list)
+    for kind, elapsed in spans:
+        kinds[kind] += elapsed
+        if kind in COLLECTIVE_KINDS:
+            collectives[kind].append(elapsed)
+    actions = zip(computes[::2], computes[1::2], strict=True)
+    return {
+        "duration_ns": times[-1] - times[0],
+        "kinds_ns": dict(kinds),
+        "collectives_ns": dict(collectives),
+        "compute_ns": [sum(t for kind, t in spans[first:last] if kind == COMPUTE) for first, last in actions],
+    }
 
 
 class RecordWriter:
@@ -112,7 +126,10 @@ class RecordWriter:
 
     def __init__(self, folder: Path, header: Header) -> None:
         path = folder / f"rank-{header.rank:05d}.jsonl"
+        was_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        if was_cut:  # a rank that was killed left half a line: keep it apart from the new header
+            self._file.write("\n")
         self.write(header)
 
     def write(self, record: Header | StepRecord | EvalRecord) -> None:

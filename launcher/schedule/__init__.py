@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: actions, the passes over them, simulation, drawing."""

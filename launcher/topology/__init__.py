@@ -1,0 +1,1 @@
+"""The machines, and the ranks laid out on them."""

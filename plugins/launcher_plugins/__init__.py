@@ -1,0 +1,1 @@
+"""The strategies that ship with Trireme, through the door that any other plugin uses."""

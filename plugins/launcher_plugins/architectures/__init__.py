@@ -1,0 +1,1 @@
+"""Who owns the parameters, and how gradients reach them."""

@@ -1,0 +1,1 @@
+"""Who reserves the machines and starts the processes."""

@@ -1,0 +1,1 @@
+"""Ways of spreading the work along one mesh axis."""

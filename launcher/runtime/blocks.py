@@ -1,0 +1,176 @@
+"""The parts of a decoder-only transformer of the GPT-2 and Llama families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from launcher.config.schema import ModelConfig
+from launcher.runtime.api import DTYPES, GlobalSlice, Layers, RankContext, new_parameter
+from launcher.runtime.data import Microbatch
+from launcher.runtime.randomness import DropoutKey, dropout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes of the whole model, every null resolved."""
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    ffn: int
+    vocab: int
+    num_layers: int
+    seq_length: int
+
+    @property
+    def head(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.num_heads
+
+    @staticmethod
+    def of(model: ModelConfig, seq_length: int) -> Sizes:
+        """The sizes that a GPT or Llama configuration gives."""
+        hidden, heads = model.hidden_size, model.num_heads
+        vocab, layers = model.vocab_size, model.num_layers
+        assert hidden and heads and vocab and layers, "a plan for a transformer without its sizes"
+        return Sizes(
+            hidden=hidden,
+            num_heads=heads,
+            num_kv_heads=model.num_kv_heads or heads,
+            ffn=model.ffn_size or 4 * hidden,
+            vocab=vocab,
+            num_layers=layers,
+            seq_length=seq_length,
+        )
+
+
+class Norm(nn.Module):
+    """LayerNorm (gpt) or RMSNorm (llama), computed in fp32."""
+
+    def __init__(self, ctx: RankContext, name: str, size: int) -> None:
+        super().__init__()
+        model = ctx.config.model
+        self.eps = model.norm_eps
+        self.weight = whole_parameter(ctx, f"{name}.weight", size)
+        self.bias = whole_parameter(ctx, f"{name}.bias", size) if model.family == "gpt" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] -> [..., size]."""
+        shape, weight = self.weight.shape, self.weight.float()
+        if self.bias is None:
+            return F.rms_norm(x.float(), shape, weight, self.eps).to(x.dtype)
+        return F.layer_norm(x.float(), shape, weight, self.bias.float(), self.eps).to(x.dtype)
+
+
+class Dropout(nn.Module):
+    """Drops elements by their global position, so that every layout drops the same."""
+
+    def __init__(self, ctx: RankContext, site: int) -> None:
+        super().__init__()
+        self.p, self.seed, self.site = ctx.config.model.dropout, ctx.config.seed, site
+        self.first_position = ctx.layers.positions(ctx.config.batch.seq_length).start
+
+    def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape."""
+        if not self.training:
+            return x
+        key = DropoutKey(seed=self.seed, step=batch.step, site=self.site)
+        return dropout(x, self.p, key, batch.samples, self.first_position)
+
+
+class Rotary(nn.Module):
+    """Turns each pair of a head's elements by an angle that grows with the position.
+
+    Source: Su et al., RoFormer (2021), equation 34, with pairs (i, i + head/2) as in Llama.
+    """
+
+    def __init__(self, theta: float, sizes: Sizes, device: torch.device) -> None:
+        super().__init__()
+        pairs = torch.arange(0, sizes.head, 2, device=device, dtype=torch.float32)
+        positions = torch.arange(sizes.seq_length, device=device, dtype=torch.float32)
+        angles = torch.outer(positions, theta ** (-pairs / sizes.head))
+        self.cosine, self.sine = angles.cos(), angles.sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, heads, seq, head] -> the same shape."""
+        first, second = x.float().chunk(2, dim=-1)
+        turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
+        return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal attention over this rank's heads; several query heads may share a key and value head."""
+
+    def __init__(self, layers: Layers, name: str, sizes: Sizes, rotary: Rotary | None) -> None:
+        super().__init__()
+        bias = rotary is None
+        keys = sizes.num_kv_heads * sizes.head
+        outs = {"q": sizes.hidden, "k": keys, "v": keys}
+        self.inputs = layers.column(name, sizes.hidden, outs, bias=bias)
+        self.output = layers.row(f"{name}.out", sizes.hidden, sizes.hidden, bias=bias)
+        self.rotary = rotary
+        self.head_size = sizes.head
+        self.is_grouped = sizes.num_kv_heads != sizes.num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape."""
+        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self.inputs(x))
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.is_grouped)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class MLP(nn.Module):
+    """GELU (gpt) or SwiGLU (llama) between a wide and a narrow linear."""
+
+    def __init__(self, layers: Layers, name: str, sizes: Sizes, *, is_gated: bool) -> None:
+        super().__init__()
+        self.is_gated = is_gated
+        outs = {"gate": sizes.ffn, "up": sizes.ffn} if is_gated else {"up": sizes.ffn}
+        self.inputs = layers.column(name, sizes.hidden, outs, bias=not is_gated)
+        self.output = layers.row(f"{name}.down", sizes.ffn, sizes.hidden, bias=not is_gated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape."""
+        wide = self.inputs(x)
+        active = F.silu(wide[0]) * wide[1] if self.is_gated else F.gelu(wide[0], approximate="tanh")
+        out: Tensor = self.output(active)
+        return out
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, ctx: RankContext, index: int, sizes: Sizes, rotary: Rotary | None) -> None:
+        super().__init__()
+        name = f"layers.{index}"
+        self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden)
+        self.attention = Attention(ctx.layers, f"{name}.attention", sizes, rotary)
+        self.attention_dropout = Dropout(ctx, site=1 + 2 * index)
+        self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden)
+        self.mlp = MLP(ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None)
+        self.mlp_dropout = Dropout(ctx, site=2 + 2 * index)
+
+    def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape."""
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)), batch)
+        out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), batch)
+        return out
+
+
+def whole_parameter(ctx: RankContext, name: str, *shape: int) -> nn.Parameter:
+    """A parameter that every tensor-parallel rank holds whole."""
+    where = GlobalSlice(
+        name=name,
+        shape=shape,
+        offset=(0,) * len(shape),
+        is_sharded=False,
+        is_summed_over_tp=ctx.layers.splits_sequence,
+    )
+    return new_parameter(where, shape, ctx.device, DTYPES[ctx.config.precision.compute])

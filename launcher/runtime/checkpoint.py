@@ -1,0 +1,192 @@
+"""Checkpoints that outlive any layout: safetensors shards, every piece under its global name.
+
+    checkpoints/step-00000040/
+      shard-00000.safetensors    the pieces one rank owns
+      shard-00000.json           for each piece: global name and shape, its offset and shape, key; checksum
+      complete.json              step and number of shards; written last
+
+A directory is written under a temporary name and renamed when it is complete, so a crash while saving
+never harms an earlier checkpoint. Reading a box of a global tensor takes what it needs from whatever
+shards overlap it. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from launcher.errors import JobError
+from launcher.runtime.api import GlobalFragment
+
+_VERSION = 1
+
+
+def save_shard(folder: Path, rank: int, fragments: Iterable[GlobalFragment]) -> None:
+    """Writes the pieces that one rank owns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    pieces: list[dict[str, Any]] = []
+    for number, fragment in enumerate(fragments):
+        key = f"{number}:{fragment.slice.name}"
+        tensors[key] = fragment.tensor.detach().cpu().contiguous()
+        pieces.append(
+            {
+                "key": key,
+                "name": fragment.slice.name,
+                "global_shape": fragment.slice.shape,
+                "offset": fragment.slice.offset,
+                "shape": list(fragment.tensor.shape),
+            }
+        )
+    shard = folder / f"shard-{rank:05d}.safetensors"
+    save_file(tensors, shard)
+    index = {"version": _VERSION, "sha256": _sha256(shard), "pieces": pieces}
+    shard.with_suffix(".json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def complete(unfinished: Path, final: Path, step: int) -> None:
+    """Makes a checkpoint of a folder in which every rank has saved its shard."""
+    num_shards = len(list(unfinished.glob("shard-*.json")))
+    marker = {"version": _VERSION, "step": step, "num_shards": num_shards}
+    (unfinished / "complete.json").write_text(json.dumps(marker), encoding="utf-8")
+    if final.exists():  # the same step, saved again after a resume from an earlier one
+        shutil.rmtree(final)
+    unfinished.rename(final)
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """The checkpoint folder of a step."""
+    return root / f"step-{step:08d}"
+
+
+def prune(root: Path, keep: int) -> None:
+    """Removes the oldest checkpoints beyond ``keep``."""
+    for old in sorted(root.glob("step-????????"))[:-keep]:
+        shutil.rmtree(old)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Where a part of a global tensor is stored."""
+
+    shard: Path
+    key: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """A complete checkpoint, opened for reading any box of any global tensor."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the indices and verifies every checksum.
+
+        Raises:
+            JobError: when a shard is missing or is not what was written.
+        """
+        marker = json.loads((folder / "complete.json").read_text(encoding="utf-8"))
+        if marker["version"] != _VERSION:
+            raise JobError(f"{folder} has version {marker['version']}, this launcher reads {_VERSION}")
+        self.step: int = marker["step"]
+        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        indices = sorted(folder.glob("shard-*.json"))
+        if len(indices) != marker["num_shards"]:
+            raise JobError(f"{folder} has {len(indices)} of {marker['num_shards']} shards")
+        for path in indices:
+            self._add(path)
+
+    def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """The box of ``shape`` that begins at ``offset`` in the global tensor ``name``.
+
+        What lies outside the stored global tensor is zero: the padding of a vocabulary depends on
+        the layout.
+
+        Raises:
+            JobError: when the stored pieces do not cover the rest.
+        """
+        box: Tensor | None = None
+        num_filled = num_needed = 0
+        for piece in self._pieces.get(name, ()):
+            inside = _overlap(offset, shape, (0,) * len(shape), piece.global_shape)
+            num_needed = prod(high - low for low, high in inside or ((0, 0),)) if shape else 1
+            overlap = _overlap(offset, shape, piece.offset, piece.shape)
+            if overlap is None:
+                continue
+            with safe_open(piece.shard, framework="pt") as shard:
+                stored = shard.get_slice(piece.key)
+                source = tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, piece.offset, strict=True))
+                part: Tensor = stored[source] if source else shard.get_tensor(piece.key)
+            if box is None:
+                box = torch.zeros(tuple(shape), dtype=part.dtype)
+            box[tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, offset, strict=True))] = part
+            num_filled += part.numel()
+        if box is None or num_filled != num_needed:
+            raise JobError(
+                f"the checkpoint does not hold all of {name} at {tuple(offset)} size {tuple(shape)}"
+            )
+        return box
+
+    def _add(self, index_path: Path) -> None:
+        index = json.loads(index_path.read_text(encoding="utf-8"))
+        shard = index_path.with_suffix(".safetensors")
+        if not shard.exists() or _sha256(shard) != index["sha256"]:
+            raise JobError(f"{shard} is missing or damaged: its SHA-256 is not the recorded one")
+        for piece in index["pieces"]:
+            self._pieces[piece["name"]].append(
+                Piece(
+                    shard=shard,
+                    key=piece["key"],
+                    offset=tuple(piece["offset"]),
+                    shape=tuple(piece["shape"]),
+                    global_shape=tuple(piece["global_shape"]),
+                )
+            )
+
+
+def newest(root: Path) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint that is whole, and a sentence for each newer one that is not.
+
+    Raises:
+        JobError: when there is none.
+    """
+    skipped: list[str] = []
+    for folder in sorted(root.glob("step-????????"), reverse=True):
+        try:
+            return Checkpoint(folder), skipped
+        except (JobError, OSError, ValueError, KeyError) as error:
+            skipped.append(f"{folder.name} was skipped: {error}")
+    detail = f" ({'; '.join(skipped)})" if skipped else ""
+    raise JobError(
+        f"no checkpoint to resume from in {root}{detail}; set train.checkpoint_interval and run anew"
+    )
+
+
+def _overlap(
+    offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """Begin and end of the common box in each dim, or None where there is none."""
+    spans = []
+    for begin, size, other, other_size in zip(offset, shape, other_offset, other_shape, strict=True):
+        low, high = max(begin, other), min(begin + size, other + other_size)
+        if low >= high:
+            return None
+        spans.append((low, high))
+    return spans
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

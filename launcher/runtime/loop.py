@@ -1,0 +1,210 @@
+"""The training loop. It has no branch on the strategy: an `Update` and an action list carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher.metrics.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
+from launcher.registry import resolve
+from launcher.runtime import checkpoint
+from launcher.runtime.api import DTYPES, IGNORED, RankContext, StepOutcome, Update
+from launcher.runtime.calibrate import message_latency_ns
+from launcher.runtime.data import Loader, Microbatch
+from launcher.runtime.metrics import RecordWriter, device_name, host_facts
+from launcher.runtime.model import build_chunks
+from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
+from launcher.schedule.actions import PipelineShape, from_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDone:
+    """What one step gave on this rank."""
+
+    outcome: StepOutcome
+    loss: float | None
+    """Mean over the targets of the global batch; None away from the last stage."""
+    num_receives: int
+
+
+class Trainer:
+    """One rank's model, update and executor, stepped from outside."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self.ctx = ctx
+        self.update: Update = resolve(ctx.plan.plan.update)(ctx)
+        modules = self.update.prepare(build_chunks(ctx))
+        self.part = pipeline_part(ctx, modules)
+        self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
+        self._holds_loss = self.part.shape.num_stages - 1 in self.part.modules
+
+    def step(self, step: int, microbatches: Sequence[Microbatch]) -> StepDone:
+        """Forwards, backwards and the update of one step."""
+        self.update.begin(step)
+        num_targets = self._num_targets(microbatches)
+        result = self.executor.train(microbatches, self.update, 1 / num_targets)
+        outcome = self.update.apply(step)
+        loss = self._mean_loss(result.loss_sum, num_targets)
+        return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
+
+    def evaluate(self, batches: Sequence[Sequence[Microbatch]]) -> tuple[float | None, int]:
+        """Mean loss and number of targets over some global batches; the loss is None away from the
+        last stage."""
+        self._set_training(False)
+        sums = [self.executor.evaluate(microbatches) for microbatches in batches]
+        self._set_training(True)
+        num_targets = sum(int(self._num_targets(microbatches)) for microbatches in batches)
+        loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._holds_loss else None
+        return self._mean_loss(loss_sum, num_targets), num_targets
+
+    def _set_training(self, is_training: bool) -> None:
+        for module in self.part.modules.values():
+            module.train(is_training)
+
+    def _num_targets(self, microbatches: Sequence[Microbatch]) -> float:
+        """Targets of the global batch; 1 away from the last stage, where no loss is scaled."""
+        if not self._holds_loss:
+            return 1.0
+        count = sum(int((batch.targets != IGNORED).sum()) for batch in microbatches)
+        return self._sum_over_replicas(torch.tensor(float(count), device=self.ctx.device))
+
+    def _mean_loss(self, loss_sum: Tensor | None, num_targets: float) -> float | None:
+        if loss_sum is None:
+            return None
+        return self._sum_over_replicas(loss_sum.detach().double()) / num_targets
+
+    def _sum_over_replicas(self, value: Tensor) -> float:
+        if self.ctx.groups.dp.size > 1:
+            with self.ctx.clock.section("dp"):
+                dist.all_reduce(value, group=self.ctx.groups.dp.handle)
+        return float(value)
+
+
+def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> PipelinePart:
+    """The rank's part of the pipeline, from its plan."""
+    plan = ctx.plan.plan
+    parallel, batch = plan.config.parallel, plan.batch
+
+    def local(shape: tuple[int, ...]) -> tuple[int, ...]:
+        split = parallel.tp if parallel.sequence_parallel else 1
+        return (batch.micro_size, shape[0] // split, *shape[1:])
+
+    return PipelinePart(
+        shape=PipelineShape(
+            num_pp_ranks=parallel.pp,
+            num_chunks=parallel.num_chunks,
+            num_microbatches=batch.num_microbatches,
+        ),
+        modules={stage.stage: module for stage, module in zip(ctx.plan.stages, modules, strict=True)},
+        actions=from_text(ctx.plan.actions),
+        input_shapes={stage.stage: local(stage.input_shape) for stage in plan.stages[1:]},
+        dtype=DTYPES[plan.config.precision.compute],
+        device=ctx.device,
+    )
+
+
+def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
+    """Trains to the last step, with records, evaluations and checkpoints on the way."""
+    config = ctx.config
+    trainer, loader = Trainer(ctx), Loader(ctx)
+    root = run_dir / "checkpoints"
+    first_step = restore(trainer, root) if resume else 0
+    writer = RecordWriter(run_dir / "metrics", _header(trainer))
+    eval_batches = loader.evaluation()
+    steps = loader.steps(first_step)
+    ctx.clock.start()
+    for step in range(first_step, config.train.num_steps):
+        with ctx.clock.section(INPUT):
+            microbatches = next(steps)
+        done = trainer.step(step, microbatches)
+        with ctx.clock.section(SINGLE_RANK, sealed=True):
+            evaluation = _milestones(trainer, root, eval_batches, step + 1)
+        times = ctx.clock.lap()
+        with ctx.clock.section(SINGLE_RANK):
+            writer.write(_record(ctx, step, done, times))
+            if evaluation is not None:
+                writer.write(evaluation)
+    loader.close()
+    trainer.update.close()
+    writer.close()
+
+
+def save(trainer: Trainer, root: Path, step: int) -> None:
+    """Writes a checkpoint after ``step`` steps. Collective over all ranks."""
+    groups = trainer.ctx.groups
+    final = checkpoint.folder_of(root, step)
+    unfinished = final.with_name(final.name + ".unfinished")
+    if groups.dp.rank == 0:
+        checkpoint.save_shard(unfinished, groups.model.rank, trainer.update.state())
+    dist.barrier()
+    if groups.world.rank == 0:
+        checkpoint.complete(unfinished, final, step)
+        checkpoint.prune(root, trainer.ctx.config.train.keep_checkpoints)
+    dist.barrier()
+
+
+def restore(trainer: Trainer, root: Path) -> int:
+    """Loads the newest good checkpoint; returns the number of steps it has behind it."""
+    source, skipped = checkpoint.newest(root)
+    for sentence in skipped:
+        print(sentence, flush=True)
+    trainer.update.load(source.read)
+    print(f"resumed after step {source.step}", flush=True)
+    return source.step
+
+
+def _milestones(
+    trainer: Trainer, root: Path, eval_batches: Sequence[Sequence[Microbatch]], num_done: int
+) -> EvalRecord | None:
+    """Evaluation and checkpoint, where they are due after ``num_done`` steps."""
+    settings = trainer.ctx.config.train
+    evaluation = None
+    if eval_batches and _is_due(num_done, settings.eval_interval, settings.num_steps):
+        loss, num_targets = trainer.evaluate(eval_batches)
+        if loss is not None:
+            evaluation = EvalRecord(step=num_done, loss=loss, num_tokens=num_targets)
+    if _is_due(num_done, settings.checkpoint_interval):
+        save(trainer, root, num_done)
+    return evaluation
+
+
+def _is_due(num_done: int, interval: int, last: int | None = None) -> bool:
+    return (interval > 0 and num_done % interval == 0) or num_done == last
+
+
+def _header(trainer: Trainer) -> Header:
+    ctx, part = trainer.ctx, trainer.part
+    place = ctx.plan.coordinates
+    assert place is not None, "only ranks on the mesh train"
+    shape = next(iter(part.input_shapes.values()), ())
+    return Header(
+        rank=ctx.plan.rank,
+        role=ctx.plan.role.name,
+        pp_rank=place.pp,
+        dp_rank=place.dp,
+        tp_rank=place.tp,
+        device=device_name(ctx.device),
+        p2p_latency_ns=message_latency_ns(ctx, shape, part.dtype),
+        **host_facts(),
+    )
+
+
+def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) -> StepRecord:
+    batch = ctx.plan.plan.batch
+    is_text = ctx.config.model.family != "custom"
+    return StepRecord(
+        step=step,
+        num_receives=done.num_receives,
+        num_samples=batch.global_size,
+        num_tokens=batch.global_size * (batch.seq_length if is_text else 1),
+        loss=done.loss,
+        grad_norm=done.outcome.grad_norm,
+        lr=done.outcome.lr,
+        **times,
+    )

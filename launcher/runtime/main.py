@@ -1,0 +1,95 @@
+"""What torchrun and srun start: `python -m launcher.runtime.main RUN/plan.json --sha256 HEX`.
+
+It sends the rank's output to its own log, checks the plan, trains, and leaves a record of its failure
+where the launcher finds it. torch is imported after the log is open, so that a broken installation
+is told there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from launcher import registry
+from launcher.errors import JobError, LauncherError
+from launcher.plan.model import Plan, sha256
+from launcher.runtime.place import Place, place_from_environment
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one rank. Returns its exit code."""
+    parser = argparse.ArgumentParser(description="One rank of a planned run")
+    parser.add_argument("plan", type=Path, help="plan.json in its run directory")
+    parser.add_argument("--sha256", required=True, help="hash of the plan, as the job carries it")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    arguments = parser.parse_args(argv)
+    run_dir = arguments.plan.parent
+    place = place_from_environment()
+    _open_log(run_dir / "logs" / f"rank-{place.rank}.log")
+    try:
+        plan = read_plan(arguments.plan, arguments.sha256)
+        _check_place(plan, place)
+        from launcher.runtime import rank  # imports torch
+
+        rank.run(plan, place, run_dir, resume=arguments.resume)
+    except BaseException as error:
+        _leave_failure(run_dir / "exit" / f"rank-{place.rank}.json", place.rank, error)
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # a rank that failed must not wait for its peers in a destructor
+    return 0
+
+
+def read_plan(path: Path, expected_sha256: str) -> Plan:
+    """The plan, when it is the one the job was made with.
+
+    Raises:
+        JobError: when its hash is another one.
+        PluginError: when a plugin here is not the recorded one.
+    """
+    text = path.read_text(encoding="utf-8")
+    found = sha256(text)
+    if found != expected_sha256:
+        raise JobError(f"{path} has SHA-256 {found}, the job was made with {expected_sha256}: it was changed")
+    plan = Plan.from_json(text)
+    for plugin in plan.plugins:
+        registry.verify(plugin)
+    return plan
+
+
+def _check_place(plan: Plan, place: Place) -> None:
+    if place.world_size != plan.world_size:
+        raise JobError(f"{place.world_size} ranks were started, the plan is for {plan.world_size}")
+
+
+def _open_log(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _leave_failure(path: Path, rank: int, error: BaseException) -> None:
+    known = isinstance(error, LauncherError)
+    record = {
+        "rank": rank,
+        "time": time.time(),
+        "error_type": type(error).__name__,
+        "message": str(error),
+        "traceback": "" if known else traceback.format_exc(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    unfinished.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Runs a rank's action list: the interpreter of every pipeline schedule.
+
+It knows no schedule. Whatever order the list has, it does what each action says (see
+`launcher.schedule.actions`), and keeps three promises:
+
+- A receive is posted where it stands in the list, ahead of the forward or backward that needs it,
+  into a buffer of a pool: after the first step nothing is allocated for messages.
+- A send never blocks compute: its handle is kept, and waited for when the step ends.
+- What a microbatch holds is let go as soon as its backward is done.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.metrics.records import PIPELINE
+from launcher.runtime.api import Handle, Transport, Update
+from launcher.runtime.metrics import Clock
+from launcher.schedule.actions import RB, RF, SF, Action, B, F, PipelineShape
+
+Key = tuple[str, int, int]
+"""Kind, stage and microbatch of the action that receives a message."""
+
+
+class BufferPool:
+    """Receive buffers by shape, used again and again."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._free: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+        self.num_allocated = 0
+
+    def take(self, shape: tuple[int, ...]) -> Tensor:
+        """A buffer whose content is undefined."""
+        if free := self._free[shape]:
+            return free.pop()
+        self.num_allocated += 1
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def give(self, buffer: Tensor | None) -> None:
+        """Takes a buffer back (None: there was none)."""
+        if buffer is not None:
+            self._free[tuple(buffer.shape)].append(buffer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePart:
+    """One rank's part of a pipeline."""
+
+    shape: PipelineShape
+    modules: Mapping[int, nn.Module]
+    """The rank's stages: (input or None on stage 0, microbatch) -> output; the last stage returns
+    the sum of its losses."""
+    actions: Sequence[Action]
+    input_shapes: Mapping[int, tuple[int, ...]]
+    """Local shape of one microbatch's input, for every stage of the model but the first."""
+    dtype: torch.dtype
+    """Number format of the messages."""
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step's forwards and backwards gave."""
+
+    loss_sum: Tensor | None
+    """Sum of the losses of this replica's microbatches; None away from the last stage."""
+    num_receives: int
+    """Messages waited for."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What one microbatch leaves on a stage between its forward and its backward."""
+
+    output: Tensor
+    input: Tensor | None
+    """The leaf that collects the input's gradient; None on stage 0."""
+    buffer: Tensor | None
+    """The pool's buffer under ``input``; None where the previous stage is on this rank."""
+
+
+@dataclass
+class _Step:
+    """All that is under way in one step."""
+
+    receives: dict[Key, tuple[Handle, Tensor]] = field(default_factory=dict)
+    arrived: dict[Key, Tensor] = field(default_factory=dict)
+    """Messages from one stage of this rank to another."""
+    outgoing: dict[Key, Tensor] = field(default_factory=dict)
+    """Computed, and waiting for their send."""
+    sends: list[tuple[Handle, Tensor]] = field(default_factory=list)
+    """The tensor is kept alive until its send is done."""
+    held: dict[tuple[int, int], _Held] = field(default_factory=dict)
+    loss_sum: Tensor | None = None
+    num_receives: int = 0
+
+
+class PipelineExecutor:
+    """Interprets the action list of one rank, step after step."""
+
+    def __init__(self, part: PipelinePart, transport: Transport | None, clock: Clock) -> None:
+        self._part, self._transport, self._clock = part, transport, clock
+        self._last_stage = part.shape.num_stages - 1
+        self._last_backward = {a.stage: place for place, a in enumerate(part.actions) if a.kind == B}
+        self.pool = BufferPool(part.dtype, part.device)
+
+    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: float) -> StepResult:
+        """One step's forwards and backwards.
+
+        ``loss_scale`` multiplies the sum of losses before its backward: 1 / (targets in the global
+        batch) gives the gradient of the mean.
+        """
+        step = _Step()
+        for place, action in enumerate(self._part.actions):
+            if action.kind == F:
+                self._forward(action, microbatches[action.microbatch], step, loss_scale)
+            elif action.kind == B:
+                self._backward(action, step, update, last=place == self._last_backward[action.stage])
+            elif action.kind in (RF, RB):
+                self._post_receive(action, step)
+            else:
+                self._start_send(action, step)
+        self._finish(step)
+        return StepResult(loss_sum=step.loss_sum, num_receives=step.num_receives)
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Sequence[Any]) -> Tensor | None:
+        """The forwards alone, in the schedule's order; returns the sum of losses on the last stage."""
+        step = _Step()
+        for action in self._part.actions:
+            if action.kind == F:
+                self._forward(action, microbatches[action.microbatch], step, loss_scale=None)
+            elif action.kind == RF:
+                self._post_receive(action, step)
+            elif action.kind == SF:
+                self._start_send(action, step)
+        self._finish(step)
+        return step.loss_sum
+
+    def _forward(self, action: Action, microbatch: Any, step: _Step, loss_scale: float | None) -> None:
+        """``loss_scale`` None: no backward will follow, so nothing is held."""
+        stage, _, index = action
+        leaf, buffer = None, None
+        if stage > 0:
+            message, buffer = self._take((RF, stage, index), step)
+            leaf = message.detach().requires_grad_(loss_scale is not None)
+        with self._clock.action():
+            output: Tensor = self._part.modules[stage](leaf, microbatch)
+            if stage == self._last_stage:
+                loss = output.detach()
+                step.loss_sum = loss.clone() if step.loss_sum is None else step.loss_sum + loss
+                output = output if loss_scale is None else output * loss_scale
+        if loss_scale is not None:
+            step.held[stage, index] = _Held(output, leaf, buffer)
+        else:
+            if buffer is not None and _share_storage(output, buffer):
+                output = output.clone()  # the buffer is used again before this output is
+            self.pool.give(buffer)
+        if stage < self._last_stage:
+            self._pass_on((RF, stage + 1, index), output.detach(), step)
+
+    def _backward(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
+        stage, _, index = action
+        grad, grad_buffer = None, None
+        if stage < self._last_stage:
+            grad, grad_buffer = self._take((RB, stage, index), step)
+        held = step.held.pop((stage, index))
+        with self._clock.action():
+            chunk = stage // self._part.shape.num_pp_ranks
+            update.backward(held.output, grad, chunk=chunk, last=last)
+        self.pool.give(grad_buffer)
+        self.pool.give(held.buffer)
+        if held.input is not None:
+            assert held.input.grad is not None, f"stage {stage} gave its input no gradient"
+            self._pass_on((RB, stage - 1, index), held.input.grad, step)
+
+    def _pass_on(self, key: Key, message: Tensor, step: _Step) -> None:
+        """Hands a result to its stage: at once when that is on this rank, else to the coming send."""
+        (step.arrived if key[1] in self._part.modules else step.outgoing)[key] = message
+
+    def _take(self, key: Key, step: _Step) -> tuple[Tensor, Tensor | None]:
+        """A message, waited for; and its pool buffer when it came from another rank."""
+        if key in step.arrived:
+            return step.arrived.pop(key), None
+        handle, buffer = step.receives.pop(key)
+        with self._clock.section(PIPELINE):
+            handle.wait()
+        step.num_receives += 1
+        return buffer, buffer
+
+    def _post_receive(self, action: Action, step: _Step) -> None:
+        stage, kind, index = action
+        shape, source = (stage, stage - 1) if kind == RF else (stage + 1, stage + 1)
+        key = (kind, stage, index)
+        buffer = self.pool.take(self._part.input_shapes[shape])
+        handle = self._wire.receive(buffer, self._part.shape.pp_rank(source), self._tag(key))
+        step.receives[key] = handle, buffer
+
+    def _start_send(self, action: Action, step: _Step) -> None:
+        stage, kind, index = action
+        key = (RF, stage + 1, index) if kind == SF else (RB, stage - 1, index)
+        message = step.outgoing.pop(key).contiguous()
+        handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
+        step.sends.append((handle, message))
+
+    def _finish(self, step: _Step) -> None:
+        with self._clock.section(PIPELINE):
+            for handle, _ in step.sends:
+                handle.wait()
+
+    @property
+    def _wire(self) -> Transport:
+        assert self._transport is not None, "the schedule has messages, and no transport was set"
+        return self._transport
+
+    def _tag(self, key: Key) -> int:
+        """A number that no other message of the step has; sender and receiver derive the same."""
+        kind, stage, index = key
+        return (stage * self._part.shape.num_microbatches + index) * 2 + (kind == RB)
+
+
+def _share_storage(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -1,0 +1,116 @@
+"""Randomness as a function of position: the same numbers under every layout of the ranks.
+
+Initial weights depend on (seed, tensor name, row block), dropout on (seed, step, site, sample,
+position, feature). No generator state exists, so a rank makes only its own slice, a recomputed
+forward drops the same elements, and a checkpoint needs no more than the seed and the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from launcher.runtime.api import GlobalSlice
+
+ROWS_PER_BLOCK = 64
+"""Rows of a tensor that are drawn together: 13 MB of memory at a width of 53,248."""
+
+
+def init_slice(param: Tensor, where: GlobalSlice, *, seed: int, std: float) -> None:
+    """Fills a local slice with its part of the global tensor's normal values; padding with zeros.
+
+    One row block is in memory at a time. The blocks come from NumPy's Philox, keyed with 128 bits:
+    torch's CPU generator keeps 32 bits of its seed, so that blocks of a large model would repeat.
+    """
+    inside = where.inside(param.shape)
+    first, end = where.offset[0], where.offset[0] + inside[0]
+    columns = tuple(slice(o, o + n) for o, n in zip(where.offset[1:], inside[1:], strict=True))
+    target = param.detach()
+    target.zero_()
+    for block in range(first // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)):
+        start = block * ROWS_PER_BLOCK
+        low, high = max(first, start), min(end, start + ROWS_PER_BLOCK)
+        values = _block(where, block, seed)[(slice(low - start, high - start), *columns)]
+        local = (slice(low - first, high - first), *(slice(0, n) for n in inside[1:]))
+        target[local] = torch.from_numpy(values * np.float32(std)).to(target)
+
+
+def _block(where: GlobalSlice, block: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """A whole row block; rows beyond the tensor's last are drawn too, so that its size never matters."""
+    digest = hashlib.blake2b(f"{seed}/{where.name}/{block}".encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    return generator.standard_normal((ROWS_PER_BLOCK, *where.shape[1:]), dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutKey:
+    """What tells one use of dropout from every other."""
+
+    seed: int
+    step: int
+    site: int
+    """Number of the place in the model, the same under every layout."""
+
+
+def dropout(x: Tensor, p: float, key: DropoutKey, samples: Tensor, first_position: int = 0) -> Tensor:
+    """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p).
+
+    Shapes: ``x`` [batch, seq(local), features]; ``samples`` int64 [batch], the sample's place in
+    the step's global batch. ``first_position``: where ``x`` begins in the whole sequence.
+    """
+    if p == 0:
+        return x
+    keep = _uniform31(x, key, samples, first_position) >= round(p * 2**31)
+    return torch.where(keep, x * (1 / (1 - p)), 0)
+
+
+def _uniform31(x: Tensor, key: DropoutKey, samples: Tensor, first_position: int) -> Tensor:
+    """A number of 31 bits for each element of ``x``, by a hash of its global position.
+
+    The rows (sample, position) get 64-bit keys; in each row, a 32-bit hash of the feature is mixed
+    with both halves of the row's key. int32 arithmetic that wraps gives the same on every device.
+    """
+    _, length, features = x.shape
+    positions = torch.arange(first_position, first_position + length, device=x.device)
+    rows = samples.to(x.device)[:, None] << 32 | positions
+    rows = _mix64(rows ^ _scalar_key(key))[:, :, None]
+    low, high = _low32(rows), _low32(rows >> 32)
+    columns = _mix32(torch.arange(1, features + 1, device=x.device, dtype=torch.int32))
+    return _mix32((columns ^ low).add_(high)).bitwise_and_(0x7FFFFFFF)
+
+
+def _scalar_key(key: DropoutKey) -> int:
+    digest = hashlib.blake2b(f"{key.seed}/{key.step}/{key.site}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """A bijection of int64 in which every input bit changes half of the output bits.
+
+    Source: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), variant 13 of Stafford.
+    """
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * (0x94D049BB133111EB - (1 << 64))
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """As `_mix64`, for int32, in place. The mask makes torch's arithmetic shift a logical one.
+
+    Source: the hash "lowbias32" of C. Wellons, Prospecting for Hash Functions (2018).
+    """
+    x ^= x >> 16 & 0xFFFF
+    x *= 0x7FEB352D
+    x ^= x >> 15 & 0x1FFFF
+    x *= 0x846CA68B - (1 << 32)
+    x ^= x >> 16 & 0xFFFF
+    return x
+
+
+def _low32(x: Tensor) -> Tensor:
+    """The low 32 bits of an int64, as an int32."""
+    return ((x & 0xFFFFFFFF) - (1 << 31)).to(torch.int32)

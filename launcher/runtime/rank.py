@@ -1,0 +1,60 @@
+"""One rank from its plan to its last step: device, groups, context, training, orderly end."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from launcher.plan.model import Plan, RankPlan
+from launcher.registry import resolve
+from launcher.runtime.api import RankContext
+from launcher.runtime.groups import backend, make_groups
+from launcher.runtime.layers import WholeLayers
+from launcher.runtime.loop import train
+from launcher.runtime.metrics import Clock
+from launcher.runtime.place import Place
+
+
+def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
+    """Trains as this rank of the plan."""
+    sys.path[:0] = list(plan.source_roots)
+    device = choose_device(plan, place)
+    timeout = timedelta(seconds=plan.config.run.timeout_s)
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(backend(device), timeout=timeout, device_id=bound)
+    ctx = make_context(plan.rank(place.rank), device)
+    train(ctx, run_dir, resume=resume)
+    dist.barrier()  # a rank that left early would look dead to one that is still at work
+    dist.destroy_process_group()
+
+
+def choose_device(plan: Plan, place: Place) -> torch.device:
+    """The device of this rank; also sets how many threads it may use.
+
+    On CPU each rank has one thread: several ranks share a machine, and threads that fight for
+    its cores would be slower.
+    """
+    if plan.config.device.kind == "cuda":
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def make_context(plan: RankPlan, device: torch.device) -> RankContext:
+    """The rank's context, equipped by the plan's parallel plugins. Collective over all ranks."""
+    ctx = RankContext(
+        plan=plan,
+        device=device,
+        groups=make_groups(plan, plan.plan.config.run.timeout_s),
+        clock=Clock(device),
+        layers=WholeLayers(),
+    )
+    for apply in plan.plan.parallels:
+        resolve(apply)(ctx)
+    return ctx

@@ -1,0 +1,170 @@
+"""The native update: accumulate in buckets, exchange, clip by the whole model's norm, AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from launcher.metrics.records import REPLICATED
+from launcher.runtime.api import (
+    DTYPES,
+    FragmentReader,
+    GlobalFragment,
+    GlobalSlice,
+    RankContext,
+    StepOutcome,
+    slice_of,
+)
+from launcher.runtime.gradients import GradientBuckets
+from launcher.runtime.groups import Group
+from launcher.runtime.learning_rate import learning_rate
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class NativeUpdate:
+    """Each replica holds all model states of its part of the model and updates them itself."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self._ctx = ctx
+        config = ctx.config
+        self._buckets = GradientBuckets(
+            dtype=DTYPES[config.precision.gradients],
+            bucket_bytes=config.parallel.bucket_bytes,
+            exchange=ctx.exchange_gradients,
+        )
+        self._masters: dict[nn.Parameter, Tensor] = {}
+        """What the optimizer updates: the parameter itself, or its fp32 copy."""
+
+    def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
+        """Takes over the chunks' parameters; returns the modules to run."""
+        for chunk in chunks:
+            self._buckets.add_chunk(chunk)
+            for param in chunk.parameters():
+                if param.requires_grad and param not in self._masters:
+                    self._masters[param] = self._master(param)
+        self._optimizer = self._adamw()
+        return chunks
+
+    def begin(self, step: int) -> None:
+        """Nothing to wait for: the parameters are already here."""
+
+    def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        """Backward of one microbatch, with the exchange of what it completes."""
+        self._buckets.backward(out, grad, chunk=chunk, last=last)
+
+    def apply(self, step: int) -> StepOutcome:
+        """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""
+        config, clock = self._ctx.config, self._ctx.clock
+        with clock.section("dp"):
+            self._buckets.wait()
+        self._sum_over(self._ctx.groups.tp, "tp", [p for p in self._masters if slice_of(p).is_summed_over_tp])
+        self._sum_over(self._ctx.groups.tied, "tied", [p for p in self._masters if slice_of(p).is_tied])
+        with clock.section(REPLICATED):
+            norm = self._grad_norm()
+            lr = learning_rate(config.optim, step, config.train.num_steps)
+            self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm))
+            self._buckets.clear()
+        return StepOutcome(grad_norm=norm, lr=lr)
+
+    def gradient(self, param: nn.Parameter) -> Tensor:
+        """The accumulated gradient of a parameter."""
+        return self._buckets.view(param)
+
+    def state(self) -> Iterator[GlobalFragment]:
+        """Master weights and moments; copies of what another rank owns are left out."""
+        for param, master in self._masters.items():
+            where = slice_of(param)
+            if where.is_tied_copy or not (where.is_sharded or self._ctx.groups.tp.rank == 0):
+                continue
+            moments = self._optimizer.state.get(master, {})
+            tensors = {"weight": master.detach()} | {m: moments[m] for m in _MOMENTS if m in moments}
+            unpadded = tuple(map(slice, where.inside(param.shape)))
+            for kind, tensor in tensors.items():
+                yield GlobalFragment(slice=_named(where, kind), tensor=tensor[unpadded])
+        steps = {int(state["step"]) for state in self._optimizer.state.values()}
+        if steps and self._ctx.groups.model.rank == 0:
+            (step,) = steps
+            where = GlobalSlice(name="optimizer/step", shape=(), offset=(), is_sharded=False)
+            yield GlobalFragment(slice=where, tensor=torch.tensor(step))
+
+    def load(self, read: FragmentReader) -> None:
+        """Takes back what `state` gave, under any layout."""
+        step = read("optimizer/step", (), ())
+        for param, master in self._masters.items():
+            where = slice_of(param)
+            with torch.no_grad():
+                master.copy_(read(_named(where, "weight").name, where.offset, param.shape))
+                if master is not param:
+                    param.copy_(master)
+            moments = {m: read(_named(where, m).name, where.offset, param.shape) for m in _MOMENTS}
+            state = {m: moment.to(master.device) for m, moment in moments.items()}
+            self._optimizer.state[master] = {"step": step.float(), **state}
+
+    def close(self) -> None:
+        """Nothing outlives the step."""
+
+    def _master(self, param: nn.Parameter) -> Tensor:
+        if param.dtype == torch.float32 or not self._ctx.config.precision.master_weights:
+            return param
+        return param.detach().float().clone()
+
+    def _adamw(self) -> torch.optim.AdamW:
+        """Decay acts on matrices only, as in GPT-3: not on biases and norms."""
+        optim = self._ctx.config.optim
+        decayed = [master for master in self._masters.values() if master.dim() > 1]
+        kept = [master for master in self._masters.values() if master.dim() <= 1]
+        groups = [
+            {"params": decayed, "weight_decay": optim.weight_decay},
+            {"params": kept, "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+
+    def _sum_over(self, group: Group, kind: str, params: Iterable[nn.Parameter]) -> None:
+        for param in params if group.size > 1 else ():
+            with self._ctx.clock.section(kind):
+                dist.all_reduce(self._buckets.view(param), group=group.handle)
+
+    def _grad_norm(self) -> float:
+        """Norm over the whole model: each global element counts once."""
+        tp_rank = self._ctx.groups.tp.rank
+        mine = [
+            self._buckets.view(param)
+            for param in self._masters
+            if not slice_of(param).is_tied_copy and (slice_of(param).is_sharded or tp_rank == 0)
+        ]
+        squares = torch.zeros((), dtype=torch.float32, device=self._ctx.device)
+        if mine:
+            squares += nn.utils.get_total_norm(mine).float() ** 2
+        if self._ctx.groups.model.size > 1:
+            with self._ctx.clock.section("model"):
+                dist.all_reduce(squares, group=self._ctx.groups.model.handle)
+        return float(squares.sqrt())
+
+    def _step_optimizer(self, lr: float, clip_factor: float) -> None:
+        for param, master in self._masters.items():
+            view = self._buckets.view(param)
+            if clip_factor < 1:
+                view.mul_(clip_factor)
+            master.grad = view.to(master.dtype)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        for param, master in self._masters.items():
+            if master is not param:
+                master.grad = None
+                with torch.no_grad():
+                    param.copy_(master)
+
+
+def _named(where: GlobalSlice, kind: str) -> GlobalSlice:
+    return replace(where, name=f"{kind}/{where.name}")
+
+
+def _clip_factor(norm: float, clip_norm: float | None) -> float:
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))

@@ -1,0 +1,178 @@
+"""Starts all ranks on this machine through torchrun.
+
+Port 0 lets the system choose the rendezvous port, so that several runs share a machine. torchrun
+puts every rank in a session of its own, so ending torchrun's process group would not end them:
+`cancel` asks torchrun, waits, and then ends whatever rank of this run is still there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.config.schema import LaunchConfig
+from launcher.errors import Fault, PlanError
+from launcher.interfaces import JobShape
+from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
+from launcher.plan.model import Plan
+from launcher.registry import plugins
+
+ENTRY_MODULE = "launcher.runtime.main"
+"""What every rank runs."""
+_LOG = Path("logs", "torchrun.log")
+_GRACE_S = 10
+_PR_SET_PDEATHSIG = 1
+_REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) ")
+_SECONDARY = (-signal.SIGTERM, -signal.SIGABRT)
+"""Signals by which a rank ends because another one did: torchrun's own, and a broken collective's."""
+_INHERITED = ("PET_", "TORCHELASTIC_", "PYTHON_EXEC")
+"""Variables that would change what torchrun does; none of them is passed on."""
+
+
+class Torchrun:
+    """The ``torchrun`` executor."""
+
+    is_local = True
+
+    def check(self, job: JobShape) -> Iterable[Fault]:
+        """More than one node cannot be started from here."""
+        return _faults(job.config)
+
+    def render(self, plan: Plan, request: JobRequest) -> JobScript:
+        """The torchrun command and its environment.
+
+        Raises:
+            PlanError: when the plan spans several nodes.
+        """
+        if faults := tuple(_faults(plan.config)):
+            raise PlanError(faults)
+        environment = {
+            "PYTHONSAFEPATH": "1",  # `python -m` must not find modules in the current folder first
+            "PYTHONUNBUFFERED": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        if plan.config.device.kind == "cpu":
+            environment["OMP_NUM_THREADS"] = "1"
+        argv = (
+            *(request.python, "-m", "torch.distributed.run"),
+            *("--nnodes=1", f"--nproc-per-node={plan.world_size}", "--max-restarts=0"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"),
+            f"--log-dir={request.run_dir}/logs/torchrun",
+            *("--module", ENTRY_MODULE, f"{request.run_dir}/plan.json", "--sha256", request.plan_sha256),
+            *(("--resume",) if request.resume else ()),
+        )
+        return JobScript(argv=argv, environment=environment, run_dir=request.run_dir)
+
+    def submit(self, script: JobScript) -> JobHandle:
+        """Starts torchrun in a session of its own, so that a terminal's Ctrl-C reaches only us.
+
+        The kernel ends the job when the calling thread ends, however that happens.
+        """
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+        with (Path(script.run_dir) / _LOG).open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 (our own argv, no shell)
+                script.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=inherited | dict(script.environment),
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+            )
+        return JobHandle(id=str(process.pid), run_dir=script.run_dir, process=process)
+
+    def state(self, handle: JobHandle) -> JobState:
+        """How torchrun stands, and which rank ended it."""
+        code = _process(handle).poll()
+        if code is None:
+            return JobState(phase="running")
+        if code == 0:
+            return JobState(phase="succeeded", exit_code=0)
+        log = Path(handle.run_dir) / _LOG
+        return failed_state(log.read_text(errors="replace"), code)
+
+    def cancel(self, handle: JobHandle) -> None:
+        """Ends torchrun and every rank; returns when none is left."""
+        process = _process(handle)
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+        for pid in _rank_pids(handle.run_dir):
+            _signal_group(pid, signal.SIGKILL)
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def failed_state(report: str, code: int) -> JobState:
+    """The state told by torchrun's output: the rank that was killed, else the one that it names first.
+
+    A killed rank leaves no report of its own, while the ranks that waited for it do.
+
+    >>> failed_state("rank      : 1 (local_rank: 1)\\n  exitcode  : -9 (pid: 7)", 1)
+    JobState(phase='failed', exit_code=-9, reason='killed by signal 9 (SIGKILL)', rank=1)
+    """
+    root_cause = report.rpartition("Root Cause")[2]
+    others = report.removesuffix(root_cause)
+    ended = [(int(rank), int(status)) for rank, status in _REPORT.findall(root_cause + others)]
+    if not ended:
+        last = report.strip().splitlines()[-1:] or [""]
+        return JobState(phase="failed", exit_code=code, reason=f"torchrun ended with code {code}: {last[0]}")
+    killed = [item for item in ended if item[1] < 0 and item[1] not in _SECONDARY]
+    rank, status = (killed or ended)[0]
+    return JobState(phase="failed", exit_code=status, reason=_reason(status), rank=rank)
+
+
+def _reason(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    with suppress(ValueError):
+        return f"killed by signal {-status} ({signal.Signals(-status).name})"
+    return f"killed by signal {-status}"
+
+
+def _faults(config: LaunchConfig) -> Iterator[Fault]:
+    if config.cluster.nodes > 1:
+        others = ", ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
+        hint = f" Installed: {others}." if others else ""
+        yield Fault(
+            "cluster.nodes",
+            config.cluster.nodes,
+            "the torchrun executor starts ranks on this machine, which is one node",
+            f"Set cluster.nodes=1, or choose an executor that reserves machines.{hint}",
+        )
+
+
+def _process(handle: JobHandle) -> subprocess.Popen[bytes]:
+    assert isinstance(handle.process, subprocess.Popen), "a local job is followed by whoever started it"
+    return handle.process
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What the child does before torchrun begins: asks for SIGTERM at its parent's death (Linux)."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _rank_pids(run_dir: str) -> Iterator[int]:
+    """Ranks of this run that still live, by their command lines (Linux)."""
+    marks = {os.fsencode(ENTRY_MODULE), os.fsencode(f"{run_dir}/plan.json")}
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if marks <= set(entry.read_bytes().split(b"\0")):
+                yield int(entry.parent.name)

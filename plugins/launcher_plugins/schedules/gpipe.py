@@ -1,0 +1,48 @@
+"""GPipe: all forwards, then all backwards.
+
+Two ranks and three microbatches (a backward takes two slots):
+
+    pp_rank 0   0 1 2 . . . 0── 1── 2──
+    pp_rank 1   . 0 1 2 0── 1── 2── . .
+
+Simple, and every rank holds all m microbatches at its peak. Its idle time is that of 1F1B.
+
+Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline
+Parallelism (2019), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launcher.interfaces import Action, Fault, PipelineShape
+from launcher.schedule.actions import B, F
+
+
+class GPipe:
+    """All forwards, then all backwards, in the order of the microbatches."""
+
+    def check(self, shape: PipelineShape) -> Iterable[Fault]:
+        """Refuses more than one model chunk per rank."""
+        if shape.num_chunks > 1:
+            yield Fault(
+                "parallel.num_chunks",
+                shape.num_chunks,
+                "gpipe runs one model chunk per pipeline rank",
+                "Set parallel.num_chunks=1, or parallel.schedule=interleaved_1f1b.",
+            )
+
+    def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
+        """The rank's forwards, then its backwards."""
+        for kind in (F, B):
+            for microbatch in range(shape.num_microbatches):
+                yield Action(pp_rank, kind, microbatch)
+
+    def bubble_fraction(self, shape: PipelineShape) -> float:
+        """(p - 1) / (m + p - 1).
+
+        >>> GPipe().bubble_fraction(PipelineShape(num_pp_ranks=2, num_microbatches=3))
+        0.25
+        """
+        p, m = shape.num_pp_ranks, shape.num_microbatches
+        return (p - 1) / (m + p - 1)

@@ -1,0 +1,84 @@
+"""Interleaved 1F1B: each rank holds v model chunks and goes round them, p microbatches at a time.
+
+Two ranks, two chunks (a, b), four microbatches (a backward takes two slots, a bar ends the warm-up
+and begins the cool-down):
+
+    DRAWING
+
+A microbatch passes every rank v times, each time through 1/v of the rank's layers, so that the
+pipeline fills v times faster: the idle time is that of 1F1B divided by v, at the price of more
+messages, (p*v - 1) / (p - 1) times as many.
+
+Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM (2021), section 2.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launcher.interfaces import Action, Fault, PipelineShape
+from launcher.schedule.actions import B, F
+
+
+class Interleaved1F1B:
+    """1F1B over v model chunks per rank, in groups of p microbatches."""
+
+    def check(self, shape: PipelineShape) -> Iterable[Fault]:
+        """At least two chunks, and a multiple of p microbatches."""
+        p, m = shape.num_pp_ranks, shape.num_microbatches
+        if shape.num_chunks < 2:
+            yield Fault(
+                "parallel.num_chunks",
+                shape.num_chunks,
+                "interleaved_1f1b needs at least 2 model chunks on each pipeline rank",
+                "Set parallel.num_chunks=2, or parallel.schedule=1f1b.",
+            )
+        if m < p:
+            yield Fault(
+                "batch.num_microbatches",
+                m,
+                f"{p} ranks need at least {p} microbatches; you have {m}",
+                f"Set batch.num_microbatches={p} or a multiple of it, or parallel.pp={m}.",
+            )
+        elif m % p:
+            below = m // p * p
+            yield Fault(
+                "batch.num_microbatches",
+                m,
+                f"interleaved_1f1b runs groups of pp={p} microbatches, so their number must be a multiple of {p}",
+                f"Set batch.num_microbatches={below} or {below + p}.",
+            )
+
+    def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
+        """Warm-up, steady pairs, cool-down, over all chunks of the rank."""
+        p, v = shape.num_pp_ranks, shape.num_chunks
+        forwards = _rounds(shape, pp_rank, F)
+        backwards = _rounds(shape, pp_rank, B)
+        num_warmup = min(len(forwards), 2 * (p - 1 - pp_rank) + (v - 1) * p)
+        yield from forwards[:num_warmup]
+        for forward, backward in zip(forwards[num_warmup:], backwards, strict=False):
+            yield forward
+            yield backward
+        yield from backwards[len(forwards) - num_warmup :]
+
+    def bubble_fraction(self, shape: PipelineShape) -> float:
+        """(p - 1) / (v*m + p - 1).
+
+        >>> shape = PipelineShape(num_pp_ranks=4, num_chunks=2, num_microbatches=6)
+        >>> Interleaved1F1B().bubble_fraction(shape)
+        0.2
+        """
+        p, v, m = shape.num_pp_ranks, shape.num_chunks, shape.num_microbatches
+        return (p - 1) / (v * m + p - 1)
+
+
+def _rounds(shape: PipelineShape, pp_rank: int, kind: str) -> list[Action]:
+    """All forwards or all backwards of a rank: p microbatches through each chunk in turn, then the next p."""
+    p, stages = shape.num_pp_ranks, shape.stages(pp_rank)
+    return [
+        Action(stage, kind, microbatch)
+        for first in range(0, shape.num_microbatches, p)
+        for stage in (stages if kind == F else reversed(stages))
+        for microbatch in range(first, first + p)
+    ]
