@@ -7,43 +7,20 @@ same in YAML and on the command line whatever a YAML parser made of them.
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from launcher.errors import Fault, did_you_mean
+from launcher.scalars import WRONG, Range, describe, hint, read_scalar
+
+__all__ = ["REST", "Range", "Reading", "Source", "field_types", "plain", "read"]
 
 T = TypeVar("T")
-_INT = re.compile(r"[+-]?(0|[1-9][0-9]*)")
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_MISSING = object()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """Bounds of a number, for ``Annotated``."""
-
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    below: float | None = None
-
-    def __contains__(self, value: float) -> bool:
-        return (
-            (self.minimum is None or value >= self.minimum)
-            and (self.above is None or value > self.above)
-            and (self.maximum is None or value <= self.maximum)
-            and (self.below is None or value < self.below)
-        )
-
-    def __str__(self) -> str:
-        words = {"of at least": self.minimum, "above": self.above}
-        words |= {"of at most": self.maximum, "below": self.below}
-        return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
+REST: Final = {"rest": True}
+"""Metadata of the field that takes every key which no other field of its class takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +45,12 @@ class Reading:
         source = self.sources.get(path)
         written = source.text if source and source.text is not None else given
         self.faults.append(Fault(path, written, allowed, fix, source.where if source else ""))
-        return _MISSING
+        return WRONG
+
+    def text(self, path: str) -> str | None:
+        """The text of a scalar, where it decides what the value means."""
+        source = self.sources.get(path)
+        return source.text if source else None
 
 
 def read(cls: type[T], values: Mapping[str, Any], reading: Reading, path: str = "") -> T | None:
@@ -81,7 +63,7 @@ def read(cls: type[T], values: Mapping[str, Any], reading: Reading, path: str = 
 def plain(value: Any) -> Any:
     """Dataclasses as dicts and tuples as lists, ready for JSON. The inverse of `read`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return dict(_plain_fields(value))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -95,161 +77,119 @@ def field_types(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
-def _dataclass(cls: Any, values: Any, path: str, reading: Reading) -> Any:
-    if not isinstance(values, Mapping):
-        return reading.fault(path, values, "a group of settings", f"Give its keys: {', '.join(field_types(cls))}.")
-    known = field_types(cls)
-    items: dict[str, Any] = {}
-    open_keys = "options" in known and "name" in known and len(known) == 2
-    for key in values:
-        if str(key) not in known and not open_keys:
-            reading.fault(_join(path, key), values[key], "not a setting here", did_you_mean(str(key), known))
-    if open_keys and "options" not in values:
-        values = {"name": values.get("name", _MISSING), "options": {k: v for k, v in values.items() if k != "name"}}
-        values = {key: value for key, value in values.items() if value is not _MISSING}
-    for name, kind in known.items():
-        if name in values:
-            inner = path if open_keys and name == "options" else _join(path, name)
-            items[name] = _value(kind, values[name], inner, reading)
-        elif (default := _default(cls, name)) is not _MISSING:
-            items[name] = default
+def _plain_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    for item in dataclasses.fields(value):
+        inner = plain(getattr(value, item.name))
+        if item.metadata == REST:
+            yield from inner.items()
         else:
-            reading.fault(_join(path, name), "(missing)", "this setting is required", f"Give {_join(path, name)}.")
-    if any(value is _MISSING for value in items.values()) or len(items) < len(known):
-        return _MISSING
-    return cls(**items)
+            yield item.name, inner
 
 
-def _default(cls: Any, name: str) -> Any:
-    item = next(item for item in dataclasses.fields(cls) if item.name == name)
+def _dataclass(cls: Any, values: Any, path: str, reading: Reading) -> Any:
+    known = {item.name: item for item in dataclasses.fields(cls)}
+    if not isinstance(values, Mapping):
+        return reading.fault(
+            path, values, "must be a group of settings", f"Give its keys: {', '.join(known)}."
+        )
+    rest = next((name for name, item in known.items() if item.metadata == REST), None)
+    extra = {str(key): item for key, item in values.items() if key not in known or key == rest}
+    items: dict[str, Any] = {} if rest is None else {rest: extra}
+    for key in extra if rest is None else ():
+        reading.fault(_join(path, key), extra[key], "not a setting here", did_you_mean(key, known))
+    for name, item in known.items():
+        if name != rest:
+            items[name] = _field(item, field_types(cls)[name], values, path, reading)
+    return WRONG if any(value is WRONG for value in items.values()) else cls(**items)
+
+
+def _field(
+    item: dataclasses.Field[Any], kind: Any, values: Mapping[str, Any], path: str, reading: Reading
+) -> Any:
+    inner = _join(path, item.name)
+    if item.name in values:
+        return _value(kind, values[item.name], inner, reading)
     if item.default is not dataclasses.MISSING:
         return item.default
-    return item.default_factory() if item.default_factory is not dataclasses.MISSING else _MISSING
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return reading.fault(inner, "(missing)", "this setting is required", f"Give {inner}={_example(kind)}.")
 
 
 def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _ranged(arguments, value, path, reading)
+    origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return _union(arguments, value, path, reading)
+        return _union(get_args(kind), value, path, reading)
     if origin is tuple:
-        return _tuple(arguments, value, path, reading)
-    if origin in (dict, Mapping, types.MappingProxyType) or (origin and issubclass(origin, Mapping)):
-        return _mapping(arguments[1], value, path, reading)
+        return _tuple(kind, value, path, reading)
+    if _is_mapping(kind):
+        return _mapping(get_args(kind)[1], value, path, reading)
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, path, reading)
     if kind is Any:
         return value
-    parsed = _scalar(kind, value, path, reading)
-    return reading.fault(path, value, f"must be {describe(kind)}", _hint(kind, value)) if parsed is _MISSING else parsed
+    text = reading.text(path)
+    base, *bounds = get_args(kind) if origin is Annotated else (kind,)
+    parsed = read_scalar(base, value, text)
+    if parsed is WRONG or any(parsed not in bound for bound in bounds):
+        return reading.fault(path, value, f"must be {describe(kind)}", hint((kind,), value, text))
+    return parsed
 
 
-def _scalar(kind: Any, value: Any, path: str, reading: Reading) -> Any:
-    """The value as ``kind``, decided by its text where that is known; _MISSING when it is not one."""
-    source = reading.sources.get(path)
-    text = source.text if source and source.text is not None and "${" not in source.text else None
-    readers: dict[Any, Callable[[str], Any]] = {bool: _bool, int: _int, float: _float, str: str}
-    if get_origin(kind) is Literal:
-        written = text if text is not None else value
-        return written if written in get_args(kind) and not isinstance(written, bool) else _MISSING
-    if kind is type(None):
-        absent = text in ("null", "~", "") if text is not None else value is None
-        return None if absent else _MISSING
-    if text is not None:
-        return readers[kind](text)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    matches = type(value) is kind and (kind is not float or math.isfinite(value))
-    return value if matches else _MISSING
-
-
-def _bool(text: str) -> Any:
-    return {"true": True, "false": False}.get(text, _MISSING)
-
-
-def _int(text: str) -> Any:
-    return int(text) if _INT.fullmatch(text) else _MISSING
-
-
-def _float(text: str) -> Any:
-    number = float(text) if _FLOAT.fullmatch(text) else math.inf
-    return number if math.isfinite(number) else _MISSING
-
-
-def _ranged(arguments: tuple[Any, ...], value: Any, path: str, reading: Reading) -> Any:
-    number = _value(arguments[0], value, path, reading)
-    for bounds in arguments[1:]:
-        if number is not _MISSING and number not in bounds:
-            return reading.fault(path, value, f"must be {describe(Annotated[arguments]) }")
-    return number
-
-
-def _union(arguments: tuple[Any, ...], value: Any, path: str, reading: Reading) -> Any:
-    for kind in arguments:
+def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any:
+    # `null` is no value before it is a text, so None is tried first.
+    for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
         attempt = Reading(reading.sources)
         chosen = _value(kind, value, path, attempt)
         if not attempt.faults:
             return chosen
-    given_list = isinstance(value, Sequence) and not isinstance(value, str)
-    if given_list:
-        for kind in arguments:
-            if get_origin(kind) is tuple:
-                return _value(kind, value, path, reading)
-    allowed = " or ".join(describe(kind) for kind in arguments)
-    return reading.fault(path, value, f"must be {allowed}", _hint(arguments[0], value))
+    for kind in kinds:
+        if _takes(kind, value):
+            return _value(kind, value, path, reading)
+    allowed = " or ".join(describe(kind) for kind in kinds)
+    return reading.fault(path, value, f"must be {allowed}", hint(kinds, value, reading.text(path)))
 
 
-def _tuple(arguments: tuple[Any, ...], value: Any, path: str, reading: Reading) -> Any:
+def _takes(kind: Any, value: Any) -> bool:
+    """Whether a list or a group is what the kind wants, so that its inner faults say more."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple)
+    return isinstance(value, Mapping) and (_is_mapping(kind) or dataclasses.is_dataclass(kind))
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _tuple(kind: Any, value: Any, path: str, reading: Reading) -> Any:
+    arguments = get_args(kind)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        return reading.fault(path, value, f"must be {describe(tuple[arguments])}", "Write it in [ ].")
+        return reading.fault(path, value, f"must be {describe(kind)}", "Write it in [ ].")
     kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
     if len(kinds) != len(value):
-        return reading.fault(path, value, f"must have {len(kinds)} items")
-    items = [_value(kind, item, f"{path}[{place}]", reading) for place, (kind, item) in enumerate(zip(kinds, value))]
-    return _MISSING if any(item is _MISSING for item in items) else tuple(items)
+        fix = f"Give {len(kinds)} items in [ ]."
+        return reading.fault(path, value, f"must have {len(kinds)} items, not {len(value)}", fix)
+    pairs = enumerate(zip(kinds, value, strict=True))
+    items = [_value(inner, item, f"{path}[{place}]", reading) for place, (inner, item) in pairs]
+    return WRONG if any(item is WRONG for item in items) else tuple(items)
 
 
 def _mapping(kind: Any, value: Any, path: str, reading: Reading) -> Any:
     if not isinstance(value, Mapping):
         return reading.fault(path, value, "must be a group of settings", "Write it as key: value lines.")
     items = {str(key): _value(kind, item, _join(path, key), reading) for key, item in value.items()}
-    return _MISSING if any(item is _MISSING for item in items.values()) else items
+    return WRONG if any(item is WRONG for item in items.values()) else items
 
 
 def _join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _hint(kind: Any, value: Any) -> str:
-    """Why a value of the wrong type may have become what it is, and what to write."""
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if value == "None":
-        return "Write null for no value."
-    if get_origin(kind) is Literal:
-        return did_you_mean(str(value), map(str, get_args(kind)))
-    if kind is int and isinstance(value, str) and _INT.fullmatch(value):
-        return "Remove the quotes."
-    return ""
-
-
-def describe(kind: Any) -> str:
-    """A type in words.
-
-    >>> describe(Annotated[int, Range(minimum=1)]), describe(Literal["even"])
-    ('a whole number of at least 1 without leading zeros', 'even')
-    """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        bounds = " and ".join(map(str, arguments[1:]))
-        tail = " without leading zeros" if arguments[0] is int else ""
-        noun = "a whole number" if arguments[0] is int else "a finite number"
-        return f"{noun} {bounds}{tail}"
-    if origin is Literal:
-        return ", ".join(map(str, arguments[:-1])) + (" or " if arguments[:-1] else "") + str(arguments[-1])
-    if origin is tuple:
-        return f"a list of {describe(arguments[0]).removeprefix('a ').replace('number', 'numbers', 1)}"
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(describe, arguments))
-    words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
-    return words.get(kind, "null" if kind is type(None) else "a group of settings")
+def _example(kind: Any) -> str:
+    """The type of a value that is missing, as a word to replace."""
+    base = get_args(kind)[0] if get_origin(kind) in (Annotated, Union, types.UnionType) else kind
+    base = get_args(base)[0] if get_origin(base) is Annotated else base
+    if get_origin(base) is Literal:
+        return "|".join(map(str, get_args(base)))
+    return {int: "NUMBER", float: "NUMBER", bool: "true|false", str: "TEXT"}.get(base, "...")

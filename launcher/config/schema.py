@@ -7,10 +7,10 @@ recipe, `trireme recipe show` reads their docstrings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from launcher.typed import Range
+from launcher.typed import REST, Range
 
 Count = Annotated[int, Range(minimum=1)]
 """A whole number of at least 1."""
@@ -34,7 +34,7 @@ class PluginChoice:
 
     name: str
     """Entry-point name, such as ``torchrun``."""
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(metadata=REST)
     """Every other key of the YAML node, checked against the plugin's ``Config``."""
 
 
@@ -135,7 +135,8 @@ class ModelConfig:
     name: str
     """Name shown in the plan."""
     family: Literal["gpt", "llama", "custom"]
-    """``gpt``: learned positions, LayerNorm, GELU; ``llama``: rotary, RMSNorm, SwiGLU; ``custom``: ``target``."""
+    """``gpt``: learned positions, LayerNorm, GELU; ``llama``: rotary positions, RMSNorm, SwiGLU;
+    ``custom``: built by ``target``."""
     num_layers: Count | None
     """Transformer blocks."""
     hidden_size: Count | None

@@ -1,0 +1,172 @@
+"""What one scalar means: by its text where that is known, else by its exact type."""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from launcher.errors import did_you_mean
+
+WRONG: Final = object()
+"""Stands for a value that could not be read as the wanted type."""
+_INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_PADDED = re.compile(r"[+-]?0[0-9]+")
+_NULLS = ("null", "Null", "NULL", "~", "")
+_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_YES_NO = {
+    **dict.fromkeys(("on", "yes", "y", "1"), "true"),
+    **dict.fromkeys(("off", "no", "n", "0"), "false"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Bounds of a number, for ``Annotated``."""
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        words = {"of at least": self.minimum, "above": self.above}
+        words |= {"of at most": self.maximum, "below": self.below}
+        return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
+
+    def nearest(self, value: float) -> float | None:
+        """The bound that a value outside breaks, or None where the bound itself is outside too.
+
+        >>> Range(minimum=1).nearest(0), Range(above=0).nearest(-1)
+        (1, None)
+        """
+        if self.minimum is not None and value < self.minimum:
+            return self.minimum
+        return self.maximum if self.maximum is not None and value > self.maximum else None
+
+
+def scalar(text: str) -> Any:
+    """What a plain (unquoted) scalar means where no type says so: null, bool, int, float or text.
+
+    Narrower than YAML 1.1, whose readers disagree on the rest.
+
+    >>> [scalar(text) for text in ("null", "true", "10", "1e-5", "010", "no", "12:30:00")]
+    [None, True, 10, 1e-05, '010', 'no', '12:30:00']
+    """
+    if text in _NULLS:
+        return None
+    if text in _BOOLS:
+        return _BOOLS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    number = WRONG if _PADDED.fullmatch(text) else _float(text)
+    return text if number is WRONG else number
+
+
+def read_scalar(kind: Any, value: Any, text: str | None) -> Any:
+    """A scalar as ``kind`` (bool, int, float, str, None or a ``Literal`` of texts), or `WRONG`.
+
+    >>> read_scalar(int, 8, "010") is WRONG, read_scalar(str, False, "no"), read_scalar(float, 3, None)
+    (True, 'no', 3.0)
+    """
+    if get_origin(kind) is Literal:
+        written = value if text is None else text
+        return written if isinstance(written, str) and written in get_args(kind) else WRONG
+    if text is None:
+        return _typed(kind, value)
+    if kind is types.NoneType:
+        return None if text in _NULLS else WRONG
+    if kind is bool:
+        return _BOOLS.get(text, WRONG)
+    if kind is int:
+        return int(text) if _INT.fullmatch(text) else WRONG
+    if kind is float:
+        return _float(text)
+    return WRONG if text in _NULLS else text
+
+
+def describe(kind: Any) -> str:
+    """A type in words.
+
+    >>> describe(Annotated[int, Range(minimum=1)]), describe(Literal["even"])
+    ('a whole number of at least 1', 'even')
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return " ".join(map(str, [describe(arguments[0]), *arguments[1:]]))
+    if origin is Literal:
+        return " or ".join(map(str, arguments))
+    if origin is tuple:
+        return f"a list of {describe(arguments[0]).removeprefix('a ').replace('number', 'numbers', 1)}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(describe, arguments))
+    words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+    return words.get(kind, "null" if kind is types.NoneType else "a group of settings")
+
+
+def hint(kinds: Sequence[Any], value: Any, text: str | None) -> str:
+    """What to write instead of a value that is of none of the ``kinds``; empty when unknown.
+
+    >>> hint([int], "010", "010"), hint([bool], "on", "on"), hint([int], "4", None)
+    ('Write 10, without leading zeros.', 'Write true.', 'Remove the quotes.')
+    """
+    bases = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
+    written = str(value) if text is None else text
+    if types.NoneType in bases and written in ("None", "none"):
+        return "Write null for no value."
+    if str in bases:
+        return "" if text is None else 'Give text; for an empty one write "".'
+    numbers = [number for kind in kinds if (number := _nearest(kind, value)) is not None]
+    if numbers:
+        return f"Write {numbers[0]}."
+    if isinstance(value, str) and (int in bases or float in bases):
+        return _number_hint(written, int if int in bases else float, is_quoted=text is None)
+    if bool in bases:
+        yes_no = _YES_NO.get(written.lower())
+        return f"Write {yes_no}." if yes_no else ""
+    names = [name for base in bases if get_origin(base) is Literal for name in get_args(base)]
+    return did_you_mean(written, names) if names else ""
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """A value without text, of exactly this type; a whole number is a float too."""
+    if kind is float and type(value) is int:
+        return float(value)
+    is_kind = type(value) is kind and (kind is not float or math.isfinite(value))
+    return value if is_kind else WRONG
+
+
+def _float(text: str) -> Any:
+    number = float(text) if _FLOAT.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else WRONG
+
+
+def _nearest(kind: Any, value: Any) -> float | None:
+    """The allowed number nearest to one that is outside of the range, or that is whole but a float."""
+    base, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if base is int and isinstance(value, float):
+        whole = int(value) if value.is_integer() else None
+        return whole if whole is not None and all(whole in bound for bound in bounds) else None
+    return next((near for bound in bounds if (near := bound.nearest(value)) is not None), None)
+
+
+def _number_hint(written: str, kind: type, *, is_quoted: bool) -> str:
+    if is_quoted:
+        return "" if read_scalar(kind, None, written) is WRONG else "Remove the quotes."
+    if kind is int and _PADDED.fullmatch(written):
+        return f"Write {int(written)}, without leading zeros."
+    return ""
