@@ -70,19 +70,23 @@ class JobShape:
         """The stages of one pipeline rank, in chunk order."""
         return tuple(stage for stage in self.stages if stage.pp_rank == pp_rank)
 
-    def parts(self, stage: StagePlan) -> tuple[LayerShape, ...]:
-        """Everything a stage consists of: its layers, with prologue and epilogue where it has them."""
+    def layers(self, stage: StagePlan) -> tuple[LayerShape, ...]:
+        """The layers of a stage."""
+        return self.model.layers[stage.first_layer : stage.first_layer + stage.num_layers]
+
+    def ends(self, stage: StagePlan) -> tuple[LayerShape, ...]:
+        """Prologue and epilogue, where the stage has them."""
         prologue = self.model.prologue if stage.has_prologue else None
         epilogue = self.model.epilogue if stage.has_epilogue else None
-        layers = self.model.layers[stage.first_layer : stage.first_layer + stage.num_layers]
-        return tuple(part for part in (prologue, *layers, epilogue) if part)
+        return tuple(part for part in (prologue, epilogue) if part)
 
     def num_local_parameters(self, pp_rank: int) -> int:
         """Parameters on each rank of a pp_rank, tied ones counted once."""
-        parts = [part for stage in self.stages_of(pp_rank) for part in self.parts(stage)]
+        stages = self.stages_of(pp_rank)
+        parts = [part for stage in stages for part in (*self.layers(stage), *self.ends(stage))]
         whole = sum(part.num_replicated_parameters for part in parts)
         split = sum(part.num_parameters - part.num_replicated_parameters for part in parts)
-        if self.model.prologue in parts and self.model.epilogue in parts:
+        if any(stage.has_prologue for stage in stages) and any(stage.has_epilogue for stage in stages):
             split -= self.model.num_tied_parameters
         return whole + -(-split // self.mesh.tp)
 

@@ -42,17 +42,20 @@ class LayerShape:
     forward_flops: float
     """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
     kept_elements: int
-    """Elements kept for the backward, of those split by tensor parallelism."""
+    """Elements kept for the backward in the compute format, split by tensor parallelism."""
     kept_replicated_elements: int
-    """Elements kept for the backward that are whole on every tensor-parallel rank unless
+    """Elements kept in the compute format that are whole on every tensor-parallel rank unless
     sequence parallelism splits them."""
     output_elements: int
     """Elements of the output that the next layer receives."""
     output_shape: tuple[int, ...]
     """Shape of one sample's output, without the batch dim."""
+    kept_gathered_elements: int = 0
+    """Elements kept in the compute format that are whole on every tensor-parallel rank in any case."""
     kept_fp32_elements: int = 0
-    """Elements kept in fp32 whatever the compute format, split by tensor parallelism (the
-    probabilities of the loss, the log-sum-exp of attention)."""
+    """Elements kept in fp32 whatever the compute format, split by tensor parallelism."""
+    kept_replicated_fp32_elements: int = 0
+    """Elements kept in fp32, whole on every tensor-parallel rank unless sequence parallelism splits them."""
 
 
 @dataclass(frozen=True, kw_only=True)

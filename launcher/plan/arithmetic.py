@@ -1,0 +1,46 @@
+"""Small number theory behind "the nearest valid choice"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def nearest_of(wanted: int, choices: Iterable[int]) -> int:
+    """The choice closest to ``wanted``; of two equally close the larger.
+
+    >>> nearest_of(3, (1, 2, 4, 8))
+    4
+    """
+    return min(choices, key=lambda choice: (abs(choice - wanted), -choice))
+
+
+def multiples_around(wanted: int, unit: int) -> tuple[int, ...]:
+    """The positive multiples of ``unit`` next below and above a number that is not one.
+
+    >>> multiples_around(256, 14), multiples_around(5, 14)
+    ((252, 266), (14,))
+    """
+    below = wanted // unit * unit
+    return (below, below + unit) if below else (unit,)
+
+
+def listed(numbers: Iterable[int], separator: str = ", ") -> str:
+    """Numbers as text, the middle left out of more than 16 when they are for reading.
+
+    >>> listed((1, 2, 4))
+    '1, 2, 4'
+    """
+    words = [str(number) for number in numbers]
+    if separator == ", " and len(words) > 16:
+        words = [*words[:8], "...", *words[-4:]]
+    return separator.join(words)

@@ -1,0 +1,103 @@
+"""The whole plan: checked, predicted, and written down as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from launcher.config.schema import LaunchConfig
+from launcher.errors import PlanError
+from launcher.interfaces import JobShape
+from launcher.plan.checks import memory_faults, with_sources
+from launcher.plan.job import CheckedJob, Describe, check_job
+from launcher.plan.memory import plan_memory
+from launcher.plan.model import VERSION, BatchPlan, Plan, RolePlan
+from launcher.plan.notes import idle_note, plan_notes
+from launcher.plan.resolve import padded_vocabulary
+from launcher.plan.shapes import train_flops
+from launcher.plan.timing import plan_schedule
+from launcher.plan.traffic import plan_traffic, rank_costs
+from launcher.schedule.passes import lower
+from launcher.typed import Source
+
+_NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
+
+
+def build(
+    config: LaunchConfig,
+    sources: Mapping[str, Source] = _NO_SOURCES,
+    *,
+    describe: Describe | None = None,
+    source_roots: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of a configuration.
+
+    ``describe`` measures a user's own model, which ``source_roots`` let the ranks import.
+
+    Raises:
+        PlanError: with every reason why the strategy cannot run.
+        PluginError: when a named plugin fails to load.
+    """
+    checked = check_job(config, sources, describe)
+    job, chosen = checked.shape, checked.chosen
+    lists = lower(chosen.schedule, job.pipeline)
+    costs = rank_costs(job, chosen.parallels)
+    memory = plan_memory(job, lists, costs)
+    if faults := memory_faults(memory, job.config):
+        raise PlanError(with_sources(faults, sources))
+    schedule = plan_schedule(job, chosen.schedule, lists, costs, memory)
+    roles = _roles(checked)
+    notes = plan_notes(job, checked.batch, schedule, costs)
+    notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
+    return Plan(
+        version=VERSION,
+        config=job.config,
+        mesh=job.mesh,
+        roles=roles,
+        batch=_batch(checked),
+        stages=job.stages,
+        num_parameters=checked.model.num_parameters,
+        step_flops=train_flops(checked.model, job.global_size),
+        schedule=schedule,
+        memory=memory,
+        traffic=plan_traffic(job, costs),
+        plugins=chosen.records,
+        parallels=tuple(parallel.runtime for parallel in chosen.parallels),
+        update=chosen.architecture.runtime,
+        exact=chosen.architecture.exact,
+        notes=tuple(notes),
+        source_roots=source_roots,
+    )
+
+
+def job_shape(
+    config: LaunchConfig, sources: Mapping[str, Source] = _NO_SOURCES, *, describe: Describe | None = None
+) -> JobShape:
+    """The checked job of a configuration, without predictions.
+
+    Raises:
+        PlanError: with every reason why the strategy cannot run.
+    """
+    return check_job(config, sources, describe).shape
+
+
+def _roles(checked: CheckedJob) -> tuple[RolePlan, ...]:
+    """The roles on consecutive ranks, in the architecture's order."""
+    roles, first = [], 0
+    for group in checked.chosen.architecture.roles(checked.shape):
+        roles.append(
+            RolePlan(name=group.name, first_rank=first, num_ranks=group.num_ranks, trains=group.trains)
+        )
+        first += group.num_ranks
+    return tuple(roles)
+
+
+def _batch(checked: CheckedJob) -> BatchPlan:
+    config, sizes = checked.shape.config, checked.batch
+    return BatchPlan(
+        global_size=sizes.global_size,
+        micro_size=sizes.micro_size,
+        num_microbatches=sizes.num_microbatches,
+        seq_length=config.batch.seq_length,
+        padded_vocab_size=padded_vocabulary(config.model, config.parallel.tp),
+    )

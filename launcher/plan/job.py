@@ -1,0 +1,150 @@
+"""From a configuration to the job that plugins judge: sizes solved, everything checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from launcher.config.schema import BatchConfig, LaunchConfig, ModelConfig
+from launcher.errors import Fault, PlanError
+from launcher.interfaces import JobShape
+from launcher.plan.batch import BatchSizes, solve
+from launcher.plan.checks import config_faults, with_sources
+from launcher.plan.model import ModelShape
+from launcher.plan.partition import layer_faults, make_stages
+from launcher.plan.plugins import Chosen, choose, plugin_faults
+from launcher.plan.resolve import padded_vocabulary, resolve, resolve_model
+from launcher.plan.shapes import has_sizes, model_shape
+from launcher.plan.world import axes, rank_order_faults, solve_dp, world_faults
+from launcher.schedule.actions import PipelineShape
+from launcher.topology.cluster import Cluster
+from launcher.topology.mesh import AXES, Mesh
+from launcher.typed import Source
+
+Describe = Callable[[ModelConfig, BatchConfig], ModelShape]
+"""Measures the shape of a user's own model."""
+_UNSOLVED = BatchSizes(global_size=1, micro_size=1, num_microbatches=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedJob:
+    """A job that can run, as far as that is known before its memory is predicted."""
+
+    shape: JobShape
+    """What the ranks hold: the vocabulary is padded."""
+    model: ModelShape
+    """The model as it was asked for."""
+    chosen: Chosen
+    batch: BatchSizes
+
+
+def check_job(config: LaunchConfig, sources: Mapping[str, Source], describe: Describe | None) -> CheckedJob:
+    """Solves and checks everything.
+
+    Raises:
+        PlanError: with every fault.
+        PluginError: when a named plugin fails to load.
+    """
+    config = replace(config, model=resolve_model(config.model))
+    early = [*config_faults(config), *rank_order_faults(config.parallel.rank_order)]
+    unusable_plugins = plugin_faults(config, sources)
+    early += unusable_plugins
+    if unusable_plugins or not has_sizes(config.model) or (early and config.model.family == "custom"):
+        # Without its plugins or its sizes a job cannot be formed; the rest can still be judged.
+        _, _, late = _solve(config, config.model.num_layers, 0, sources)
+        raise PlanError(with_sources([*early, *late], sources))
+    model = _shape(config, describe)
+    padded = replace(config.model, vocab_size=padded_vocabulary(config.model, config.parallel.tp))
+    held = model if config.model.family == "custom" else model_shape(padded, config.batch.seq_length)
+    others = _num_other_ranks(config, held)
+    dp, sizes, late = _solve(config, len(held.layers), others, sources)
+    solved = resolve(config, dp or 1, sizes or _UNSOLVED)
+    chosen = choose(solved)
+    job = _job(solved, held)
+    faults = [*early, *late, *_plugin_verdicts(job, chosen, sizes, is_sound=not (early or late))]
+    if faults or sizes is None:
+        raise PlanError(with_sources(faults, sources))
+    return CheckedJob(shape=job, model=model, chosen=chosen, batch=sizes)
+
+
+def _solve(
+    config: LaunchConfig, num_layers: int | None, num_other_ranks: int, sources: Mapping[str, Source]
+) -> tuple[int | None, BatchSizes | None, list[Fault]]:
+    """Replicas and batch sizes, None where they have none, and the faults of world, batch and layers."""
+    faults: list[Fault] = []
+    dp = solve_dp(config, num_other_ranks)
+    sizes: BatchSizes | None = None
+    if isinstance(dp, Fault):
+        faults.append(dp)
+    else:
+        faults += world_faults(config, dp, num_other_ranks, sources)
+        solution = solve(config.batch, dp)
+        if isinstance(solution, Fault):
+            faults.append(solution)
+        else:
+            sizes = solution
+    if num_layers is not None:
+        faults += layer_faults(num_layers, _pipeline(config, _UNSOLVED), config.parallel.layers_per_stage)
+    return (None if isinstance(dp, Fault) else dp), sizes, faults
+
+
+def _plugin_verdicts(job: JobShape, chosen: Chosen, sizes: BatchSizes | None, *, is_sound: bool) -> list[Fault]:
+    """What the plugins find. Those that judge the job as a whole are asked only about a sound one."""
+    faults = [_explained(fault, job) for fault in chosen.schedule.check(job.pipeline)] if sizes else []
+    for parallel in chosen.parallels:
+        faults += parallel.check(job)
+    if is_sound and not faults:
+        faults += [*chosen.architecture.check(job), *chosen.executor.check(job)]
+    return faults
+
+
+def _explained(fault: Fault, job: JobShape) -> Fault:
+    """A schedule knows only the number of microbatches; says where that number comes from."""
+    if fault.path != "batch.num_microbatches":
+        return fault
+    dp = job.mesh.dp
+    origin = f"(= global_size {job.global_size} / (micro_size {job.micro_size} * dp {dp}))"
+    return replace(fault, given=f"{fault.given} {origin}")
+
+
+def _shape(config: LaunchConfig, describe: Describe | None) -> ModelShape:
+    if config.model.family != "custom":
+        return model_shape(config.model, config.batch.seq_length)
+    assert describe is not None, "whoever plans a model of family custom gives a way to measure it"
+    return describe(config.model, config.batch)
+
+
+def _num_other_ranks(config: LaunchConfig, model: ModelShape) -> int:
+    """Ranks that the architecture adds to the trainers, asked with one replica where dp is open."""
+    dp = 1 if config.parallel.dp == "auto" else config.parallel.dp
+    draft = resolve(config, dp, _UNSOLVED)
+    architecture = choose(draft).architecture
+    return sum(role.num_ranks for role in architecture.roles(_job(draft, model)) if not role.trains)
+
+
+def _job(config: LaunchConfig, model: ModelShape) -> JobShape:
+    """The job of a configuration whose sizes are all known."""
+    parallel, batch = config.parallel, config.batch
+    micro, count, total = batch.micro_size, batch.num_microbatches, batch.global_size
+    assert micro and count and total and parallel.dp != "auto", "sizes are resolved before the job is formed"
+    order = AXES if rank_order_faults(parallel.rank_order) else axes(parallel.rank_order)
+    pipeline = _pipeline(config, BatchSizes(global_size=total, micro_size=micro, num_microbatches=count))
+    is_split = not layer_faults(len(model.layers), pipeline, parallel.layers_per_stage)
+    return JobShape(
+        config=config,
+        cluster=Cluster(config=config.cluster, device=config.device),
+        mesh=Mesh(pp=parallel.pp, dp=parallel.dp, tp=parallel.tp, order=order),
+        model=model,
+        pipeline=pipeline,
+        stages=make_stages(model, pipeline, parallel.layers_per_stage) if is_split else (),
+        micro_size=micro,
+        global_size=total,
+    )
+
+
+def _pipeline(config: LaunchConfig, sizes: BatchSizes) -> PipelineShape:
+    return PipelineShape(
+        num_pp_ranks=config.parallel.pp,
+        num_chunks=config.parallel.num_chunks,
+        num_microbatches=sizes.num_microbatches,
+    )

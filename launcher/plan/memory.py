@@ -1,0 +1,153 @@
+"""Bytes that a rank of each pp_rank holds at its fullest moment.
+
+    weights      its parameters in the compute format
+    gradients    one per parameter in the gradient format
+    optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
+    activations  what every microbatch in flight keeps, followed through the rank's own action list
+    other        receives posted ahead, the logits, the layer under recomputation, gradients
+                 converted for the update, and what the parallel plugins add
+
+So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.config.schema import PrecisionConfig
+from launcher.interfaces import DTYPE_BYTES, JobShape, RankCost
+from launcher.plan.model import LayerShape, MemoryPlan, StagePlan
+from launcher.schedule.actions import RB, RF, Action, B, F
+from launcher.schedule.simulate import peak_held
+
+_FP32_BYTES = DTYPE_BYTES["fp32"]
+
+
+def plan_memory(
+    job: JobShape, lists: Sequence[Sequence[Action]], costs: Sequence[Sequence[RankCost]]
+) -> tuple[MemoryPlan, ...]:
+    """The memory of the ranks of every pp_rank, in order. ``costs``: per pp_rank, of every parallel plugin."""
+    kept = [kept_bytes(job, stage) for stage in job.stages]
+    held = peak_held(lists, job.pipeline)
+    precision = job.config.precision
+    plans = []
+    for pp_rank, actions in enumerate(lists):
+        parameters = job.num_local_parameters(pp_rank)
+        plans.append(
+            MemoryPlan(
+                pp_rank=pp_rank,
+                weights_bytes=parameters * job.compute_bytes,
+                gradients_bytes=parameters * job.gradient_bytes,
+                optimizer_bytes=parameters * optimizer_bytes(precision),
+                activations_bytes=_peak_bytes(actions, kept),
+                peak_microbatches=held[pp_rank],
+                other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
+            )
+        )
+    return tuple(plans)
+
+
+def optimizer_bytes(precision: PrecisionConfig) -> int:
+    """Bytes of optimizer state per parameter: two moments in the format of the weights that are
+    updated, which are the master copy where there is one."""
+    has_copy = precision.compute != "fp32" and precision.master_weights
+    return 3 * _FP32_BYTES if has_copy else 2 * DTYPE_BYTES[precision.compute]
+
+
+def kept_bytes(job: JobShape, stage: StagePlan) -> int:
+    """Bytes that one microbatch leaves on a stage between its forward and its backward.
+
+    Full recomputation keeps only the input of every layer. The messages that a stage receives and
+    sends stay too: its backward begins at the one and ends at the other.
+    """
+    layers = job.layers(stage)
+    if job.config.parallel.recompute == "full":
+        size = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in stage.layers)
+    else:
+        size = sum(part_bytes(job, layer) for layer in layers)
+        if job.config.precision.compute != "fp32":  # else the first norm keeps the very same tensor
+            size += _message_bytes(job, stage)
+    size += sum(part_bytes(job, end) for end in job.ends(stage))
+    is_last = stage.stage == len(job.stages) - 1
+    return size if is_last else size + job.local_activation_bytes(layers[-1].output_elements)
+
+
+def part_bytes(job: JobShape, part: LayerShape) -> int:
+    """Bytes that one microbatch leaves in a layer, nothing recomputed."""
+    split = part.kept_elements * job.compute_bytes + part.kept_fp32_elements * _FP32_BYTES
+    between = part.kept_replicated_elements * job.compute_bytes + part.kept_replicated_fp32_elements * _FP32_BYTES
+    whole = part.kept_gathered_elements * job.compute_bytes
+    num_sequence_parts = job.mesh.tp if job.config.parallel.sequence_parallel else 1
+    return job.micro_size * (-(-split // job.mesh.tp) - (-between // num_sequence_parts) + whole)
+
+
+def _message_bytes(job: JobShape, stage: StagePlan) -> int:
+    """Size of the message that a stage receives for one microbatch; 0 for the first stage."""
+    return job.local_activation_bytes(_input_elements(job, stage.first_layer)) if stage.stage else 0
+
+
+def _input_elements(job: JobShape, layer: int) -> int:
+    """Elements of a layer's input; 0 for a first layer that is fed with the samples themselves."""
+    before = job.model.layers[layer - 1] if layer else job.model.prologue
+    return before.output_elements if before else 0
+
+
+def _peak_bytes(actions: Sequence[Action], kept: Sequence[int]) -> int:
+    """The most that is kept at once when every F adds its stage's bytes and every B frees them."""
+    now = peak = 0
+    for stage, kind, _ in actions:
+        if kind == F:
+            now += kept[stage]
+            peak = max(peak, now)
+        elif kind == B:
+            now -= kept[stage]
+    return peak
+
+
+def _other_bytes(
+    job: JobShape, pp_rank: int, actions: Sequence[Action], costs: Sequence[RankCost]
+) -> Mapping[str, int]:
+    stages = job.stages_of(pp_rank)
+    other = {
+        "receive buffers": _receive_bytes(job, actions),
+        "logits": max(_logits_bytes(job, stage) for stage in stages),
+        "converted gradients": _converted_bytes(job, pp_rank),
+    }
+    if job.config.parallel.recompute == "full":
+        other["recomputed layer"] = max(part_bytes(job, layer) for stage in stages for layer in job.layers(stage))
+    for cost in costs:
+        for name, size in cost.memory_bytes.items():
+            other[name] = other.get(name, 0) + size
+    return {name: size for name, size in other.items() if size}
+
+
+def _logits_bytes(job: JobShape, stage: StagePlan) -> int:
+    """The logits beside the probabilities made of them: in fp32, and before that in the compute format."""
+    if not (stage.has_epilogue and job.model.epilogue):
+        return 0
+    each = _FP32_BYTES if job.config.precision.compute == "fp32" else _FP32_BYTES + job.compute_bytes
+    return job.micro_size * -(-job.model.epilogue.kept_fp32_elements * each // job.mesh.tp)
+
+
+def _converted_bytes(job: JobShape, pp_rank: int) -> int:
+    """A second copy of the gradients, for an update in another format than they are kept in."""
+    precision = job.config.precision
+    updated = "fp32" if precision.master_weights else precision.compute
+    return 0 if updated == precision.gradients else job.num_local_parameters(pp_rank) * DTYPE_BYTES[updated]
+
+
+def _receive_bytes(job: JobShape, actions: Sequence[Action]) -> int:
+    """The most that receives hold from their posting until the forward has taken the input over, or
+    the backward has used up the gradient."""
+    sizes = [_message_bytes(job, stage) for stage in job.stages]
+    pending: dict[tuple[int, str, int], int] = {}
+    now = peak = 0
+    for stage, kind, microbatch in actions:
+        if kind in (RF, RB):
+            size = sizes[stage] if kind == RF else sizes[stage + 1]
+            pending[stage, kind, microbatch] = size
+            now += size
+            peak = max(peak, now)
+        elif kind in (F, B):
+            now -= pending.pop((stage, RF if kind == F else RB, microbatch), 0)
+    return peak

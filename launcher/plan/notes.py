@@ -1,0 +1,77 @@
+"""What a reader of the plan should know although nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isclose
+
+from launcher.interfaces import JobShape, RankCost
+from launcher.plan.batch import BatchSizes
+from launcher.plan.model import SchedulePlan
+from launcher.plan.traffic import message_time_s
+from launcher.units import format_duration
+
+
+def plan_notes(
+    job: JobShape, sizes: BatchSizes, schedule: SchedulePlan, costs: Sequence[Sequence[RankCost]]
+) -> list[str]:
+    """All notes, each a sentence."""
+    found = [
+        sizes.note,
+        _vocabulary_note(job, job.config.model.vocab_size),
+        _microbatches_note(job, schedule.bubble_formula),
+        _tensor_note(job, costs),
+        _tied_note(job),
+    ]
+    return [note for note in found if note]
+
+
+def idle_note(world_size: int, num_devices: int) -> list[str]:
+    """Says how many devices do nothing."""
+    if world_size >= num_devices:
+        return []
+    idle = num_devices - world_size
+    return [f"{idle} of {num_devices} devices stay idle; figures per device divide by all {num_devices}."]
+
+
+def _vocabulary_note(job: JobShape, vocab_size: int | None) -> str:
+    tp = job.mesh.tp
+    if vocab_size is None or vocab_size % tp == 0:
+        return ""
+    padded = -(-vocab_size // tp) * tp
+    return (
+        f"The vocabulary of {vocab_size} is padded to {padded}, a multiple of tp = {tp}; "
+        f"the {padded - vocab_size} added tokens never receive probability."
+    )
+
+
+def _microbatches_note(job: JobShape, bubble: float | None) -> str:
+    p, v, m = job.pipeline.num_pp_ranks, job.pipeline.num_chunks, job.pipeline.num_microbatches
+    if m >= p or bubble is None:
+        return ""
+    share = f"{bubble:.0%}"
+    if isclose(bubble, (p - 1) / (v * m + p - 1)):
+        chunks = "" if v == 1 else f"{v} * "
+        share = f"(pp - 1) / ({chunks}m + pp - 1) = {p - 1}/{v * m + p - 1} = {bubble:.0%}"
+    return f"{m} microbatches cannot fill {p} pipeline ranks: the bubble is {share}; more microbatches shrink it."
+
+
+def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:
+    if not job.cluster.crosses_nodes(job.mesh, "tp"):
+        return ""
+    config = job.cluster.config
+    messages = [c for rank in costs for cost in rank for c in cost.collectives if c.axis == "tp"]
+    across, inside = (
+        sum(c.count * message_time_s(job, c, link) for c in messages) / len(costs)
+        for link in (config.inter_node, config.intra_node)
+    )
+    return (
+        f"Tensor-parallel groups of {job.mesh.tp} cross nodes of {config.devices_per_node} devices: their "
+        f"messages take {format_duration(across)} per step and rank, {format_duration(inside)} inside a node."
+    )
+
+
+def _tied_note(job: JobShape) -> str:
+    if job.mesh.pp == 1 or not job.model.num_tied_parameters:
+        return ""
+    return "The tied embedding has a copy on the first and on the last stage; their gradients are summed."

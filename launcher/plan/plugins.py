@@ -1,0 +1,89 @@
+"""The plugins a configuration names: found, loaded, their options checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher import registry
+from launcher.config.schema import LaunchConfig
+from launcher.errors import Fault, did_you_mean
+from launcher.interfaces import Architecture, Executor, Parallel, Schedule
+from launcher.plan.model import PluginRecord
+from launcher.typed import Reading, Source, read
+
+PARALLEL_OF_AXIS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+"""Name of the plugin that spreads the work along each axis, in order of application."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The plugins in use; of the parallels only those whose axis has more than one rank."""
+
+    schedule: Schedule
+    architecture: Architecture
+    executor: Executor
+    parallels: tuple[Parallel, ...]
+    records: tuple[PluginRecord, ...]
+
+
+def choose(config: LaunchConfig) -> Chosen:
+    """Loads the plugins that a configuration without `plugin_faults` names.
+
+    Raises:
+        PluginError: when one of them fails to load.
+    """
+    sizes = {"tp": config.parallel.tp, "pp": config.parallel.pp, "dp": config.parallel.dp}
+    names = [name for axis, name in PARALLEL_OF_AXIS.items() if sizes[axis] != 1]
+    named = [(group, name) for _, group, name, _ in _single_choices(config)]
+    named += [("launcher.parallels", name) for name in names]
+    schedule, architecture, executor, *parallels = (registry.load(group, name) for group, name in named)
+    return Chosen(
+        schedule=schedule,
+        architecture=architecture,
+        executor=executor,
+        parallels=tuple(parallels),
+        records=tuple(registry.record(group, name) for group, name in named),
+    )
+
+
+def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[Fault, ...]:
+    """Faults of unknown plugin names and of options that a plugin does not declare.
+
+    Raises:
+        PluginError: when a named plugin fails to load.
+    """
+    faults: list[Fault] = []
+    for path, group, name, (options_path, options) in _single_choices(config):
+        known = registry.plugins(group)
+        if name not in known:
+            faults.append(Fault(path, name, f"no installed plugin of {group}", did_you_mean(name, known)))
+        else:
+            faults += _option_faults(registry.load(group, name), name, options_path, options, sources)
+    return tuple(faults)
+
+
+def _single_choices(config: LaunchConfig) -> list[tuple[str, str, str, tuple[str, Mapping[str, Any]]]]:
+    """(config path of the name, entry-point group, name, (config path of the options, options))."""
+    parallel, architecture, executor = config.parallel, config.architecture, config.executor
+    schedule_options = ("parallel.schedule_options", parallel.schedule_options)
+    return [
+        ("parallel.schedule", "launcher.schedules", parallel.schedule, schedule_options),
+        ("architecture.name", "launcher.architectures", architecture.name, ("architecture", architecture.options)),
+        ("executor.name", "launcher.executors", executor.name, ("executor", executor.options)),
+    ]
+
+
+def _option_faults(
+    plugin: object, name: str, path: str, options: Mapping[str, Any], sources: Mapping[str, Source]
+) -> list[Fault]:
+    declared = getattr(plugin, "Config", None)
+    if declared is None:
+        return [
+            Fault(f"{path}.{key}", value, f"{name} has no options", f"Remove {path}.{key}.")
+            for key, value in options.items()
+        ]
+    reading = Reading(sources)
+    read(declared, options, reading, path)
+    return reading.faults

@@ -1,0 +1,106 @@
+"""Predicted times: of one microbatch on one stage, and of the whole step.
+
+    forward of a stage   = its FLOPs / tp / (peak * attainable_fraction) + the collectives inside it
+    backward             = twice the FLOPs (three times with full recomputation) + its collectives
+    step                 = the schedule, simulated with these + what the last backward does not hide
+                           of the gradient exchange + the other collectives of a step + the update
+
+The peak is the datasheet's and the attainable share an assumption, so a predicted time is for
+comparing strategies with each other, not for promising a date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from launcher.interfaces import Collective, JobShape, RankCost, Schedule
+from launcher.plan.model import LayerShape, MemoryPlan, SchedulePlan
+from launcher.plan.traffic import collective_time_s, message_time_s
+from launcher.schedule.actions import Action, to_text
+from launcher.schedule.simulate import Costs, simulate
+
+_UPDATE_PASSES = 2
+"""Times that an update moves weights, gradients and optimizer state: one read, one write."""
+
+
+def plan_schedule(
+    job: JobShape,
+    schedule: Schedule,
+    lists: Sequence[Sequence[Action]],
+    costs: Sequence[Sequence[RankCost]],
+    memory: Sequence[MemoryPlan],
+) -> SchedulePlan:
+    """The schedule with its predicted times."""
+    stage_costs = predict_costs(job, costs)
+    simulation = simulate(lists, job.pipeline, stage_costs)
+    tail_s = max(
+        after_schedule_s(job, cost, ranks, stage_costs.backward_s) for cost, ranks in zip(costs, memory, strict=True)
+    )
+    return SchedulePlan(
+        name=job.config.parallel.schedule,
+        actions=tuple(to_text(actions) for actions in lists),
+        bubble_formula=schedule.bubble_fraction(job.pipeline),
+        bubble_simulated=simulation.bubble_fraction,
+        forward_s=stage_costs.forward_s,
+        backward_s=stage_costs.backward_s,
+        transfer_s=stage_costs.transfer_s,
+        step_s=simulation.makespan_s + tail_s,
+    )
+
+
+def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Costs:
+    """Seconds of a microbatch's forward and backward on every stage, and of a message between two."""
+    backward_factor = 3 if job.config.parallel.recompute == "full" else 2
+    forward_s, backward_s = [], []
+    for stage in job.stages:
+        layers_s = _seconds(job, job.layers(stage))
+        ends_s = _seconds(job, job.ends(stage))
+        share = 1 / (job.config.parallel.num_chunks * job.pipeline.num_microbatches)
+        rank = costs[stage.pp_rank]
+        forward_s.append(layers_s + ends_s + share * _waited_s(job, rank, "forward"))
+        backward_s.append(backward_factor * layers_s + 2 * ends_s + share * _waited_s(job, rank, "backward"))
+    return Costs(
+        forward_s=tuple(forward_s), backward_s=tuple(backward_s), transfer_s=transfer_s(job, costs)
+    )
+
+
+def _seconds(job: JobShape, parts: Iterable[LayerShape]) -> float:
+    """Forward of one microbatch through some parts; no layer takes less than one operation."""
+    device = job.config.device
+    flops_per_s = device.peak_flops[job.config.precision.compute] * device.attainable_fraction
+    return sum(max(part.forward_flops, 1.0) for part in parts) * job.micro_size / (flops_per_s * job.mesh.tp)
+
+
+def transfer_s(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> float:
+    """Seconds of the longest message between two stages."""
+    link = job.cluster.link(job.mesh, "pp")
+    messages = [c for rank in costs for c in _collectives(rank) if c.operation == "send_recv"]
+    return max((message_time_s(job, message, link) for message in messages), default=0.0)
+
+
+def after_schedule_s(
+    job: JobShape, costs: Sequence[RankCost], memory: MemoryPlan, backward_s: Sequence[float]
+) -> float:
+    """Seconds of a rank's step after its last backward.
+
+    A gradient exchange starts bucket by bucket during the last backward of each of the rank's
+    stages; the last bucket of all can start only when it is over.
+    """
+    at_end = [c for c in _collectives(costs) if c.phase == "step"]
+    window_s = sum(backward_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
+    hidden = [c for c in at_end if c.overlappable]
+    exchange_s = sum(collective_time_s(job, c) for c in hidden)
+    last_message_s = max((collective_time_s(job, c) / c.count for c in hidden), default=0.0)
+    state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    update_s = _UPDATE_PASSES * state_bytes / job.config.device.memory_bandwidth_bytes_per_s
+    return max(exchange_s - window_s, last_message_s) + _waited_s(job, costs, "step") + update_s
+
+
+def _waited_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:
+    """Seconds per step of a phase's messages that nothing hides."""
+    waited = [c for c in _collectives(costs) if c.phase == phase and not c.overlappable]
+    return sum(collective_time_s(job, collective) for collective in waited)
+
+
+def _collectives(costs: Sequence[RankCost]) -> list[Collective]:
+    return [collective for cost in costs for collective in cost.collectives]
