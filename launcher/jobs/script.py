@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+EXECUTOR_LOG = "logs/executor.log"
+"""Where in the run directory a local executor keeps what the process starter prints."""
+SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
+"""How a rank ends because another one did: told to stop, or aborted by a broken collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +23,8 @@ class JobRequest:
     """Hash of plan.json, checked by every rank."""
     python: str
     """Absolute path of the interpreter."""
+    resume: bool = False
+    """Whether the ranks go on from the newest checkpoint in the run directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,4 +57,7 @@ class JobState:
 
     phase: Literal["pending", "running", "succeeded", "failed", "cancelled"]
     exit_code: int | None = None
+    """Of the rank that ended first where that is known, else of the job; negative: a signal."""
     reason: str = ""
+    rank: int | None = None
+    """The rank that ended first, where the executor knows it."""

@@ -20,18 +20,22 @@ from pathlib import Path
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, PlanError
 from launcher.interfaces import JobShape
-from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
+from launcher.jobs.script import (
+    EXECUTOR_LOG,
+    SECONDARY_EXIT_CODES,
+    JobHandle,
+    JobRequest,
+    JobScript,
+    JobState,
+)
 from launcher.plan.model import Plan
 from launcher.registry import plugins
 
 ENTRY_MODULE = "launcher.runtime.main"
 """What every rank runs."""
-_LOG = Path("logs", "torchrun.log")
 _GRACE_S = 10
 _PR_SET_PDEATHSIG = 1
 _REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) ")
-_SECONDARY = (-signal.SIGTERM, -signal.SIGABRT)
-"""Signals by which a rank ends because another one did: torchrun's own, and a broken collective's."""
 _INHERITED = ("PET_", "TORCHELASTIC_", "PYTHON_EXEC")
 """Variables that would change what torchrun does; none of them is passed on."""
 
@@ -76,7 +80,7 @@ class Torchrun:
         The kernel ends the job when the calling thread ends, however that happens.
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
-        with (Path(script.run_dir) / _LOG).open("ab") as log:
+        with (Path(script.run_dir) / EXECUTOR_LOG).open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 (our own argv, no shell)
                 script.argv,
                 stdin=subprocess.DEVNULL,
@@ -95,7 +99,7 @@ class Torchrun:
             return JobState(phase="running")
         if code == 0:
             return JobState(phase="succeeded", exit_code=0)
-        log = Path(handle.run_dir) / _LOG
+        log = Path(handle.run_dir) / EXECUTOR_LOG
         return failed_state(log.read_text(errors="replace"), code)
 
     def cancel(self, handle: JobHandle) -> None:
@@ -126,7 +130,7 @@ def failed_state(report: str, code: int) -> JobState:
     if not ended:
         last = report.strip().splitlines()[-1:] or [""]
         return JobState(phase="failed", exit_code=code, reason=f"torchrun ended with code {code}: {last[0]}")
-    killed = [item for item in ended if item[1] < 0 and item[1] not in _SECONDARY]
+    killed = [item for item in ended if item[1] < 0 and item[1] not in SECONDARY_EXIT_CODES]
     rank, status = (killed or ended)[0]
     return JobState(phase="failed", exit_code=status, reason=_reason(status), rank=rank)
 

@@ -1,0 +1,151 @@
+"""The live line of a run: step, loss, tokens per second, time to go.
+
+It reads what the reporting rank appends to its records, so it costs the ranks nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from launcher.units import format_count, format_duration
+
+_WINDOW_STEPS = 20
+"""Steps that the speed is averaged over."""
+_PLAIN_INTERVAL_S = 5
+"""Least time between two lines when the output is not a terminal."""
+_LIVE_INTERVAL_S = 0.2
+
+
+class RecordTail:
+    """The records that a rank appends, as they come; a line that is not whole yet is left for later."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Every record that was completed since the last call."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        yield from (json.loads(line) for line in whole.splitlines())
+
+
+@dataclass
+class StepView:
+    """What the latest steps say about the run."""
+
+    num_steps: int
+    num_done: int = 0
+    loss: float | None = None
+    eval_loss: float | None = None
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
+    """(tokens, nanoseconds) of the latest steps."""
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Takes in one step."""
+        self.num_done = record["step"] + 1
+        self.loss = record["loss"]
+        self.recent.append((record["num_tokens"], record["duration_ns"]))
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of the latest steps; the first one starts slowly and counts only while alone."""
+        times = [duration for _, duration in self.recent]
+        is_start = self.num_done == len(times) > 1
+        times = times[1:] if is_start else times
+        return sum(times) / len(times) / 1e9
+
+    def __str__(self) -> str:
+        tokens = self.recent[-1][0] / self.step_s
+        width = len(str(self.num_steps))
+        parts = [f"step {self.num_done:{width}}/{self.num_steps}"]
+        parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
+        parts += [f"{format_count(round(tokens))} tokens/s"]
+        left = self.num_steps - self.num_done
+        parts += [f"{format_duration(left * self.step_s)} to go"] if left else []
+        return "   ".join(parts)
+
+
+class Progress:
+    """Shows a run on a stream: one line redrawn on a terminal, now and then a line elsewhere."""
+
+    def __init__(
+        self,
+        records: Path,
+        num_steps: int,
+        stream: TextIO,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tail = RecordTail(records)
+        self.view = StepView(num_steps=num_steps)
+        self._stream = stream
+        self._clock = clock
+        self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._start = self._shown = clock()
+        self._drawn = 0
+        """Columns of the line that is on the terminal."""
+        self._printed = ""
+
+    def update(self) -> None:
+        """Reads what is new and shows it when it is time."""
+        first_step = self.view.num_done == 0
+        for record in self._tail.read():
+            if record["type"] == "step":
+                self.view.add(record)
+            elif record["type"] == "eval":
+                self.view.eval_loss = record["loss"]
+                self._print(f"evaluation after {record['step']} steps: loss {record['loss']:.4f}")
+        first_step = first_step and self.view.num_done > 0
+        if self._is_live:
+            self._draw()
+        elif self.view.num_done and (first_step or self._is_due(_PLAIN_INTERVAL_S)):
+            self._print(str(self.view))
+
+    def close(self) -> None:
+        """Leaves the last state on a line of its own."""
+        self._erase()
+        if self.view.num_done and self._printed != str(self.view):
+            self._print(str(self.view))
+
+    def _draw(self) -> None:
+        if not self._is_due(_LIVE_INTERVAL_S):
+            return
+        waited_s = round(self._clock() - self._start)
+        text = str(self.view) if self.view.num_done else f"starting the ranks   {waited_s} s"
+        columns = shutil.get_terminal_size().columns
+        text = text[: max(columns - 1, 1)]
+        self._stream.write(f"\r{text:{self._drawn}}")
+        self._stream.flush()
+        self._drawn = len(text)
+
+    def _print(self, text: str) -> None:
+        self._erase()
+        self._stream.write(text + "\n")
+        self._stream.flush()
+        self._printed = text
+        self._shown = self._clock()
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._stream.write(f"\r{'':{self._drawn}}\r")
+            self._drawn = 0
+
+    def _is_due(self, interval_s: float) -> bool:
+        now = self._clock()
+        if now - self._shown < interval_s:
+            return False
+        self._shown = now
+        return True

@@ -1,0 +1,221 @@
+"""Run directories: made once, never written over, readable without this program.
+
+RUN/plan.json        what the ranks do          RUN/logs/rank-N.log          each rank's output
+RUN/job.json         how they were started      RUN/metrics/rank-NNNNN.jsonl what each measured
+RUN/config.yaml      every setting, composed    RUN/exit/rank-N.json         how a rank failed
+RUN/job.sh           the command, to read       RUN/status.json              how the run stands
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.config.schema import RunConfig
+from launcher.errors import ConfigError, Fault, JobError
+
+Phase = Literal["prepared", "running", "succeeded", "failed", "cancelled"]
+SUBFOLDERS = ("logs", "metrics", "exit")
+_ATTEMPT = ("logs", "exit")
+"""What belongs to one start of the ranks; moved aside when a run is resumed."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run."""
+
+    path: Path
+    """Absolute."""
+
+    @property
+    def plan(self) -> Path:
+        """The contract with the ranks."""
+        return self.path / "plan.json"
+
+    @property
+    def job(self) -> Path:
+        """How the run was started, and what its baseline is."""
+        return self.path / "job.json"
+
+    @property
+    def status_file(self) -> Path:
+        """How the run stands."""
+        return self.path / "status.json"
+
+    def records(self, rank: int) -> Path:
+        """What a rank measured."""
+        return self.path / "metrics" / f"rank-{rank:05d}.jsonl"
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file whole or not at all."""
+        unfinished = self.path / f".{name}.unfinished"
+        unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
+        unfinished.replace(self.path / name)
+
+    def write_status(self, phase: Phase, exit_code: int | None = None) -> None:
+        """Records how the run stands; keeps when it started."""
+        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        status = {
+            "phase": phase,
+            "exit_code": exit_code,
+            "started": read_json(self.status_file).get("started", now),
+            "changed": now,
+            "pid": os.getpid(),
+            "hostname": socket.gethostname(),
+        }
+        self.write(self.status_file.name, json.dumps(status, indent=1) + "\n")
+
+
+def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunDirectory:
+    """Makes the directory of a new run; exactly one of several callers at once gets it.
+
+    Raises:
+        ConfigError: when ``run.dir`` exists and is not to be moved aside, or cannot be made.
+    """
+    try:
+        path = _make_named(run, overwrite=overwrite) if run.dir else _make_numbered(run, name)
+        for folder in SUBFOLDERS:
+            (path / folder).mkdir()
+    except OSError as error:
+        setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
+        fault = Fault(
+            setting, given, f"cannot be made: {error.strerror}", f"Set {setting} to a writable place."
+        )
+        raise ConfigError([fault]) from error
+    return RunDirectory(path)
+
+
+def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
+    """The directory of an interrupted run, ready for its ranks to be started again.
+
+    Raises:
+        ConfigError: when there is none, or it was planned otherwise.
+        JobError: when the run is still going, or has no checkpoint.
+    """
+    path = absolute(run.dir or "")
+    directory = RunDirectory(path)
+    if not directory.plan.is_file():
+        fix = "Give run.dir the directory of an earlier run, or leave out --resume."
+        raise ConfigError(
+            [Fault("run.dir", run.dir, "holds no plan.json, so there is nothing to resume", fix)]
+        )
+    _check_idle(directory)
+    changed = changed_settings(json.loads(directory.plan.read_text(encoding="utf-8")), json.loads(plan_text))
+    if changed:
+        listed = ", ".join(changed)
+        fix = f"Give the settings it was started with, or another run.dir. Changed: {listed}."
+        raise ConfigError([Fault("run.dir", run.dir, "this run was planned with other settings", fix)])
+    if not any((path / "checkpoints").glob("step-*")):
+        raise JobError(
+            f"{path} has no checkpoint to resume from. "
+            "Set train.checkpoint_interval and start anew with --overwrite."
+        )
+    for folder in _ATTEMPT:
+        if (path / folder).is_dir():
+            _move_aside(path / folder)
+        (path / folder).mkdir()
+    return directory
+
+
+def changed_settings(old: Any, new: Any, path: str = "") -> list[str]:
+    """Paths at which two plain values differ.
+
+    >>> changed_settings({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
+    ['a.c']
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = [*old, *(key for key in new if key not in old)]
+        pairs = [(f"{path}.{key}".lstrip("."), old.get(key), new.get(key)) for key in keys]
+        return [place for name, a, b in pairs for place in changed_settings(a, b, name)]
+    return [] if old == new else [path]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where the file is absent or cut short."""
+    with suppress(OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def safe_name(name: str) -> str:
+    """A name as one harmless path component.
+
+    >>> safe_name("../a b;rm -rf"), safe_name("..")
+    ('a_b_rm_-rf', 'run')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "run"
+
+
+def absolute(path: str) -> Path:
+    """A path as written in a setting: ``~`` is the home folder, relative means from here."""
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _make_named(run: RunConfig, *, overwrite: bool) -> Path:
+    path = absolute(run.dir or "")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if overwrite and os.path.lexists(path):
+        _check_idle(RunDirectory(path))
+        _move_aside(path)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        fix = "Give --resume to go on, --overwrite to move the old one aside, or another run.dir."
+        raise ConfigError(
+            [Fault("run.dir", run.dir, "exists, and no run is written over another", fix)]
+        ) from None
+    return path
+
+
+def _make_numbered(run: RunConfig, name: str) -> Path:
+    root = absolute(run.root)
+    root.mkdir(parents=True, exist_ok=True)
+    stem = f"{safe_name(name)}-{_stamp()}"
+    for number in count(1):
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return path
+    raise AssertionError("count() does not end")
+
+
+def _move_aside(path: Path) -> Path:
+    """Renames to ``<path>.<time>``, with a number where that is taken."""
+    stem = f"{path.name}.{_stamp()}"
+    for number in count(1):
+        aside = path.with_name(stem if number == 1 else f"{stem}-{number}")
+        if not os.path.lexists(aside):
+            path.rename(aside)
+            return aside
+    raise AssertionError("count() does not end")
+
+
+def _check_idle(directory: RunDirectory) -> None:
+    status = read_json(directory.status_file)
+    same_host = status.get("hostname") == socket.gethostname()
+    if status.get("phase") in ("prepared", "running") and same_host and _is_alive(int(status["pid"])):
+        raise JobError(f"{directory.path} is in use by a run that is still going (process {status['pid']})")
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+def _stamp() -> str:
+    return datetime.now().strftime("%Y%m%d-%H%M%S")

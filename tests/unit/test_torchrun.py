@@ -1,0 +1,236 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import PlanError
+from launcher.jobs.script import EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
+from launcher_plugins.executors import torchrun
+from launcher_plugins.executors.torchrun import Torchrun, failed_state
+
+REQUEST = JobRequest(run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python")
+
+REPORT = """\
+E0101 api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 11) of binary: /venv/bin/python
+============================================================
+launcher.runtime.main FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2025-01-02_03:04:05
+  host      : localhost
+  rank      : 2 (local_rank: 2)
+  exitcode  : {other} (pid: 13)
+  error_file: <N/A>
+  traceback : To enable traceback see: a page
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2025-01-02_03:04:05
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : {root} (pid: 11)
+  error_file: <N/A>
+  traceback : To enable traceback see: a page
+============================================================
+"""
+
+STARTER = """
+import pathlib, signal, subprocess, sys, time
+rank = [sys.executable, "-c", sys.argv[1], "launcher.runtime.main", sys.argv[2]]
+process = subprocess.Popen(rank, start_new_session=True)
+pathlib.Path(sys.argv[3]).write_text(str(process.pid))
+time.sleep(60)
+"""
+STUBBORN_RANK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, timeout_s=10):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def start(run_dir, *argv):
+    return Torchrun().submit(JobScript(argv=argv, environment={"GIVEN": "yes"}, run_dir=str(run_dir)))
+
+
+def start_with_a_stubborn_rank(run_dir):
+    pid_file = run_dir / "pid"
+    plan = f"{run_dir}/plan.json"
+    handle = start(run_dir, sys.executable, "-c", STARTER, STUBBORN_RANK, plan, str(pid_file))
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    return handle, int(pid_file.read_text())
+
+
+def test_the_command_lets_the_system_choose_the_port_and_passes_hash_and_plan(make_plan):
+    script = Torchrun().render(make_plan("parallel.pp=2"), REQUEST)
+    assert script.argv == (
+        "/venv/bin/python",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        "--local-addr=127.0.0.1",
+        "--log-dir=/runs/a b/logs/torchrun",
+        "--module",
+        "launcher.runtime.main",
+        "/runs/a b/plan.json",
+        "--sha256",
+        "5a" * 32,
+    )
+    assert script.environment == {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+
+
+def test_rendering_does_not_depend_on_the_environment(make_plan, monkeypatch):
+    plan = make_plan()
+    before = Torchrun().render(plan, REQUEST)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert Torchrun().render(plan, REQUEST) == before
+
+
+def test_resume_is_passed_to_the_ranks(make_plan):
+    script = Torchrun().render(make_plan(), replace(REQUEST, resume=True))
+    assert script.argv[-1] == "--resume"
+
+
+def test_cuda_ranks_keep_their_own_number_of_threads(make_plan):
+    plan = make_plan()
+    on_cuda = replace(plan.config, device=replace(plan.config.device, kind="cuda"))
+    assert "OMP_NUM_THREADS" not in Torchrun().render(replace(plan, config=on_cuda), REQUEST).environment
+
+
+def test_several_nodes_are_refused_with_the_way_out(make_plan):
+    plan = make_plan()
+    wide = replace(plan.config, cluster=replace(plan.config.cluster, nodes=2))
+    with pytest.raises(PlanError, match=r"cluster\.nodes=2: .* one node\. Set cluster\.nodes=1, or choose"):
+        Torchrun().render(replace(plan, config=wide), REQUEST)
+
+
+def test_a_killed_rank_is_guilty_before_the_ranks_that_missed_it():
+    assert failed_state(REPORT.format(root=1, other=-9), 1) == JobState(
+        phase="failed", exit_code=-9, reason="killed by signal 9 (SIGKILL)", rank=2
+    )
+
+
+def test_without_a_killed_rank_torchruns_first_one_is_guilty():
+    assert failed_state(REPORT.format(root=3, other=-6), 1) == JobState(
+        phase="failed", exit_code=3, reason="ended with exit code 3", rank=0
+    )
+
+
+def test_a_starter_that_fails_by_itself_is_told_by_its_last_line():
+    state = failed_state("usage: run.py\nrun.py: error: unrecognized arguments\n", 2)
+    assert state == JobState(
+        phase="failed",
+        exit_code=2,
+        reason="torchrun ended with code 2: run.py: error: unrecognized arguments",
+    )
+
+
+def test_a_job_runs_until_its_starter_ends(run_dir):
+    handle = start(run_dir, sys.executable, "-c", "input(); print('done')")
+    handle.process.wait(10)
+    assert Torchrun().state(handle).phase == "failed"  # it has no input to read from
+    handle = start(run_dir, sys.executable, "-c", "import time; time.sleep(0.3)")
+    assert Torchrun().state(handle).phase == "running"
+    handle.process.wait(10)
+    assert Torchrun().state(handle) == JobState(phase="succeeded", exit_code=0)
+
+
+def test_what_the_starter_prints_goes_to_its_log(run_dir):
+    start(run_dir, sys.executable, "-c", "import os; print(os.environ['GIVEN'])").process.wait(10)
+    assert (run_dir / EXECUTOR_LOG).read_text() == "yes\n"
+
+
+def test_variables_that_change_torchrun_are_not_passed_on(run_dir, monkeypatch):
+    monkeypatch.setenv("PET_NNODES", "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    code = "import os; print('PET_NNODES' in os.environ, os.environ['CUDA_VISIBLE_DEVICES'])"
+    start(run_dir, sys.executable, "-c", code).process.wait(10)
+    assert (run_dir / EXECUTOR_LOG).read_text() == "False 4,5\n"
+
+
+def test_cancel_ends_a_rank_that_ignores_sigterm_in_a_session_of_its_own(run_dir):
+    handle, rank_pid = start_with_a_stubborn_rank(run_dir)
+    assert is_alive(rank_pid)
+    Torchrun().cancel(handle)
+    assert handle.process.poll() == -signal.SIGTERM
+    wait_until(lambda: not is_alive(rank_pid))
+
+
+def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):
+    monkeypatch.setattr(torchrun, "_GRACE_S", 0.1)
+    handle = start(run_dir, sys.executable, "-c", STUBBORN_RANK)
+    wait_until(lambda: b"SIG_IGN" in Path(f"/proc/{handle.id}/cmdline").read_bytes())
+    time.sleep(0.2)
+    Torchrun().cancel(handle)
+    assert handle.process.poll() == -signal.SIGKILL
+
+
+def test_cancel_leaves_the_ranks_of_another_run_alone(run_dir, tmp_path_factory):
+    other_dir = tmp_path_factory.mktemp("other")
+    (other_dir / "logs").mkdir()
+    other, other_rank = start_with_a_stubborn_rank(other_dir)
+    handle, _ = start_with_a_stubborn_rank(run_dir)
+    Torchrun().cancel(handle)
+    assert is_alive(other_rank)
+    Torchrun().cancel(other)
+
+
+def test_cancel_after_the_end_does_nothing(run_dir):
+    handle = start(run_dir, sys.executable, "-c", "")
+    handle.process.wait(10)
+    Torchrun().cancel(handle)
+    assert Torchrun().state(handle).phase == "succeeded"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_job_ends_when_its_launcher_is_killed(run_dir):
+    code = (
+        "import sys, time\n"
+        "from launcher_plugins.executors.torchrun import Torchrun\n"
+        "from launcher.jobs.script import JobScript\n"
+        "argv = (sys.executable, '-c', 'import time; time.sleep(60)')\n"
+        f"handle = Torchrun().submit(JobScript(argv=argv, environment={{}}, run_dir={str(run_dir)!r}))\n"
+        "print(handle.id, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
+        job_pid = int(launcher.stdout.readline())
+        assert is_alive(job_pid)
+        os.kill(launcher.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(job_pid))
+
+
+def test_a_job_of_another_process_is_not_followed():
+    with pytest.raises(AssertionError, match="followed by whoever started it"):
+        Torchrun().state(JobHandle(id="1", run_dir="/runs/a"))
