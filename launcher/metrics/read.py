@@ -1,0 +1,253 @@
+"""Reads the records of all ranks of one run, strictly: a record that contradicts itself is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ConfigError, LauncherError
+from launcher.metrics.records import COLLECTIVE_KINDS, RANK_KINDS, VERSION, EvalRecord, Header, StepRecord
+from launcher.typed import Reading, read
+
+TRAINER = "trainer"
+"""Role of the ranks that hold the model and make steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecords:
+    """What all ranks of one run measured since its newest start."""
+
+    headers: tuple[Header, ...]
+    """Of the trainer ranks, ascending by rank."""
+    steps: Mapping[int, tuple[StepRecord, ...]]
+    """Step -> one record per entry of ``headers``; only steps that every trainer rank has recorded."""
+    evals: tuple[EvalRecord, ...]
+    """One per evaluated step, ascending, from all starts of the run."""
+    num_torn_lines: int
+    """Lines that a killed rank left half written."""
+    num_incomplete_steps: int
+    """Steps that some rank recorded and another did not."""
+    num_starts: int
+    """1, and 1 more for every time the run was resumed."""
+
+
+def read_run(run_dir: Path) -> RunRecords:
+    """The records in ``run_dir/metrics``.
+
+    A resumed run counts from its newest start: earlier starts ran in other processes, and some of
+    their steps were made again.
+
+    Raises:
+        LauncherError: no records, a broken line (with file and line), another version, a missing rank.
+    """
+    paths = sorted((run_dir / "metrics").glob("rank-*.jsonl"))
+    if not paths:
+        raise LauncherError(
+            f"{run_dir} holds no metrics/rank-*.jsonl. Give the directory of a run that started."
+        )
+    files = sorted((_read_file(path) for path in paths), key=lambda file: file.header.rank)
+    _check_ranks(files)
+    trainers = [file for file in files if file.header.role == TRAINER]
+    seen = [set(file.steps) for file in trainers]
+    complete = sorted(set.intersection(*seen))
+    for step in complete:
+        _check_agreement(trainers, step)
+    return RunRecords(
+        headers=tuple(file.header for file in trainers),
+        steps={step: tuple(file.steps[step] for file in trainers) for step in complete},
+        evals=_merge_evals(files),
+        num_torn_lines=sum(file.num_torn_lines for file in files),
+        num_incomplete_steps=len(set.union(*seen)) - len(complete),
+        num_starts=max(file.num_starts for file in files),
+    )
+
+
+@dataclass(kw_only=True)
+class _RankFile:
+    """One rank's file while it is read."""
+
+    path: Path
+    header: Header
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    evals: dict[int, EvalRecord] = field(default_factory=dict)
+    num_starts: int = 1
+    num_torn_lines: int = 0
+
+
+def _read_file(path: Path) -> _RankFile:
+    records, num_torn_lines = _lines(path)
+    file: _RankFile | None = None
+    for number, values in records:
+        if values.get("type") == "header":
+            header = _header(path, number, values)
+            if file is None:
+                file = _RankFile(path=path, header=header, num_torn_lines=num_torn_lines)
+            else:
+                file.header, file.steps, file.num_starts = header, {}, file.num_starts + 1
+        elif file is None:
+            raise _broken(path, number, "the first record must be the header")
+        else:
+            _add(file, number, values)
+    if file is None:
+        raise _broken(path, 1, "no header: the rank ended before it had written one")
+    return file
+
+
+def _lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
+    """The records with their line numbers, and how many lines were left half written.
+
+    A killed rank leaves half a line at the end of its file; when the rank is started again, a
+    header follows it. A broken line anywhere else is damage.
+    """
+    lines = path.read_bytes().split(b"\n")
+    parsed = [_parse(line) for line in lines]
+    records: list[tuple[int, dict[str, Any]]] = []
+    num_torn_lines = 0
+    for number, values in enumerate(parsed, 1):
+        if values is not None:
+            records.append((number, values))
+        elif number == len(lines):
+            num_torn_lines += lines[-1] != b""
+        elif (parsed[number] or {}).get("type") == "header":
+            num_torn_lines += 1
+        else:
+            raise _broken(path, number, "not a JSON object")
+    return records, num_torn_lines
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _broken(path: Path, number: int, problem: str) -> LauncherError:
+    return LauncherError(f"{path}:{number}: {problem}")
+
+
+def _header(path: Path, number: int, values: dict[str, Any]) -> Header:
+    if values.get("version") != VERSION:
+        raise _broken(
+            path, number, f"records of version {values.get('version')}, this launcher reads {VERSION}"
+        )
+    reading = Reading()
+    header = read(Header, values, reading)
+    if header is None:
+        raise _broken(path, number, str(ConfigError(reading.faults)))
+    return header
+
+
+def _add(file: _RankFile, number: int, values: dict[str, Any]) -> None:
+    """Adds a step or an evaluation. Checked by hand: there are too many for the typed reader."""
+    kinds: dict[Any, type[StepRecord] | type[EvalRecord]] = {"step": StepRecord, "eval": EvalRecord}
+    kind = kinds.get(values.get("type"))
+    if kind is None:
+        raise _broken(file.path, number, f"type {values.get('type')!r} is none of header, step, eval")
+    try:
+        record = kind(**values)
+    except TypeError as error:
+        raise _broken(file.path, number, str(error)) from error
+    problem = step_problem(record) if isinstance(record, StepRecord) else _eval_problem(record)
+    if problem:
+        raise _broken(file.path, number, problem)
+    if isinstance(record, EvalRecord):
+        file.evals[record.step] = record
+    elif record.step in file.steps:
+        raise _broken(file.path, number, f"step {record.step} is recorded twice in one start")
+    else:
+        file.steps[record.step] = record
+
+
+def step_problem(record: StepRecord) -> str:
+    """What is wrong with one step by itself; empty when nothing is.
+
+    The kinds must sum to the duration, and the calls of every collective to their kind.
+    """
+    counts = (record.step, record.start_ns, record.duration_ns, record.num_receives)
+    if not _are_counts(counts) or not _are_counts((record.num_tokens, record.num_samples)):
+        return f"step {record.step}: times and counts must be whole numbers of at least 0"
+    if not record.num_tokens or not record.num_samples:
+        return f"step {record.step}: a step trains at least 1 token of 1 sample"
+    if not _is_number(record.loss) or not _is_number(record.grad_norm) or not _is_number(record.lr):
+        return f"step {record.step}: loss, grad_norm and lr must be numbers or null"
+    return _times_problem(record)
+
+
+def _times_problem(record: StepRecord) -> str:
+    kinds, calls = record.kinds_ns, record.collectives_ns
+    if not isinstance(kinds, Mapping) or not isinstance(calls, Mapping) or not _are_counts(record.compute_ns):
+        return f"step {record.step}: kinds_ns, collectives_ns and compute_ns hold times"
+    for name in (*kinds.keys() - set(RANK_KINDS), *calls.keys() - set(COLLECTIVE_KINDS)):
+        return f"step {record.step}: {name!r} is not a kind of time"
+    if not _are_counts(kinds.values()) or not all(map(_are_counts, calls.values())):
+        return f"step {record.step}: times must be whole numbers of at least 0"
+    total = sum(kinds.values())
+    if total != record.duration_ns:
+        return f"step {record.step}: the kinds sum to {total} ns, but the step took {record.duration_ns} ns"
+    for axis in COLLECTIVE_KINDS:
+        blocked, parts = kinds.get(axis, 0), sum(calls.get(axis, ()))
+        if blocked != parts:
+            return f"step {record.step}: the {axis} calls sum to {parts} ns, but {axis} took {blocked} ns"
+    return ""
+
+
+def _eval_problem(record: EvalRecord) -> str:
+    if _are_counts((record.step, record.num_tokens)) and record.loss is not None and _is_number(record.loss):
+        return ""
+    return f"evaluation at step {record.step}: step and num_tokens must be whole numbers, loss a number"
+
+
+def _are_counts(values: Any) -> bool:
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        return False
+    numbers = list(values)
+    return set(map(type, numbers)) <= {int} and min(numbers, default=0) >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) in (int, float)
+
+
+def _check_ranks(files: Sequence[_RankFile]) -> None:
+    """Every rank has one file, the trainer ranks fill a mesh, and all of them are of one start."""
+    folder = files[0].path.parent
+    for rank, file in enumerate(files):
+        if file.header.rank != rank:
+            raise LauncherError(f"{folder}: no records of rank {rank}, but of rank {files[-1].header.rank}")
+    trainers = [file for file in files if file.header.role == TRAINER]
+    if not trainers:
+        raise LauncherError(f"{folder}: no records of a trainer rank")
+    places = {(file.header.pp_rank, file.header.dp_rank, file.header.tp_rank) for file in trainers}
+    mesh_size = math.prod(len(set(axis)) for axis in zip(*places, strict=True))
+    if not len(trainers) == len(places) == mesh_size:
+        raise LauncherError(f"{folder}: the coordinates of the {len(trainers)} trainer ranks fill no mesh")
+    begins = {min(file.steps): file for file in trainers if file.steps}
+    if len(begins) > 1:
+        found = ", ".join(f"rank {file.header.rank} at step {step}" for step, file in sorted(begins.items()))
+        raise LauncherError(f"{folder}: the records are of different starts: {found}. Resume the run again.")
+
+
+def _check_agreement(trainers: Sequence[_RankFile], step: int) -> None:
+    """All ranks saw the same global batch."""
+    first = trainers[0].steps[step]
+    for file in trainers[1:]:
+        other = file.steps[step]
+        if (other.num_tokens, other.num_samples) != (first.num_tokens, first.num_samples):
+            raise LauncherError(
+                f"{file.path}: step {step} has {other.num_tokens} tokens in {other.num_samples} samples, "
+                f"on rank {trainers[0].header.rank} {first.num_tokens} in {first.num_samples}"
+            )
+
+
+def _merge_evals(files: Sequence[_RankFile]) -> tuple[EvalRecord, ...]:
+    merged: dict[int, EvalRecord] = {}
+    for file in files:
+        for step, record in file.evals.items():
+            merged.setdefault(step, record)
+    return tuple(merged[step] for step in sorted(merged))

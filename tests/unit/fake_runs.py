@@ -1,0 +1,259 @@
+"""Writes run directories whose records are consistent and whose times are exact, for tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.config.schema import (
+    BatchConfig,
+    ClusterConfig,
+    DataConfig,
+    DeviceConfig,
+    LaunchConfig,
+    LinkConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PluginChoice,
+    PrecisionConfig,
+    ReportConfig,
+    RunConfig,
+    TrainConfig,
+)
+from launcher.metrics.records import EvalRecord, Header, StepRecord
+from launcher.plan.model import BatchPlan, Plan, RolePlan, SchedulePlan
+from launcher.topology.mesh import Mesh
+from launcher.typed import plain
+
+MS = 1_000_000
+"""Nanoseconds in a millisecond."""
+SEQ_LENGTH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeRun:
+    """A run whose every step takes the same time on a rank.
+
+    ``kinds_ms`` gives a rank's time by `RANK_KINDS` in milliseconds, ``calls_ms`` the single calls
+    of a collective kind; a kind that has no calls is one call.
+    """
+
+    mesh: Mesh = field(default_factory=lambda: Mesh(pp=1, dp=1, tp=1))
+    kinds_ms: Mapping[int, Mapping[str, int]] = field(default_factory=lambda: {0: {"compute": 100}})
+    calls_ms: Mapping[int, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    num_devices: int | None = None
+    num_steps: int = 6
+    warmup_steps: int = 2
+    global_size: int = 8
+    config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings that differ from the fake recipe, by group."""
+    header: Mapping[str, Any] = field(default_factory=dict)
+    eval_loss: float | None = None
+    exact: bool = True
+
+    def write(self, path: Path, *, baseline: Path | str | None = None) -> Path:
+        """Makes the run directory."""
+        (path / "metrics").mkdir(parents=True)
+        (path / "plan.json").write_text(self.plan().to_json(), encoding="utf-8")
+        job = {"baseline": str(baseline)} if baseline else {}
+        (path / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        for rank in range(self.mesh.num_ranks):
+            records = [plain(record) for record in self.records(rank)]
+            write_records(path, rank, records)
+        return path
+
+    def plan(self) -> Plan:
+        """A plan with the few predictions that the report shows."""
+        config = self._config()
+        schedule = SchedulePlan(
+            name="1f1b",
+            actions=("0F0 0B0",) * self.mesh.pp,
+            bubble_formula=0.2,
+            bubble_simulated=0.25,
+            forward_s=(0.01,) * self.mesh.pp,
+            backward_s=(0.02,) * self.mesh.pp,
+            transfer_s=0.001,
+            step_s=0.123,
+        )
+        return Plan(
+            version=1,
+            config=config,
+            mesh=self.mesh,
+            roles=(RolePlan(name="trainer", first_rank=0, num_ranks=self.mesh.num_ranks, trains=True),),
+            batch=BatchPlan(
+                global_size=self.global_size,
+                micro_size=1,
+                num_microbatches=self.global_size,
+                seq_length=SEQ_LENGTH,
+                padded_vocab_size=None,
+            ),
+            stages=(),
+            num_parameters=1_000_000,
+            step_flops=1e9,
+            schedule=schedule,
+            memory=(),
+            traffic=(),
+            plugins=(),
+            parallels=(),
+            update="pkg.module:update",
+            exact=self.exact,
+            notes=(),
+            source_roots=(),
+        )
+
+    def records(self, rank: int) -> list[Header | StepRecord | EvalRecord]:
+        """What one rank writes."""
+        records: list[Header | StepRecord | EvalRecord] = [self._header(rank)]
+        start_ns = 0
+        for step in range(self.num_steps):
+            records.append(self._step(rank, step, start_ns))
+            start_ns += records[-1].duration_ns
+        if self.eval_loss is not None and self.mesh.coordinates(rank).pp == self.mesh.pp - 1:
+            records.append(EvalRecord(step=self.num_steps, loss=self.eval_loss, num_tokens=64))
+        return records
+
+    def _header(self, rank: int) -> Header:
+        place = self.mesh.coordinates(rank)
+        base = Header(
+            rank=rank,
+            role="trainer",
+            pp_rank=place.pp,
+            dp_rank=place.dp,
+            tp_rank=place.tp,
+            hostname="node0",
+            device="Fake CPU",
+            num_threads=1,
+            num_cores=64,
+            torch_version="2.6",
+            p2p_latency_ns=0,
+        )
+        return replace(base, **self.header)
+
+    def _step(self, rank: int, step: int, start_ns: int) -> StepRecord:
+        kinds = {kind: ms * MS for kind, ms in self.kinds_ms[rank].items()}
+        calls = {kind: (kinds[kind],) for kind in ("tp", "dp", "model", "tied") if kind in kinds}
+        for kind, times in self.calls_ms.get(rank, {}).items():
+            calls[kind] = tuple(ms * MS for ms in times)
+            kinds[kind] = sum(calls[kind])
+        is_last_stage = self.mesh.coordinates(rank).pp == self.mesh.pp - 1
+        return StepRecord(
+            step=step,
+            start_ns=start_ns,
+            duration_ns=sum(kinds.values()),
+            kinds_ns=kinds,
+            collectives_ns=calls,
+            num_receives=0 if self.mesh.pp == 1 else 4,
+            compute_ns=(kinds.get("compute", 0),),
+            num_tokens=self.global_size * SEQ_LENGTH,
+            num_samples=self.global_size,
+            loss=3.0 - step / 10 if is_last_stage else None,
+        )
+
+    def _config(self) -> LaunchConfig:
+        """The fake recipe with the differences of ``config``."""
+        changed = base_config(self)
+        for group, settings in self.config.items():
+            changed = replace(changed, **{group: replace(getattr(changed, group), **settings)})
+        return changed
+
+
+def write_records(path: Path, rank: int, records: list[dict[str, Any]]) -> None:
+    """Writes one rank's file from plain records, whatever they hold."""
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (path / "metrics" / f"rank-{rank:05d}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def base_config(run: FakeRun) -> LaunchConfig:
+    """Every setting of the fake recipe."""
+    link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
+    return LaunchConfig(
+        name="fake",
+        seed=0,
+        model=ModelConfig(
+            name="tiny",
+            family="gpt",
+            num_layers=4,
+            hidden_size=32,
+            num_heads=4,
+            num_kv_heads=None,
+            ffn_size=None,
+            vocab_size=256,
+            tied_embeddings=True,
+            dropout=0.0,
+            norm_eps=1e-5,
+            rope_theta=10_000.0,
+            init_std=0.02,
+            target=None,
+            options={},
+        ),
+        data=DataConfig(
+            name="corpus",
+            source="package:corpus/*.txt",
+            tokenizer="bytes",
+            eval_fraction=0.1,
+            prefetch_batches=2,
+            cache_dir=None,
+            target=None,
+            options={},
+        ),
+        batch=BatchConfig(
+            global_size=run.global_size, micro_size=1, num_microbatches=None, seq_length=SEQ_LENGTH
+        ),
+        optim=OptimConfig(
+            name="adamw",
+            lr=1e-3,
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            weight_decay=0.1,
+            clip_norm=1.0,
+            warmup_steps=0,
+            decay="cosine",
+            min_lr_fraction=0.1,
+        ),
+        train=TrainConfig(
+            num_steps=run.num_steps,
+            eval_interval=0,
+            eval_batches=1,
+            checkpoint_interval=0,
+            keep_checkpoints=1,
+        ),
+        precision=PrecisionConfig(name="fp32", compute="fp32", gradients="fp32", master_weights=True),
+        device=DeviceConfig(
+            name="cpu",
+            kind="cpu",
+            peak_flops={"fp32": 1e11},
+            memory_bytes=10**9,
+            memory_bandwidth_bytes_per_s=1e10,
+            attainable_fraction=0.5,
+        ),
+        cluster=ClusterConfig(
+            name="here",
+            nodes=1,
+            devices_per_node=run.num_devices or run.mesh.num_ranks,
+            intra_node=link,
+            inter_node=link,
+            allow_idle_devices=True,
+        ),
+        parallel=ParallelConfig(
+            dp=run.mesh.dp,
+            tp=run.mesh.tp,
+            pp=run.mesh.pp,
+            num_chunks=1,
+            schedule="1f1b",
+            schedule_options={},
+            layers_per_stage="even",
+            sequence_parallel=False,
+            recompute="none",
+            zero_stage=0,
+            rank_order="pp,dp,tp",
+            bucket_bytes=10**6,
+        ),
+        architecture=PluginChoice(name="decentralized", options={}),
+        executor=PluginChoice(name="torchrun", options={}),
+        report=ReportConfig(baseline="none", warmup_steps=run.warmup_steps),
+        run=RunConfig(dir=None, root="runs", timeout_s=60.0),
+    )
