@@ -1,0 +1,51 @@
+"""``trireme report``: the speedup table, again, from the stored records."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.cli.words import split_flags
+from launcher.errors import LauncherError
+from launcher.report.speedup import compare, to_json
+from launcher.report.tables import report_text
+
+HELP = """\
+Shows the speedup of finished runs, and where every missing device went.
+
+  trireme report RUN... [--base RUN] [--json]
+
+RUN is a run directory. Runs of one layout are repeats of each other: the median is shown, with the
+smallest and the largest. Without --base each run is compared with the baseline that it was started
+with.
+
+  --base RUN   the run to compare with, normally on one device
+  --json       the same for programs
+
+Examples:
+  trireme report runs/quickstart
+  trireme report runs/quickstart --base runs/quickstart-baseline
+  trireme report runs/a runs/b runs/c --base runs/one --json
+"""
+_MIN_WIDTH, _MAX_WIDTH = 72, 100
+
+
+def run(words: Sequence[str]) -> int:
+    """Prints the report of the run directories in ``words``; returns the exit code.
+
+    Raises:
+        LauncherError: no run given, or runs that cannot be read or compared.
+    """
+    names, flags = split_flags(words, {"base": True, "json": False})
+    if not names:
+        raise LauncherError("report: no run given. Give at least one run directory: trireme report RUN...")
+    base = Path(str(flags["base"])) if flags["base"] else None
+    report = compare([Path(name) for name in names], base)
+    columns = shutil.get_terminal_size((_MAX_WIDTH, 24)).columns
+    width = max(_MIN_WIDTH, min(columns, _MAX_WIDTH))
+    print(
+        to_json(report) if flags["json"] else report_text(report, width=width),
+        end="\n" if flags["json"] else "",
+    )
+    return 0

@@ -1,0 +1,108 @@
+"""What a reader must know beside the numbers: each note is a sentence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from launcher.metrics.records import Header
+from launcher.report.constant import noted_differences
+from launcher.report.runs import Run
+
+_GAP_WORTH_NOTING = 0.02
+
+
+def run_notes(run: Run) -> Iterator[str]:
+    """Notes on one run by itself."""
+    records, name = run.records, run.name
+    if records.num_starts > 1:
+        yield f"{name} was started {records.num_starts} times: only steps since its last start are measured."
+    if records.num_torn_lines:
+        yield f"{name}: {records.num_torn_lines} half-written lines of killed ranks are left out."
+    if records.num_incomplete_steps:
+        yield f"{name}: {records.num_incomplete_steps} steps that not every rank recorded are left out."
+    gap = gap_fraction(run)
+    if gap > _GAP_WORTH_NOTING:
+        yield f"{name}: {gap:.0%} of the wall time lies between the steps and is in no number here."
+
+
+def layout_notes(run: Run, base: Run | None) -> Iterator[str]:
+    """Notes that hold for every repeat of a layout."""
+    if not run.plan.exact:
+        yield f"{run.name} is not equal to one device by design: compare its loss as well as its speed."
+    if run.work.num_devices > run.work.num_ranks:
+        yield (
+            f"{run.name} was allocated {run.work.num_devices} devices and trains on {run.work.num_ranks}: "
+            "S is divided by all of them."
+        )
+    yield from _core_notes(run)
+    if base:
+        yield from _base_notes(run, base)
+
+
+def _base_notes(run: Run, base: Run) -> Iterator[str]:
+    if base.work.num_ranks > 1:
+        yield f"The base {base.name} ran on {base.work.num_ranks} devices: S counts its efficiency as 1."
+    bound = core_bound(run, base)
+    if bound is not None and bound < run.work.num_devices:
+        threads = sum(header.num_threads for header in base.records.headers)
+        yield (
+            f"The base keeps {_count(threads, 'core')} busy and {run.name} has "
+            f"{_count(_total_cores(run), 'core')}: S can hardly exceed {bound:.3g}, whatever the layout."
+        )
+    for what in ("device", "hostname", "torch_version", "num_threads"):
+        mine, theirs = _values(run, what), _values(base, what)
+        if mine != theirs:
+            yield f"{what} differs: {mine} in {run.name}, {theirs} in the base {base.name}."
+    differing = noted_differences(run, base)
+    if differing:
+        yield f"Settings that differ beside the layout: {', '.join(differing)}."
+
+
+def gap_fraction(run: Run) -> float:
+    """Share of the time from the first to the last measured step that is in no step."""
+    wall = inside = 0
+    for step, following in zip(run.measured, run.measured[1:], strict=False):
+        for row, later in zip(run.records.steps[step], run.records.steps[following], strict=True):
+            wall += later.start_ns - row.start_ns
+            inside += row.duration_ns
+    return 1 - inside / wall if wall else 0.0
+
+
+def core_bound(run: Run, base: Run) -> float | None:
+    """Largest speedup that the cores allow when the base's threads are all busy; None off the CPU."""
+    if run.plan.config.device.kind != "cpu":
+        return None
+    busy = min(sum(header.num_threads for header in base.records.headers), _total_cores(base))
+    return base.work.num_ranks * _total_cores(run) / busy
+
+
+def _core_notes(run: Run) -> Iterator[str]:
+    if run.plan.config.device.kind != "cpu":
+        return
+    for host, headers in _by_host(run).items():
+        threads, cores = sum(header.num_threads for header in headers), headers[0].num_cores
+        if threads > cores:
+            yield (
+                f"{run.name}: {_count(len(headers), 'rank')} with {_count(threads, 'thread')} in all share "
+                f"{_count(cores, 'core')} on {host}, so ranks wait for cores as well as for each other."
+            )
+
+
+def _by_host(run: Run) -> dict[str, list[Header]]:
+    hosts: dict[str, list[Header]] = defaultdict(list)
+    for header in run.records.headers:
+        hosts[header.hostname].append(header)
+    return hosts
+
+
+def _total_cores(run: Run) -> int:
+    return sum(max(header.num_cores for header in headers) for headers in _by_host(run).values())
+
+
+def _values(run: Run, field: str) -> str:
+    return ", ".join(sorted({str(getattr(header, field)) for header in run.records.headers}))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,150 @@
+"""One finished run as the report sees it: its plan, its records, its measured steps."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import LauncherError
+from launcher.metrics.read import RunRecords, read_run
+from launcher.metrics.split import split_step
+from launcher.plan.model import Plan
+from launcher.report.ledger import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalLoss:
+    """The last loss that a run recorded."""
+
+    kind: str
+    """``evaluation``, or ``training`` where nothing was evaluated."""
+    num_steps: int
+    """Steps done by then."""
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory, read."""
+
+    path: Path
+    plan: Plan
+    """Its configuration and predictions, taken as data."""
+    records: RunRecords
+    measured: tuple[int, ...]
+    """The steps after the warm-up."""
+    work: Work
+    """What those steps did and took."""
+
+    @property
+    def name(self) -> str:
+        """Name of the directory, safe to print."""
+        return printable(self.path.resolve().name)
+
+    @property
+    def layout(self) -> str:
+        """How the work was spread, such as ``dp=1 tp=2 pp=2 1f1b``."""
+        mesh, config = self.plan.mesh, self.plan.config
+        parallel = config.parallel
+        words = [f"dp={mesh.dp} tp={mesh.tp} pp={mesh.pp}"]
+        words += [parallel.schedule] if mesh.pp > 1 else []
+        words += [f"chunks={parallel.num_chunks}"] if parallel.num_chunks > 1 else []
+        words += [f"zero={parallel.zero_stage}"] if parallel.zero_stage else []
+        words += [config.architecture.name] if config.architecture.name != "decentralized" else []
+        return " ".join(words)
+
+    @property
+    def final_loss(self) -> FinalLoss | None:
+        """The last evaluation, else the loss of the last step."""
+        if self.records.evals:
+            last = self.records.evals[-1]
+            return FinalLoss(kind="evaluation", num_steps=last.step, loss=last.loss)
+        step = max(self.records.steps)
+        losses = [row.loss for row in self.records.steps[step] if row.loss is not None]
+        return FinalLoss(kind="training", num_steps=step + 1, loss=losses[0]) if losses else None
+
+
+def printable(path: Path | str) -> str:
+    """A file name that cannot write to the terminal.
+
+    >>> printable("a\\x1b[31m")
+    'a?[31m'
+    """
+    return "".join(char if char.isprintable() else "?" for char in str(path))
+
+
+def load_run(path: Path) -> Run:
+    """Reads a run directory.
+
+    Raises:
+        LauncherError: it is none, its plan or records are broken, or no step is left after the warm-up.
+    """
+    plan = _read_plan(path)
+    records = read_run(path)
+    if len(records.headers) != plan.mesh.num_ranks:
+        raise LauncherError(
+            f"{path}: records of {len(records.headers)} trainer ranks, but the plan has {plan.mesh.num_ranks}"
+        )
+    measured = _measured_steps(path, records, plan.config.report.warmup_steps)
+    return Run(path=path, plan=plan, records=records, measured=measured, work=_work(plan, records, measured))
+
+
+def named_base(run_dir: Path) -> Path | None:
+    """The baseline that the run itself names, in its job.json; None where it names none.
+
+    Raises:
+        LauncherError: when job.json is broken.
+    """
+    path = run_dir / "job.json"
+    if not path.is_file():
+        return None
+    try:
+        job = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise LauncherError(f"{path} is not JSON: {error}") from error
+    name = job.get("baseline") if isinstance(job, dict) else None
+    return run_dir / name if isinstance(name, str) else None
+
+
+def _read_plan(path: Path) -> Plan:
+    file = path / "plan.json"
+    if not file.is_file():
+        raise LauncherError(f"{path} holds no plan.json. Give a run directory, such as runs/quickstart.")
+    try:
+        return Plan.from_json(file.read_text(encoding="utf-8"))
+    except (LauncherError, ValueError, AttributeError) as error:
+        raise LauncherError(f"{file} cannot be read as a plan: {error}") from error
+
+
+def _measured_steps(path: Path, records: RunRecords, warmup_steps: int) -> tuple[int, ...]:
+    """The steps after the first ``warmup_steps`` of the newest start."""
+    first = min(records.steps, default=0)
+    measured = tuple(step for step in records.steps if step >= first + warmup_steps)
+    if not measured:
+        raise LauncherError(
+            f"{path}: no step to measure: {len(records.steps)} steps recorded by all ranks, and "
+            f"report.warmup_steps={warmup_steps} drops the first {warmup_steps}. "
+            f"Train at least {warmup_steps + 1} steps."
+        )
+    return measured
+
+
+def _work(plan: Plan, records: RunRecords, measured: tuple[int, ...]) -> Work:
+    kinds: Counter[str] = Counter()
+    for step in measured:
+        for rank_kinds in split_step(records, step):
+            kinds.update(rank_kinds)
+    cluster = plan.config.cluster
+    num_ranks = len(records.headers)
+    rows = [records.steps[step][0] for step in measured]
+    return Work(
+        # Ranks can outnumber devices only where several share one, as on CPU cores.
+        num_devices=max(cluster.nodes * cluster.devices_per_node, num_ranks),
+        num_ranks=num_ranks,
+        num_steps=len(measured),
+        num_tokens=sum(row.num_tokens for row in rows),
+        num_samples=sum(row.num_samples for row in rows),
+        kinds_ns=dict(kinds),
+    )

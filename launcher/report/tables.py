@@ -1,0 +1,256 @@
+"""The speedup report as text, for a terminal or a file."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.metrics.records import COMPUTE
+from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
+from launcher.report.runs import Run
+from launcher.report.speedup import Result, SpeedupReport, compare
+from launcher.units import format_count, format_duration
+
+_MEANINGS = {
+    COMPUTE: "forward and backward",
+    "replicated": "optimizer and clipping, repeated by every replica",
+    "single_rank": "evaluation, checkpoint, log",
+    "transfer": "data in flight",
+    "peer_wait": "waiting for the slowest rank of a collective",
+    "pipeline_wait": "waiting for another stage (the bubble, uneven stages)",
+    "input_wait": "waiting for the next batch",
+    "other": "the rest of the step",
+    NOT_TRAINING: "allocated, but no trainer rank",
+}
+_BAR_CELLS = 18
+_TOO_SMALL = 5e-4
+"""Below this a number prints as 0.000."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """The characters that a stream can show."""
+
+    full: str
+    halves: str
+    """Partial cells, from the smallest."""
+    negative: str
+    rule: str
+
+
+UNICODE = Style(full="█", halves="▏▎▍▌▋▊▉", negative="░", rule="─")
+ASCII = Style(full="#", halves="", negative="-", rule="-")
+
+
+def speedup_text(
+    run_dirs: list[Path], base: Path | None, *, width: int = 100, ascii_only: bool | None = None
+) -> str:
+    """Reads the runs and writes the report, at most ``width`` columns wide.
+
+    ``base`` None: each run's own baseline, from its job.json. ``ascii_only`` None: as stdout allows.
+
+    Raises:
+        LauncherError: see `launcher.report.speedup.compare`.
+    """
+    return report_text(compare(run_dirs, base), width=width, ascii_only=ascii_only)
+
+
+def report_text(report: SpeedupReport, *, width: int = 100, ascii_only: bool | None = None) -> str:
+    """The report of runs that were compared already."""
+    if ascii_only is None:
+        ascii_only = not (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    style = ASCII if ascii_only else UNICODE
+    several = len(report.results) > 1
+    blocks: list[Iterable[str]] = [_title(report, width), _compared(report, width), _table(report, style)]
+    for result in report.results:
+        whose = f" of {result.median.run.layout}" if several else ""
+        blocks += [(*_ledger(result, style, whose), "", *_facts(result))]
+    blocks += [_losses(report), _notes(report, width)]
+    return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines) + "\n"
+
+
+def bar(value: float, largest: float, style: Style) -> str:
+    """A bar whose full length stands for ``largest``; a negative value has its own fill.
+
+    >>> bar(0.5, 1.0, ASCII), bar(-0.5, 1.0, ASCII), bar(0.0, 1.0, ASCII)
+    ('#########', '---------', '')
+    """
+    cells = abs(value) / largest * _BAR_CELLS if largest > 0 else 0.0
+    if value < 0 or not style.halves:
+        return (style.negative if value < 0 else style.full) * round(cells)
+    parts = len(style.halves) + 1
+    whole, rest = divmod(round(cells * parts), parts)
+    return style.full * whole + (style.halves[rest - 1] if rest else "")
+
+
+def _title(report: SpeedupReport, width: int) -> Iterator[str]:
+    layouts = ", ".join(result.median.run.layout for result in report.results)
+    bases = ", ".join(dict.fromkeys(base.layout for base in report.bases))
+    title = f"Speedup of {layouts} against {bases}" if bases else f"Throughput of {layouts} (no speedup)"
+    yield textwrap.fill(title, width, subsequent_indent="  ")
+
+
+def _compared(report: SpeedupReport, width: int) -> Iterator[str]:
+    rows = [("base", _run_text(base)) for base in report.bases]
+    rows += [("run", _run_text(pair.run)) for result in report.results for pair in result.pairs]
+    rows += [("no base", report.why_no_base)] if report.why_no_base else []
+    rows += [("constant", _constant_text(report))]
+    rows += [("repeats", text) for text in dict.fromkeys(map(_repeats_text, report.results))]
+    if report.bases:
+        rows += [("scaling", text) for text in dict.fromkeys(map(_scaling_text, report.results))]
+    for label, text in rows:
+        yield _wrapped(f"  {label:<9} ", text, width)
+
+
+def _run_text(run: Run) -> str:
+    dropped = len(run.records.steps) - run.work.num_steps
+    return f"{run.name} ({run.layout}): {run.work.num_steps} steps measured, {dropped} dropped (warm-up)"
+
+
+def _constant_text(report: SpeedupReport) -> str:
+    plan = report.results[0].median.run.plan
+    config = plan.config
+    batches = {run.work.samples_per_step for run in _runs(report)}
+    words = [f"model {config.model.name} ({format_count(plan.num_parameters)} parameters)"]
+    words += [f"data {config.data.name}"]
+    words += [f"global batch {batches.pop():g}"] if len(batches) == 1 else []
+    words += [f"sequence length {config.batch.seq_length}", f"precision {config.precision.name}"]
+    return ", ".join([*words, f"device {config.device.name}"])
+
+
+def _scaling_text(result: Result) -> str:
+    run, base = result.median.run, result.median.base
+    assert base is not None, "scaling is a comparison with a base"
+    sizes = f"{base.work.samples_per_step:g} -> {run.work.samples_per_step:g} samples per step"
+    texts = {
+        "strong": f"strong: the same global batch of {run.work.samples_per_step:g} on more devices",
+        "weak": f"weak: the same batch per device ({sizes}); S is per token, not per step",
+        "neither": f"neither strong nor weak ({sizes}): a comparison per token",
+    }
+    return texts[str(result.scaling)]
+
+
+def _repeats_text(result: Result) -> str:
+    if len(result.pairs) == 1:
+        return "1 run: no spread known"
+    values = result.speedups or [pair.run.work.tokens_per_s for pair in result.pairs]
+    low, high = values[0], values[-1]
+    spread = f"S from {low:.2f} to {high:.2f}"
+    if not result.speedups:
+        spread = f"{format_count(low)} to {format_count(high)} tokens/s"
+    return f"{result.median.run.layout}: the median of {len(values)} runs is shown, {spread}"
+
+
+def _table(report: SpeedupReport, style: Style) -> Iterator[str]:
+    rows = [("", "devices", "step", "tokens/s", "speedup S", "efficiency E")]
+    rows += [(base.layout, *_speed_cells(base), "1.00", "100 %") for base in report.bases]
+    rows += [_result_row(result) for result in report.results]
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    for number, row in enumerate(zip(*columns, strict=True)):
+        cells = [cell.rjust(size) for cell, size in zip(row, widths, strict=True)]
+        yield "  " + "  ".join([row[0].ljust(widths[0]), *cells[1:]])
+        if number == 0:
+            yield "  " + style.rule * (sum(widths) + 2 * len(widths) - 2)
+
+
+def _speed_cells(run: Run) -> tuple[str, str, str]:
+    work = run.work
+    return str(work.num_devices), format_duration(work.step_s), format_count(work.tokens_per_s)
+
+
+def _result_row(result: Result) -> tuple[str, str, str, str, str, str]:
+    run, speedup, efficiency = result.median.run, result.median.speedup, result.efficiency
+    speed = f"{speedup:.2f}" if speedup is not None else ""
+    share = f"{100 * efficiency:.0f} %" if efficiency is not None else ""
+    return (run.layout, *_speed_cells(run), speed, share)
+
+
+def _ledger(result: Result, style: Style, whose: str) -> Iterator[str]:
+    run, total = result.median.run, sum(result.devices.values())
+    whose += f" (median run {run.name})" if len(result.pairs) > 1 else ""
+    speedup, num_devices = result.median.speedup, run.work.num_devices
+    if speedup is None:
+        yield f"What the device time{whose} went to, in devices"
+    else:
+        yield f"Where the missing devices{whose} went: {num_devices} - {speedup:.3f} = {_number(total)} lost"
+    largest = max(map(abs, result.devices.values()))
+    for kind in LEDGER_KINDS:
+        value = result.devices[kind]
+        if kind == NOT_TRAINING and not value:
+            continue
+        drawn = bar(value, largest, style) if abs(value) >= _TOO_SMALL else ""
+        label, meaning = _words(kind, value, has_base=speedup is not None)
+        yield f"  {label:<14} {_number(value):>8}  {drawn:<{_BAR_CELLS}}  {meaning}"
+    closing = "= P - S = P (1 - E)" if speedup is not None else "= P"
+    yield f"  {'sum':<14} {_number(total):>8}  {closing}"
+
+
+def _words(kind: str, value: float, *, has_base: bool) -> tuple[str, str]:
+    """The label of a kind and what it means."""
+    meaning = _MEANINGS[kind]
+    if value <= -_TOO_SMALL:
+        meaning += "; less than in the base"
+    elif kind == COMPUTE and has_base:
+        meaning += "; more than in the base"
+    return "extra compute" if kind == COMPUTE and has_base else kind.replace("_", " "), meaning
+
+
+def _number(value: float) -> str:
+    """Three decimals, and no minus before a zero."""
+    return f"{round(value, 3) + 0.0:.3f}"
+
+
+def _facts(result: Result) -> Iterator[str]:
+    run = result.median.run
+    schedule, serial = run.plan.schedule, result.serial_fraction
+    if serial is not None and result.scaling == "strong":
+        limit = f"so S is at most {amdahl_speedup(serial, run.work.num_ranks):.2f} (Amdahl)"
+        yield f"  serial fraction of the base's step (measured): {_percent(serial)}, {limit}"
+    if result.karp_flatt is not None:
+        yield f"  serial fraction that would explain S alone (Karp-Flatt): {_percent(result.karp_flatt)}"
+    if run.plan.mesh.pp > 1:
+        wait, formula = _percent(result.pipeline_wait_fraction), schedule.bubble_formula
+        closed_form = f"{_percent(formula)} by formula, " if formula is not None else ""
+        simulated = f"{_percent(schedule.bubble_simulated)} by simulation"
+        yield f"  pipeline wait: measured {wait} of the step; predicted {closed_form}{simulated}"
+    measured, predicted = format_duration(run.work.step_s), format_duration(schedule.step_s)
+    yield f"  step: measured {measured}; predicted {predicted}"
+
+
+def _losses(report: SpeedupReport) -> Iterator[str]:
+    for run in _runs(report):
+        if final := run.final_loss:
+            yield f"  {final.kind} loss {final.loss:.4f} after {final.num_steps} steps of {run.name}"
+
+
+def _notes(report: SpeedupReport, width: int) -> Iterator[str]:
+    if report.notes:
+        yield "Notes"
+    for note in report.notes:
+        yield _wrapped("  - ", note, width)
+
+
+def _wrapped(head: str, text: str, width: int) -> str:
+    """``text`` after ``head``, later lines indented as far; names are never cut."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _runs(report: SpeedupReport) -> Sequence[Run]:
+    """Every run once, bases first."""
+    runs = [*report.bases, *(pair.run for result in report.results for pair in result.pairs)]
+    return list({run.path.resolve(): run for run in runs}.values())
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
