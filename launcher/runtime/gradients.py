@@ -103,7 +103,7 @@ class GradientBuckets:
             self._views[param] = view
             if param.dtype == self.dtype:
                 param.grad = view  # autograd adds in place
-            param.register_post_accumulate_grad_hook(self._hook(bucket, chunk))
+            param.register_post_accumulate_grad_hook(self._hook(bucket, chunk))  # type: ignore[no-untyped-call]
         return bucket
 
     def _hook(self, bucket: Bucket, chunk: int) -> Callable[[Tensor], None]:

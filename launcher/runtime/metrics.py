@@ -90,7 +90,7 @@ class Clock:
             self._marks.append((time.perf_counter_ns(), self._stack[-1]))
             return
         if len(self._events) <= len(self._marks):
-            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         event = self._events[len(self._marks)]
         event.record()
         self._marks.append((event, self._stack[-1]))

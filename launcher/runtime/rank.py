@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from launcher.plan.model import Plan, RankPlan
 from launcher.registry import resolve
-from launcher.runtime.api import RankContext
+from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.groups import backend, make_groups
 from launcher.runtime.layers import WholeLayers
 from launcher.runtime.loop import train
@@ -53,7 +53,7 @@ def make_context(plan: RankPlan, device: torch.device) -> RankContext:
         device=device,
         groups=make_groups(plan, plan.plan.config.run.timeout_s),
         clock=Clock(device),
-        layers=WholeLayers(),
+        layers=WholeLayers(device, DTYPES[plan.plan.config.precision.compute]),
     )
     for apply in plan.plan.parallels:
         resolve(apply)(ctx)

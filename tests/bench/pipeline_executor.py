@@ -58,7 +58,7 @@ def ours(shape: PipelineShape, schedule: str, times: SleepTimes, groups: tuple[G
             for stage in range(rank, p * v, p)
         },
         actions=lower(load("launcher.schedules", schedule), shape)[rank],
-        input_shapes={stage: MESSAGE for stage in range(1, p * v)},
+        input_shapes=dict.fromkeys(range(1, p * v), MESSAGE),
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

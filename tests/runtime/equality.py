@@ -1,0 +1,162 @@
+"""Trains a few steps under any layout and gives back what one device would have: losses, gradients and
+weights as whole tensors under their global names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from factories import make_config
+from ranks import run_ranks
+from torch import Tensor
+
+from launcher.plan.build import build
+from launcher.plan.model import Plan
+from launcher.runtime.api import slice_of
+from launcher.runtime.data import Loader
+from launcher.runtime.loop import Trainer
+from launcher.runtime.rank import make_context
+from launcher.runtime.update import NativeUpdate
+
+NUM_STEPS = 3
+CPU = torch.device("cpu")
+Sabotage = Callable[[Trainer, Loader], None]
+"""Breaks one rank's trainer or loader before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The same fields whatever the layout."""
+
+    losses: list[float]
+    """Mean loss of each step."""
+    norms: list[float]
+    """Norm of each step's whole gradient."""
+    gradients: dict[str, Tensor]
+    """Of the last step, before clipping."""
+    weights: dict[str, Tensor]
+    """After the last step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    name: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    weight: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankResult:
+    losses: list[float | None]
+    norms: list[float]
+    pieces: list[_Piece]
+
+
+def job(**sections: dict[str, Any]) -> Plan:
+    """A plan of a tiny transformer: 4 layers, 16 sequences a step unless told otherwise."""
+    settings: dict[str, dict[str, Any]] = {
+        "model": {"num_layers": 4, "num_heads": 4, "hidden_size": 16, "vocab_size": 256, "init_std": 0.2},
+        "data": {"source": "package:pydoc_data/topics.py", "cache_dir": None},
+        "batch": {"global_size": 16, "micro_size": 2, "num_microbatches": None, "seq_length": 8},
+        # A large eps: where a gradient is only rounding noise, Adam must not blow it up to a step of lr.
+        "optim": {"lr": 1e-2, "eps": 1e-4, "warmup_steps": 1, "clip_norm": 0.5},
+        "parallel": {"bucket_bytes": 4096},
+    }
+    for name, changes in sections.items():
+        settings[name] = settings.get(name, {}) | changes
+    return build(make_config(**settings))
+
+
+def train(plan: Plan, sabotage: Sabotage | None = None) -> Trained:
+    """Runs the plan on as many forked ranks as it needs."""
+    results: list[_RankResult] = run_ranks(plan.world_size, _rank, plan, sabotage)
+    losses = next(result.losses for result in reversed(results) if result.losses[0] is not None)
+    pieces = [piece for result in results for piece in result.pieces]
+    return Trained(
+        losses=[loss for loss in losses if loss is not None],
+        norms=results[0].norms,
+        gradients=_assemble(pieces, lambda piece: piece.gradient),
+        weights=_assemble(pieces, lambda piece: piece.weight),
+    )
+
+
+def assert_equal(found: Trained, expected: Trained, tolerance: float = 2e-5) -> None:
+    """Losses, norms, gradients and weights are the same up to fp32 rounding.
+
+    ``tolerance`` is relative for losses and norms, and relative to the largest element of each tensor
+    for gradients and weights: sums run in another order under another layout.
+    """
+    for name in ("losses", "norms"):
+        torch.testing.assert_close(
+            torch.tensor(getattr(found, name)), torch.tensor(getattr(expected, name)), rtol=tolerance, atol=0
+        )
+    for name in ("gradients", "weights"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert ours.keys() == theirs.keys()
+        for tensor, reference in theirs.items():
+            if tensor.endswith(".k.bias"):
+                continue  # its gradient is zero in exact arithmetic: softmax ignores a shift of all scores
+            scale = reference.abs().max().item()
+            torch.testing.assert_close(
+                ours[tensor], reference, rtol=0, atol=tolerance * scale, msg=lambda m, t=tensor: f"{t}: {m}"
+            )
+
+
+def _rank(rank: int, plan: Plan, sabotage: Sabotage | None) -> _RankResult:
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer, loader = Trainer(ctx), Loader(ctx)
+    gradients = _keep_gradients(trainer)
+    if sabotage is not None:
+        sabotage(trainer, loader)
+    steps = loader.steps(0)
+    done = [trainer.step(step, next(steps)) for step in range(NUM_STEPS)]
+    return _RankResult(
+        losses=[step.loss for step in done],
+        norms=[step.outcome.grad_norm for step in done],
+        pieces=list(_pieces(trainer, gradients)),
+    )
+
+
+def _keep_gradients(trainer: Trainer) -> dict[Tensor, Tensor]:
+    """A table that always holds the gradients of the newest step, as they were before clipping."""
+    assert isinstance(trainer.update, NativeUpdate)
+    kept: dict[Tensor, Tensor] = {}
+    update, clip_and_step = trainer.update, trainer.update._step_optimizer
+
+    def keeping(lr: float, clip_factor: float) -> None:
+        kept.update({param: update.gradient(param).clone() for param in update._masters})
+        clip_and_step(lr, clip_factor)
+
+    update._step_optimizer = keeping  # type: ignore[method-assign]
+    return kept
+
+
+def _pieces(trainer: Trainer, gradients: dict[Tensor, Tensor]) -> Iterable[_Piece]:
+    for param, gradient in gradients.items():
+        where = slice_of(param)
+        unpadded = tuple(map(slice, where.inside(param.shape)))
+        yield _Piece(
+            name=where.name,
+            global_shape=where.shape,
+            offset=where.offset,
+            weight=param.detach()[unpadded],
+            gradient=gradient[unpadded],
+        )
+
+
+def _assemble(pieces: Iterable[_Piece], take: Callable[[_Piece], Tensor]) -> dict[str, Tensor]:
+    """Whole tensors. Copies of one piece (replicas, tied embeddings) must be the same."""
+    whole: dict[str, Tensor] = {}
+    for piece in pieces:
+        tensor = take(piece)
+        target = whole.setdefault(piece.name, torch.full(piece.global_shape, torch.nan))
+        box = tuple(slice(o, o + n) for o, n in zip(piece.offset, tensor.shape, strict=True))
+        if not target[box].isnan().any():
+            torch.testing.assert_close(tensor, target[box], msg=lambda m, n=piece.name: f"copies of {n}: {m}")
+        target[box] = tensor
+    assert not any(tensor.isnan().any() for tensor in whole.values()), "no rank holds some part"
+    return whole

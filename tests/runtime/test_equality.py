@@ -1,0 +1,162 @@
+"""Every strategy computes what one device computes: losses, gradients, weights; and a strategy that
+leaves one thing out does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from equality import Sabotage, Trained, assert_equal, job, train
+from ranks import RankError
+from torch import Tensor
+
+from launcher.runtime.data import Loader, Microbatch
+from launcher.runtime.loop import Trainer
+from launcher_plugins.parallel.wire_runtime import TensorWire
+
+GPT = {"family": "gpt"}
+LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
+UNTIED = {"tied_embeddings": False}
+DROPOUT = {"dropout": 0.1}
+INTERLEAVED = {"pp": 2, "num_chunks": 2, "schedule": "interleaved_1f1b"}
+
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dp2": (GPT, {"dp": 2}),
+    "dp4 llama": (LLAMA, {"dp": 4}),
+    "dp2 dropout": (GPT | DROPOUT, {"dp": 2}),
+    "tp2": (GPT, {"tp": 2}),
+    "tp2 llama": (LLAMA, {"tp": 2}),
+    "tp4 untied dropout": (GPT | UNTIED | DROPOUT, {"tp": 4}),
+    "tp2 vocabulary padded": (GPT | {"vocab_size": 257}, {"tp": 2}),
+    "tp2 sequence parallel": (GPT, {"tp": 2, "sequence_parallel": True}),
+    "tp2 sequence parallel llama dropout": (LLAMA | DROPOUT, {"tp": 2, "sequence_parallel": True}),
+    "pp2 gpipe": (GPT, {"pp": 2, "schedule": "gpipe"}),
+    "pp2 1f1b": (GPT, {"pp": 2}),
+    "pp2 1f1b untied": (GPT | UNTIED, {"pp": 2}),
+    "pp2 uneven": (LLAMA, {"pp": 2, "layers_per_stage": (1, 3)}),
+    "pp3 tied uneven": (GPT, {"pp": 3, "layers_per_stage": (1, 1, 2)}),
+    "pp4 1f1b tied": (GPT, {"pp": 4}),
+    "pp4 gpipe llama dropout": (LLAMA | DROPOUT, {"pp": 4, "schedule": "gpipe"}),
+    "pp2 interleaved tied": (GPT, INTERLEAVED),
+    "pp2 interleaved llama dropout": (LLAMA | DROPOUT, INTERLEAVED),
+    "pp2 recompute dropout": (GPT | DROPOUT, {"pp": 2, "recompute": "full"}),
+    "dp2 tp2": (GPT, {"dp": 2, "tp": 2}),
+    "dp2 pp2": (GPT | DROPOUT, {"dp": 2, "pp": 2}),
+    "tp2 pp2": (GPT, {"tp": 2, "pp": 2}),
+    "tp2 pp2 interleaved sequence parallel": (LLAMA, INTERLEAVED | {"tp": 2, "sequence_parallel": True}),
+    "dp2 tp2 pp2": (GPT | DROPOUT, {"dp": 2, "tp": 2, "pp": 2}),
+    "dp2 tp2 pp2 llama interleaved": (LLAMA, INTERLEAVED | {"dp": 2, "tp": 2}),
+    "dp2 tp2 pp2 tp outermost": (LLAMA, {"dp": 2, "tp": 2, "pp": 2, "rank_order": "tp,dp,pp"}),
+}
+
+
+@cache
+def one_device(model: tuple[tuple[str, Any], ...]) -> Trained:
+    return train(job(model=dict(model)))
+
+
+def reference(model: dict[str, Any]) -> Trained:
+    return one_device(tuple(sorted(model.items())))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_computes_what_one_device_computes(layout: str) -> None:
+    model, parallel = LAYOUTS[layout]
+    assert_equal(train(job(model=model, parallel=parallel)), reference(model))
+
+
+@pytest.mark.parametrize("micro_size", [1, 4, 16])
+def test_the_size_of_a_microbatch_does_not_matter(micro_size: int) -> None:
+    assert_equal(train(job(model=DROPOUT, batch={"micro_size": micro_size})), reference(DROPOUT))
+
+
+def test_a_different_seed_is_told_apart() -> None:
+    other = train(job(model=GPT | {"init_std": 0.21}))
+    with pytest.raises(AssertionError):
+        assert_equal(other, reference(GPT))
+
+
+# What follows breaks one thing each; the comparison above must see it.
+
+
+class _Nothing:
+    def wait(self) -> None:
+        pass
+
+
+def skip_one_bucket(trainer: Trainer, loader: Loader) -> None:
+    buckets, calls = trainer.update._buckets, count()
+    exchange = buckets.exchange
+    buckets.exchange = lambda bucket: _Nothing() if next(calls) == 1 else exchange(bucket)
+
+
+def skip_one_tensor_all_reduce(trainer: Trainer, loader: Loader) -> None:
+    calls, all_reduce = count(), TensorWire.all_reduce
+
+    def skipping(wire: TensorWire, x: Tensor, *arguments: Any) -> Tensor:
+        return x if next(calls) == 3 else all_reduce(wire, x, *arguments)
+
+    TensorWire.all_reduce = skipping
+
+
+def skip_sums_over(kind: str) -> Sabotage:
+    def sabotage(trainer: Trainer, loader: Loader) -> None:
+        sum_over = trainer.update._sum_over
+        trainer.update._sum_over = lambda group, name, params: name == kind or sum_over(group, name, params)
+
+    return sabotage
+
+
+def count_the_norm_of_this_rank_only(trainer: Trainer, loader: Loader) -> None:
+    groups = trainer.ctx.groups
+    trainer.ctx.groups = replace(groups, model=replace(groups.model, ranks=(trainer.ctx.plan.rank,)))
+
+
+def send_one_stale_message(trainer: Trainer, loader: Loader) -> None:
+    wire, calls = trainer.ctx.transport, count()
+    send = wire.send
+    wire.send = lambda tensor, *place: send(torch.zeros_like(tensor) if next(calls) == 2 else tensor, *place)
+
+
+def change_steps(change: Callable[[list[Microbatch]], list[Microbatch]], shift: int = 0) -> Sabotage:
+    def sabotage(trainer: Trainer, loader: Loader) -> None:
+        steps = loader.steps
+        loader.steps = lambda first_step: map(change, steps(first_step + shift))
+
+    return sabotage
+
+
+def repeat_the_first(microbatches: list[Microbatch]) -> list[Microbatch]:
+    return [microbatches[0], microbatches[0], *microbatches[2:]]
+
+
+def renumber_samples(microbatches: list[Microbatch]) -> list[Microbatch]:
+    return [replace(batch, samples=batch.samples * 0) for batch in microbatches]
+
+
+SABOTAGES: dict[str, tuple[str, Sabotage]] = {
+    "one bucket of gradients is not exchanged": ("dp2", skip_one_bucket),
+    "one all-reduce of activations is skipped": ("tp2", skip_one_tensor_all_reduce),
+    "tied gradients are not summed": ("pp3 tied uneven", skip_sums_over("tied")),
+    "norm gradients of the sequence parts are not summed": ("tp2 sequence parallel", skip_sums_over("tp")),
+    "each stage clips by its own norm": ("pp2 1f1b untied", count_the_norm_of_this_rank_only),
+    "one message between stages is stale": ("pp2 gpipe", send_one_stale_message),
+    "one microbatch is dropped": ("pp2 interleaved tied", change_steps(repeat_the_first)),
+    "the loader is one step ahead": ("dp2 pp2", change_steps(list, shift=1)),
+    "dropout forgets which sample it is": ("dp2 dropout", change_steps(renumber_samples)),
+}
+
+
+@pytest.mark.parametrize("fault", SABOTAGES)
+def test_the_comparison_sees_that(fault: str) -> None:
+    layout, sabotage = SABOTAGES[fault]
+    model, parallel = LAYOUTS[layout]
+    expected = reference(model)
+    with pytest.raises(AssertionError) as caught:
+        assert_equal(train(job(model=model, parallel=parallel), sabotage), expected)
+    assert not isinstance(caught.value, RankError), "it crashed, which is not what the comparison is for"

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher.config.schema import OptimConfig
+from launcher.runtime.learning_rate import learning_rate
+
+
+def optim(decay: str, warmup_steps: int = 4) -> OptimConfig:
+    return OptimConfig(
+        name="adamw",
+        lr=1.0,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.0,
+        clip_norm=None,
+        warmup_steps=warmup_steps,
+        decay=decay,  # type: ignore[arg-type]
+        min_lr_fraction=0.1,
+    )
+
+
+def test_the_warm_up_grows_in_equal_steps_from_above_zero() -> None:
+    rates = [learning_rate(optim("cosine"), step, 20) for step in range(5)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("decay", "half_way", "last"), [("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1, 1)]
+)
+def test_the_decay_ends_at_its_floor(decay: str, half_way: float, last: float) -> None:
+    settings = optim(decay, warmup_steps=0)
+    assert learning_rate(settings, 0, 11) == pytest.approx(1.0)
+    assert learning_rate(settings, 5, 11) == pytest.approx(half_way)
+    assert learning_rate(settings, 10, 11) == pytest.approx(last)
+
+
+def test_a_training_that_ends_in_its_warm_up_is_no_error() -> None:
+    assert learning_rate(optim("cosine", warmup_steps=10), 2, 3) == pytest.approx(3 / 11)
