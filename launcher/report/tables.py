@@ -98,10 +98,9 @@ def _compared(report: SpeedupReport, width: int) -> Iterator[str]:
     rows += [("run", _run_text(pair.run)) for result in report.results for pair in result.pairs]
     rows += [("no base", report.why_no_base)] if report.why_no_base else []
     rows += [("constant", _constant_text(report))]
-    rows += [("repeats", text) for text in dict.fromkeys(map(_repeats_text, report.results))]
-    if report.bases:
-        rows += [("scaling", text) for text in dict.fromkeys(map(_scaling_text, report.results))]
-    for label, text in rows:
+    rows += [("repeats", _repeats_text(result, _unit(report))) for result in report.results]
+    rows += [("scaling", _scaling_text(result)) for result in report.results if result.scaling]
+    for label, text in dict.fromkeys(rows):
         yield _wrapped(f"  {label:<9} ", text, width)
 
 
@@ -117,8 +116,8 @@ def _constant_text(report: SpeedupReport) -> str:
     words = [f"model {config.model.name} ({format_count(plan.num_parameters)} parameters)"]
     words += [f"data {config.data.name}"]
     words += [f"global batch {batches.pop():g}"] if len(batches) == 1 else []
-    words += [f"sequence length {config.batch.seq_length}", f"precision {config.precision.name}"]
-    return ", ".join([*words, f"device {config.device.name}"])
+    words += [f"sequence length {config.batch.seq_length}"] if _counts_tokens(report) else []
+    return ", ".join([*words, f"precision {config.precision.name}", f"device {config.device.name}"])
 
 
 def _scaling_text(result: Result) -> str:
@@ -133,19 +132,19 @@ def _scaling_text(result: Result) -> str:
     return texts[str(result.scaling)]
 
 
-def _repeats_text(result: Result) -> str:
+def _repeats_text(result: Result, unit: str) -> str:
     if len(result.pairs) == 1:
         return "1 run: no spread known"
     values = result.speedups or [pair.run.work.tokens_per_s for pair in result.pairs]
     low, high = values[0], values[-1]
     spread = f"S from {low:.2f} to {high:.2f}"
     if not result.speedups:
-        spread = f"{format_count(low)} to {format_count(high)} tokens/s"
+        spread = f"{format_count(low)} to {format_count(high)} {unit}/s"
     return f"{result.median.run.layout}: the median of {len(values)} runs is shown, {spread}"
 
 
 def _table(report: SpeedupReport, style: Style) -> Iterator[str]:
-    rows = [("", "devices", "step", "tokens/s", "speedup S", "efficiency E")]
+    rows = [("", "devices", "step", f"{_unit(report)}/s", "speedup S", "efficiency E")]
     rows += [(base.layout, *_speed_cells(base), "1.00", "100 %") for base in report.bases]
     rows += [_result_row(result) for result in report.results]
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
@@ -208,8 +207,8 @@ def _facts(result: Result) -> Iterator[str]:
     run = result.median.run
     schedule, serial = run.plan.schedule, result.serial_fraction
     if serial is not None and result.scaling == "strong":
-        limit = f"so S is at most {amdahl_speedup(serial, run.work.num_ranks):.2f} (Amdahl)"
-        yield f"  serial fraction of the base's step (measured): {_percent(serial)}, {limit}"
+        limit = f"undivided, it limits S to {amdahl_speedup(serial, run.work.num_ranks):.2f} (Amdahl)"
+        yield f"  serial fraction of the base's step (measured): {_percent(serial)}; {limit}"
     if result.karp_flatt is not None:
         yield f"  serial fraction that would explain S alone (Karp-Flatt): {_percent(result.karp_flatt)}"
     if run.plan.mesh.pp > 1:
@@ -244,6 +243,15 @@ def _wrapped(head: str, text: str, width: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def _counts_tokens(report: SpeedupReport) -> bool:
+    return report.results[0].median.run.plan.config.model.family != "custom"
+
+
+def _unit(report: SpeedupReport) -> str:
+    """What a user's own model trains on is counted as one target per sample."""
+    return "tokens" if _counts_tokens(report) else "samples"
 
 
 def _runs(report: SpeedupReport) -> Sequence[Run]:

@@ -60,7 +60,7 @@ Where the missing devices went: 2 - 1.587 = 0.413 lost
   other             0.000                      the rest of the step
   sum               0.413  = P - S = P (1 - E)
 
-  serial fraction of the base's step (measured): 1.0 %, so S is at most 1.98 (Amdahl)
+  serial fraction of the base's step (measured): 1.0 %; undivided, it limits S to 1.98 (Amdahl)
   serial fraction that would explain S alone (Karp-Flatt): 26.0 %
   pipeline wait: measured 15.9 % of the step; predicted 20.0 % by formula, 25.0 % by simulation
   step: measured 63 ms; predicted 123 ms
@@ -104,6 +104,17 @@ def test_repeats_show_the_spread_over_runs(tmp_path, base):
     text = speedup_text(paths, base, width=100, ascii_only=True)
     assert "repeats   dp=2 tp=1 pp=1: the median of 3 runs is shown, S from 1.25 to 2.00\n" in text
     assert "Where the missing devices (median run r62) went: 2 - 1.613 = 0.387 lost" in text
+
+
+def test_own_models_are_counted_in_samples(tmp_path):
+    custom = {"model": {"family": "custom"}}
+    paths = [
+        FakeRun(kinds_ms={0: {"compute": ms}}, config=custom).write(tmp_path / f"r{ms}") for ms in (50, 80)
+    ]
+    text = speedup_text(paths, None, width=100, ascii_only=True)
+    assert "samples/s" in text
+    assert "token" not in text
+    assert "sequence length" not in text
 
 
 def test_repeats_without_a_base_show_the_spread_of_the_throughput(tmp_path):
