@@ -209,8 +209,10 @@ def _facts(result: Result) -> Iterator[str]:
     if serial is not None and result.scaling == "strong":
         limit = f"undivided, it limits S to {amdahl_speedup(serial, run.work.num_ranks):.2f} (Amdahl)"
         yield f"  serial fraction of the base's step (measured): {_percent(serial)}; {limit}"
-    if result.karp_flatt is not None:
+    if result.karp_flatt is not None and result.karp_flatt <= 1:
         yield f"  serial fraction that would explain S alone (Karp-Flatt): {_percent(result.karp_flatt)}"
+    elif result.karp_flatt is not None:
+        yield "  slower than the base: no serial fraction explains that (Karp-Flatt above 100 %)"
     if run.plan.mesh.pp > 1:
         wait, formula = _percent(result.pipeline_wait_fraction), schedule.bubble_formula
         closed_form = f"{_percent(formula)} by formula, " if formula is not None else ""

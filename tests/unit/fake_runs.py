@@ -29,6 +29,8 @@ from launcher.plan.model import BatchPlan, Plan, RolePlan, SchedulePlan
 from launcher.topology.mesh import Mesh
 from launcher.typed import plain
 
+CUDA = {"device": {"kind": "cuda"}}
+"""For ``config``: a device that is allocated whether a rank uses it or not."""
 MS = 1_000_000
 """Nanoseconds in a millisecond."""
 SEQ_LENGTH = 16
@@ -46,6 +48,7 @@ class FakeRun:
     kinds_ms: Mapping[int, Mapping[str, int]] = field(default_factory=lambda: {0: {"compute": 100}})
     calls_ms: Mapping[int, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     num_devices: int | None = None
+    """Devices of the cluster; None: one per rank."""
     num_steps: int = 6
     warmup_steps: int = 2
     global_size: int = 8

@@ -10,7 +10,7 @@ from launcher.cli import report as report_verb
 from launcher.errors import LauncherError
 from launcher.report.tables import ASCII, UNICODE, bar, speedup_text
 from launcher.topology.mesh import Mesh
-from tests.unit.fake_runs import MS, FakeRun
+from tests.unit.fake_runs import CUDA, MS, FakeRun
 
 PP2 = FakeRun(
     mesh=Mesh(pp=2, dp=1, tp=1),
@@ -88,8 +88,9 @@ def test_report_without_a_base_shows_where_the_device_time_went(base):
     assert "Amdahl" not in text
 
 
-def test_idle_devices_have_their_own_row(tmp_path, base):
-    run = FakeRun(mesh=PP2.mesh, kinds_ms=PP2.kinds_ms, num_devices=4).write(tmp_path / "idle")
+def test_idle_devices_have_their_own_row(tmp_path):
+    base = FakeRun(config=CUDA).write(tmp_path / "base")
+    run = FakeRun(mesh=PP2.mesh, kinds_ms=PP2.kinds_ms, num_devices=4, config=CUDA).write(tmp_path / "idle")
     text = speedup_text([run], base, width=100, ascii_only=True)
     assert "  not training      2.000  ##################  allocated, but no trainer rank\n" in text
 
@@ -123,6 +124,13 @@ def test_repeats_without_a_base_show_the_spread_of_the_throughput(tmp_path):
     assert "the median of 2 runs is shown, 1.60K to 2.56K tokens/s\n" in text
 
 
+def test_run_slower_than_its_base_has_no_serial_fraction(tmp_path):
+    base = FakeRun(kinds_ms={0: {"compute": 50}}).write(tmp_path / "base")
+    run = FakeRun(mesh=PP2.mesh, kinds_ms=PP2.kinds_ms).write(tmp_path / "run")
+    text = speedup_text([run], base, width=100, ascii_only=True)
+    assert "  slower than the base: no serial fraction explains that (Karp-Flatt above 100 %)\n" in text
+
+
 def test_every_layout_has_its_own_ledger(tmp_path, base, run):
     tp2 = FakeRun(mesh=Mesh(pp=1, dp=1, tp=2), kinds_ms={0: {"compute": 60}, 1: {"compute": 60}})
     text = speedup_text([run, tp2.write(tmp_path / "tp")], base, width=100, ascii_only=True)
@@ -152,7 +160,6 @@ def test_report_fits_a_hundred_columns(tmp_path, base):
     run = FakeRun(
         mesh=PP2.mesh,
         kinds_ms=PP2.kinds_ms,
-        num_devices=3,
         config={"parallel": layout},
         header={"num_cores": 1, "torch_version": "2.7"},
         exact=False,

@@ -7,7 +7,7 @@ import pytest
 from launcher.errors import ConfigError, LauncherError
 from launcher.report.speedup import compare, to_json
 from launcher.topology.mesh import Mesh
-from tests.unit.fake_runs import FakeRun
+from tests.unit.fake_runs import CUDA, FakeRun
 
 BASE = FakeRun(kinds_ms={0: {"compute": 90, "replicated": 10}})
 DP2 = Mesh(pp=1, dp=2, tp=1)
@@ -233,15 +233,20 @@ def test_enough_cores_need_no_note(base):
 
 
 def test_cores_do_not_bound_an_accelerator(tmp_path):
-    cuda = {"device": {"kind": "cuda"}}
-    base = FakeRun(config=cuda).write(tmp_path / "base")
-    assert "core" not in notes(dp2(config=cuda, header={"num_cores": 1, "num_threads": 4}), base)
+    base = FakeRun(config=CUDA).write(tmp_path / "base")
+    assert "core" not in notes(dp2(config=CUDA, header={"num_cores": 1, "num_threads": 4}), base)
 
 
-def test_idle_devices_are_noted(base):
-    assert "run was allocated 4 devices and trains on 2: S is divided by all of them." in notes(
-        dp2(num_devices=4), base
-    )
+def test_idle_devices_are_noted_and_counted(tmp_path):
+    base = FakeRun(kinds_ms=BASE.kinds_ms, config=CUDA).write(tmp_path / "base")
+    report = compare([dp2(num_devices=4, config=CUDA).write(tmp_path / "run")], base)
+    assert report.notes == ("run was allocated 4 devices and trains on 2: S is divided by all of them.",)
+    assert report.results[0].efficiency == pytest.approx(100 / 56 / 4)
+
+
+def test_on_the_cpu_a_device_is_a_process_and_none_is_idle(tmp_path, base):
+    report = compare([dp2(num_devices=8).write(tmp_path / "run")], base)
+    assert report.results[0].efficiency == pytest.approx(100 / 56 / 2)
 
 
 def test_base_on_several_devices_is_noted(tmp_path):
