@@ -83,7 +83,9 @@ class GlobalFragment:
 class FragmentReader(Protocol):
     """Reads any box of any global tensor from a checkpoint."""
 
-    def __call__(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor: ...
+    def __call__(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """The box of ``shape`` that begins at ``offset``."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

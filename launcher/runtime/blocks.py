@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from launcher.config.schema import ModelConfig
 from launcher.runtime.api import DTYPES, GlobalSlice, Layers, RankContext, new_parameter
@@ -34,16 +34,14 @@ class Sizes:
     @staticmethod
     def of(model: ModelConfig, seq_length: int) -> Sizes:
         """The sizes that a GPT or Llama configuration gives."""
-        hidden, heads = model.hidden_size, model.num_heads
-        vocab, layers = model.vocab_size, model.num_layers
-        assert hidden and heads and vocab and layers, "a plan for a transformer without its sizes"
+        hidden, heads = _known(model.hidden_size), _known(model.num_heads)
         return Sizes(
             hidden=hidden,
             num_heads=heads,
             num_kv_heads=model.num_kv_heads or heads,
             ffn=model.ffn_size or 4 * hidden,
-            vocab=vocab,
-            num_layers=layers,
+            vocab=_known(model.vocab_size),
+            num_layers=_known(model.num_layers),
             seq_length=seq_length,
         )
 
@@ -62,8 +60,8 @@ class Norm(nn.Module):
         """x [..., size] -> [..., size]."""
         shape, weight = self.weight.shape, self.weight.float()
         if self.bias is None:
-            return F.rms_norm(x.float(), shape, weight, self.eps).to(x.dtype)
-        return F.layer_norm(x.float(), shape, weight, self.bias.float(), self.eps).to(x.dtype)
+            return functional.rms_norm(x.float(), shape, weight, self.eps).to(x.dtype)
+        return functional.layer_norm(x.float(), shape, weight, self.bias.float(), self.eps).to(x.dtype)
 
 
 class Dropout(nn.Module):
@@ -121,7 +119,7 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self.inputs(x))
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.is_grouped)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.is_grouped)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -139,7 +137,11 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
         wide = self.inputs(x)
-        active = F.silu(wide[0]) * wide[1] if self.is_gated else F.gelu(wide[0], approximate="tanh")
+        active = (
+            functional.silu(wide[0]) * wide[1]
+            if self.is_gated
+            else functional.gelu(wide[0], approximate="tanh")
+        )
         out: Tensor = self.output(active)
         return out
 
@@ -174,3 +176,8 @@ def whole_parameter(ctx: RankContext, name: str, *shape: int) -> nn.Parameter:
         is_summed_over_tp=ctx.layers.splits_sequence,
     )
     return new_parameter(where, shape, ctx.device, DTYPES[ctx.config.precision.compute])
+
+
+def _known(size: int | None) -> int:
+    assert size is not None, "a plan for a transformer without its sizes"
+    return size

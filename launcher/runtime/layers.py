@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from launcher.runtime.api import IGNORED, GlobalSlice, new_parameter
 
@@ -61,7 +61,7 @@ class WholeLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        return F.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class WholeColumn(nn.Module):
@@ -85,7 +85,7 @@ class WholeEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [batch, seq] -> [batch, seq, size]."""
-        return F.embedding(tokens, self.weight)
+        return functional.embedding(tokens, self.weight)
 
 
 class WholeHead(nn.Module):
@@ -97,5 +97,7 @@ class WholeHead(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(hidden [batch, seq, size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
-        logits = F.linear(hidden, self.weight).float()
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        logits = functional.linear(hidden, self.weight).float()
+        return functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )

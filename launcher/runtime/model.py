@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from launcher.plan.model import StagePlan
 from launcher.runtime.api import RankContext, slice_of, tag
 from launcher.runtime.blocks import Block, Dropout, Norm, Rotary, Sizes, whole_parameter
 from launcher.runtime.custom import build_custom_chunks
@@ -42,17 +41,6 @@ def build_chunks(ctx: RankContext) -> list[nn.Module]:
         chunks.append(Stage(ctx, prologue if stage.has_prologue else None, blocks, epilogue))
     _initialise(ctx, sizes, (param for chunk in chunks for param in chunk.parameters()))
     return chunks
-
-
-def message_shape(ctx: RankContext, stage: StagePlan) -> tuple[int, ...]:
-    """Shape of what a stage receives for one microbatch on this rank; () on the first stage."""
-    if not stage.input_shape:
-        return ()
-    micro, shape = ctx.plan.plan.batch.micro_size, stage.input_shape
-    if ctx.config.model.family == "custom":
-        return (micro, *shape)
-    positions = ctx.layers.positions(shape[0])
-    return (micro, positions.stop - positions.start, *shape[1:])
 
 
 class Stage(nn.Module):

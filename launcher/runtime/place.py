@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.errors import JobError
 
@@ -29,3 +30,9 @@ def place_from_environment() -> Place:
         raise JobError(f"{', '.join(missing)} not set: start ranks with `trireme run`, not by hand")
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
     return Place(rank=rank, local_rank=local_rank, world_size=world_size)
+
+
+def user_cache() -> Path:
+    """The folder for files that can be made again, by the XDG base directory rule."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "trireme"

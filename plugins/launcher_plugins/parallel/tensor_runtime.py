@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
-import torch.nn.functional as F
-from launcher_plugins.parallel.vocabulary_runtime import cross_entropy_sum
-from launcher_plugins.parallel.wire_runtime import TensorWire, enter, leave
 from torch import Tensor, nn
+from torch.nn import functional
 
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter
+from launcher_plugins.parallel.vocabulary_runtime import cross_entropy_sum
+from launcher_plugins.parallel.wire_runtime import TensorWire, enter, leave
 
 
 def apply(ctx: RankContext) -> None:
@@ -104,7 +104,9 @@ class ColumnLinear(nn.Module):
         """x [batch, seq(local), in] -> [batch, seq, out / tp] of each linear."""
         x = enter(x, self._wire)
         biases = list(self.biases) or [None] * len(self.weights)
-        return tuple(F.linear(x, weight, bias) for weight, bias in zip(self.weights, biases, strict=True))
+        return tuple(
+            functional.linear(x, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)
+        )
 
 
 class RowLinear(nn.Module):
@@ -117,7 +119,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq, in / tp] -> [batch, seq(local), out]."""
-        out = leave(F.linear(x, self.weight), self._wire)
+        out = leave(functional.linear(x, self.weight), self._wire)
         return out if self.bias is None else out + self.bias
 
 
@@ -134,7 +136,7 @@ class VocabularyEmbedding(nn.Module):
         num_rows = self.weight.shape[0]
         local = tokens - self._wire.rank * num_rows
         is_elsewhere = (local < 0) | (local >= num_rows)
-        rows = F.embedding(local.masked_fill(is_elsewhere, 0), self.weight)
+        rows = functional.embedding(local.masked_fill(is_elsewhere, 0), self.weight)
         return leave(rows.masked_fill(is_elsewhere[..., None], 0), self._wire)
 
 
@@ -149,7 +151,7 @@ class VocabularyHead(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
-        logits = F.linear(enter(hidden, self._wire), self.weight).float()
+        logits = functional.linear(enter(hidden, self._wire), self.weight).float()
         first_row = self._wire.rank * self.weight.shape[0]
         num_padding = min(max(0, first_row + self.weight.shape[0] - self._vocab_size), self.weight.shape[0])
         if num_padding:

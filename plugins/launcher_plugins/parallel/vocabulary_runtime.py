@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from launcher_plugins.parallel.wire_runtime import TensorWire
 from torch import Tensor
 
 from launcher.runtime.api import IGNORED
+from launcher_plugins.parallel.wire_runtime import TensorWire
 
 
 def cross_entropy_sum(logits: Tensor, local_targets: Tensor, targets: Tensor, wire: TensorWire) -> Tensor:
@@ -39,7 +39,8 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         sums, target_logits = wire.all_reduce(torch.stack([exponentials.sum(-1), target_logits]))
         counts = targets != IGNORED
         ctx.save_for_backward(exponentials.div_(sums[..., None]), column, is_here, counts)
-        return (sums.log() - target_logits).masked_fill(~counts, 0).sum()
+        loss: Tensor = (sums.log() - target_logits).masked_fill(~counts, 0).sum()
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:

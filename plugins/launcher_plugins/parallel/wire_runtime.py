@@ -25,9 +25,10 @@ class TensorWire:
 
     def all_reduce(self, x: Tensor, operation: Literal["sum", "max"] = "sum") -> Tensor:
         """``x`` over all ranks, written into ``x``."""
+        reduction = dist.ReduceOp.MAX if operation == "max" else dist.ReduceOp.SUM
         if self.size > 1:
             with self._clock.section("tp"):
-                dist.all_reduce(x, dist.ReduceOp.MAX if operation == "max" else dist.ReduceOp.SUM, self._group)
+                dist.all_reduce(x, reduction, self._group)
         return x
 
     def gather_sequence(self, x: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ def enter(x: Tensor, wire: TensorWire) -> Tensor:
 
 
 def leave(x: Tensor, wire: TensorWire) -> Tensor:
-    """[batch, seq, hidden], partial on each rank -> [batch, seq(local), hidden], summed: out of the region."""
+    """[batch, seq, hidden], partial on each rank -> their sum [batch, seq(local), hidden]: out of it."""
     out: Tensor = _Leave.apply(x, wire)  # type: ignore[no-untyped-call]
     return out
 

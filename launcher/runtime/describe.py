@@ -1,0 +1,116 @@
+"""Measures a user's own model: `python -m launcher.runtime.describe < request.json > shape.json`.
+
+The request holds ``model``, ``batch`` and ``data``, as in the configuration. The answer is a
+`launcher.plan.model.ModelShape`. Each layer runs once on the CPU with one sample. The planner starts
+this as a process of its own, so that it needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from launcher.config.schema import BatchConfig, DataConfig, ModelConfig
+from launcher.errors import ConfigError, LauncherError
+from launcher.plan.model import LayerShape, ModelShape
+from launcher.registry import resolve
+from launcher.runtime.custom import load_custom
+from launcher.typed import Reading, plain, read
+
+T = TypeVar("T")
+
+
+def main() -> int:
+    """Answers one request. Returns the exit code."""
+    request = json.load(sys.stdin)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
+            model = _read(ModelConfig, request, "model")
+            sample = first_input(_read(DataConfig, request, "data"), _read(BatchConfig, request, "batch"))
+            shape = describe(model, sample)
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(plain(shape), allow_nan=False))
+    return 0
+
+
+def first_input(data: DataConfig, batch: BatchConfig) -> Tensor:
+    """The input of one sample, as a batch of one."""
+    if data.target is None:
+        return torch.zeros(1, batch.seq_length, dtype=torch.int64)
+    inputs: Tensor = resolve(data.target)(**data.options)[0][0]
+    return inputs[None]
+
+
+def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
+    """The shape of a user's model, measured with one sample [1, ...]."""
+    layers = load_custom(model, seed=0).layers
+    saved = _Saved(layers)
+    shapes = []
+    for index, layer in enumerate(layers):
+        sample = sample.detach()
+        if sample.is_floating_point():
+            sample.requires_grad_()
+        before = saved.num_elements
+        with FlopCounterMode(display=False) as counter, saved.counting():
+            sample = layer(sample)
+        num_parameters = sum(param.numel() for param in layer.parameters())
+        shapes.append(
+            LayerShape(
+                name=f"layers.{index}",
+                num_parameters=num_parameters,
+                num_replicated_parameters=num_parameters,
+                forward_flops=float(counter.get_total_flops()),
+                kept_elements=saved.num_elements - before,
+                kept_replicated_elements=0,
+                output_elements=sample.numel(),
+                output_shape=tuple(sample.shape[1:]),
+            )
+        )
+    return ModelShape(
+        family="custom", layers=tuple(shapes), prologue=None, epilogue=None, num_tied_parameters=0
+    )
+
+
+class _Saved:
+    """Counts what autograd keeps: each storage once, parameters not at all."""
+
+    def __init__(self, layers: Any) -> None:
+        self.num_elements = 0
+        self._known = {param.untyped_storage().data_ptr() for layer in layers for param in layer.parameters()}
+        self._alive: list[Tensor] = []
+        """Keeps addresses from being used again."""
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        with saved_tensors_hooks(self._keep, lambda tensor: tensor):
+            yield
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in self._known:
+            self._known.add(address)
+            self._alive.append(tensor)
+            self.num_elements += tensor.numel()
+        return tensor
+
+
+def _read(cls: type[T], request: dict[str, Any], name: str) -> T:
+    reading = Reading()
+    value = read(cls, request[name], reading, name)
+    if value is None:
+        raise ConfigError(reading.faults)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

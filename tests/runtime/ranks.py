@@ -1,0 +1,92 @@
+"""Runs a function on several ranks, forked from this process so that none of them imports torch again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT_S = 30.0
+"""Longest wait for a peer, and for the whole function."""
+
+
+class RankError(AssertionError):
+    """A rank raised; the text is its own traceback."""
+
+
+def run_ranks(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """The results of ``function(rank, *args)`` by rank, inside a gloo process group.
+
+    The parent must not have called torch.set_num_threads: children would abort now and then.
+
+    Raises:
+        RankError: with the traceback of the first rank that raised.
+    """
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        pipes = [fork.Pipe(duplex=False) for _ in range(num_ranks)]
+        children = [
+            fork.Process(target=_child, args=(rank, num_ranks, store, pipes[rank][1], function, args))
+            for rank in range(num_ranks)
+        ]
+        for child, (_, writer) in zip(children, pipes, strict=True):
+            child.start()
+            writer.close()
+        try:
+            answers = [_answer(reader, rank) for rank, (reader, _) in enumerate(pipes)]
+        finally:
+            for child in children:
+                child.join(timeout=1)
+                child.kill()
+                child.join()
+    failures = [text for text, _ in answers if text]
+    own = [text for text in failures if "Connection closed by peer" not in text]
+    if failures:
+        raise RankError((own or failures)[0])
+    return [result for _, result in answers]
+
+
+def _answer(reader: Connection, rank: int) -> tuple[str, Any]:
+    """The error text (empty: none) and the result of one rank."""
+    if not reader.poll(TIMEOUT_S):
+        return f"rank {rank} did not answer within {TIMEOUT_S:g} s", None
+    try:
+        answer: tuple[str, Any] = pickle.loads(reader.recv_bytes())
+    except EOFError:
+        return f"rank {rank} died without an answer", None
+    return answer
+
+
+def _child(
+    rank: int,
+    num_ranks: int,
+    store: Path,
+    pipe: Connection,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=TIMEOUT_S),
+        )
+        answer = ("", function(rank, *args))
+    except BaseException:
+        answer = (f"rank {rank}:\n{traceback.format_exc()}", None)
+    pipe.send_bytes(pickle.dumps(answer))
+    os._exit(0)  # without the destructors of a group whose peers may be gone
