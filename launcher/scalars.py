@@ -14,7 +14,7 @@ from launcher.errors import did_you_mean
 WRONG: Final = object()
 """Stands for a value that could not be read as the wanted type."""
 _INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})")
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PADDED = re.compile(r"[+-]?0[0-9]+")
 _NULLS = ("null", "Null", "NULL", "~", "")
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -71,7 +71,7 @@ def scalar(text: str) -> Any:
         return _BOOLS[text]
     if _INT.fullmatch(text):
         return int(text)
-    number = WRONG if _PADDED.fullmatch(text) else _float(text)
+    number = _float(text)
     return text if number is WRONG else number
 
 

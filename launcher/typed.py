@@ -113,7 +113,7 @@ def _field(
         return item.default
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
-    return reading.fault(inner, "(missing)", "this setting is required", f"Give {inner}={_example(kind)}.")
+    return reading.fault(inner, "(missing)", "this setting is required", f"Give {inner}{_example(kind)}.")
 
 
 def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
@@ -187,9 +187,9 @@ def _join(path: str, key: Any) -> str:
 
 
 def _example(kind: Any) -> str:
-    """The type of a value that is missing, as a word to replace."""
+    """What a missing scalar looks like, as ``=NUMBER``; empty for a group or a list."""
     base = get_args(kind)[0] if get_origin(kind) in (Annotated, Union, types.UnionType) else kind
     base = get_args(base)[0] if get_origin(base) is Annotated else base
     if get_origin(base) is Literal:
-        return "|".join(map(str, get_args(base)))
-    return {int: "NUMBER", float: "NUMBER", bool: "true|false", str: "TEXT"}.get(base, "...")
+        return f"={'|'.join(map(str, get_args(base)))}"
+    return {int: "=NUMBER", float: "=NUMBER", bool: "=true|false", str: "=TEXT"}.get(base, "")

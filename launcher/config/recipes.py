@@ -1,0 +1,71 @@
+"""Finds recipes and reads their descriptions as text, without a YAML library."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import resources
+from launcher.errors import LauncherError, did_you_mean
+
+SUFFIX = ".yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The file of one recipe."""
+
+    path: Path
+    note: str = ""
+    """Says which file of the same name is not used."""
+
+    @property
+    def run_name(self) -> str:
+        """The name of its runs where it gives none: its file name, made safe.
+
+        >>> Recipe(path=Path("my run copy.yaml")).run_name
+        'my_run_copy'
+        """
+        return safe_name(self.path.stem)
+
+
+def shipped() -> dict[str, Path]:
+    """Every recipe that ships with the launcher, by name."""
+    return {path.stem: path for path in sorted(resources.folder("recipes").glob(f"*{SUFFIX}"))}
+
+
+def find(recipe: str) -> Recipe:
+    """The recipe of a shipped name, or of a path (with a ``/``, or ending in ``.yaml``).
+
+    Raises:
+        LauncherError: when there is none; names the nearest shipped name.
+    """
+    if "/" in recipe or recipe.endswith(SUFFIX):
+        path = Path(recipe).expanduser()
+        if not path.is_file():
+            raise LauncherError(f"no recipe file at {recipe}. Shipped recipes go by name: trireme recipe ls.")
+        return Recipe(path=path)
+    known = shipped()
+    local = Path(f"{recipe}{SUFFIX}")
+    if recipe in known:
+        unused = f"{known[recipe]} is used, and ./{local} is not; give ./{local} for that one"
+        return Recipe(path=known[recipe], note=unused if local.is_file() else "")
+    here = f" A file is given by its path: ./{local}." if local.is_file() else ""
+    raise LauncherError(f"no shipped recipe is called {recipe!r}. {did_you_mean(recipe, known)}{here}")
+
+
+def description(path: Path) -> str:
+    """The first comment line of a recipe, or "" where it begins otherwise."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        first = next(lines, "").strip()
+    return first.lstrip("#").strip() if first.startswith("#") else ""
+
+
+def safe_name(text: str) -> str:
+    """A name for files and jobs that is nearest to any text.
+
+    >>> safe_name("Big simulation; rm -rf /"), safe_name("../x")
+    ('Big_simulation_rm_-rf', 'x')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._-") or "run"

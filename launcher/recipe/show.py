@@ -1,0 +1,35 @@
+"""A composed recipe with the origin of each of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.config.save import scalar_text
+from launcher.typed import Source
+
+_MAX_WIDTH = 56
+
+
+def lines(values: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[str]:
+    """Each setting with its value, beside the file and line or the override that it is from.
+
+    >>> list(lines({"seed": 0}, {"seed": Source(where="conf/base.yaml:16", text="0")}))
+    ['seed: 0  # conf/base.yaml:16']
+    """
+    rows = list(_rows(values, sources, ""))
+    width = min(max((len(text) for text, _ in rows), default=0), _MAX_WIDTH)
+    for text, where in rows:
+        yield f"{text:{width}}  # {where}" if where else text
+
+
+def _rows(values: Mapping[str, Any], sources: Mapping[str, Source], path: str) -> Iterator[tuple[str, str]]:
+    indent = "  " * path.count(".") + "  " * bool(path)
+    for key, value in values.items():
+        inner = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:", ""
+            yield from _rows(value, sources, inner)
+        else:
+            where = sources[inner].where if inner in sources else ""
+            yield f"{indent}{key}: {scalar_text(value)}", where

@@ -1,0 +1,165 @@
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.config.compose import Composed, compose
+from launcher.config.load import load
+from launcher.config.save import dump, scalar_text
+from launcher.errors import ConfigError
+from launcher.typed import Source, plain
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> Composed:
+    return compose("quickstart")
+
+
+def with_value(composed: Composed, path: str, value: Any) -> dict[str, Any]:
+    """The composed values with another one at a path."""
+    values = copy.deepcopy(dict(composed.values))
+    group = values
+    *outer, key = path.split(".")
+    for name in outer:
+        group = group[name]
+    group[key] = value
+    return values
+
+
+def faults(composed: Composed, path: str, value: Any) -> list[str]:
+    """The faults of the quickstart with another value, as set on line 3 of a recipe."""
+    sources = {**composed.sources, path: Source(where="ours.yaml:3")}
+    with pytest.raises(ConfigError) as caught:
+        load(with_value(composed, path, value), sources)
+    return [str(fault) for fault in caught.value.faults]
+
+
+def test_quickstart_loads(quickstart: Composed) -> None:
+    config = load(quickstart.values, quickstart.sources)
+    assert (config.name, config.parallel.pp, config.optim.betas) == ("quickstart", 2, (0.9, 0.95))
+    assert config.executor.name == "torchrun"
+    assert config.executor.options == {}
+
+
+def test_every_fault_is_reported_at_once_with_its_place(quickstart: Composed) -> None:
+    values = with_value(quickstart, "parallel.tp", 0)
+    values["optim"]["lr"] = float("nan")
+    values["paralell"] = {"tp": 2}
+    sources = {**quickstart.sources, "paralell": Source(where="ours.yaml:9")}
+    sources |= {"parallel.tp": Source(where="override parallel.tp=0", text="0")}
+    sources |= {"optim.lr": Source(where="ours.yaml:4", text="nan")}
+    with pytest.raises(ConfigError) as caught:
+        load(values, sources)
+    assert str(caught.value).splitlines() == [
+        "3 faults:",
+        "  1. paralell={'tp': 2}: not a setting here. Did you mean parallel? [ours.yaml:9]",
+        "  2. optim.lr=nan: must be a finite number above 0. [ours.yaml:4]",
+        "  3. parallel.tp=0: must be a whole number of at least 1. Write 1. [override parallel.tp=0]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("../x", "x"),
+        ("a;rm -rf /", "a_rm_-rf"),
+        ("a|b", "a_b"),
+        ("Big simulation", "Big_simulation"),
+        (".hidden", "hidden"),
+        ("..", "run"),
+        ("a/b", "a_b"),
+        ('say "hi"', "say_hi"),
+        ("$HOME", "HOME"),
+        ("ünï", "n"),
+        ("", "run"),
+        ("x" * 101, "x" * 100),
+    ],
+)
+def test_name_unfit_for_a_file_is_refused_with_the_nearest(
+    quickstart: Composed, name: str, safe: str
+) -> None:
+    rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
+    assert faults(quickstart, "name", name) == [f"name={name}: {rule}. Set name={safe}. [ours.yaml:3]"]
+
+
+@pytest.mark.parametrize("name", ["no", "1f1b", "llama3_8b.v2", "a-b"])
+def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
+    sources = {**quickstart.sources, "name": Source(where="ours.yaml:3", text=name)}
+    assert load(with_value(quickstart, "name", name), sources).name == name
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("run.dir", "a\nb", "run.dir='a\\nb': holds a control character. Write 'ab'."),
+        ("data.source", "x\r", "data.source='x\\r': holds a control character. Write 'x'."),
+        ("run.root", "a\0b", "run.root='a\\x00b': holds a control character. Write 'ab'."),
+        ("executor.extra", ["a\tb"], "executor.extra[0]='a\\tb': holds a control character. Write 'ab'."),
+        ("model.target", "my.module", "model.target=my.module: must be package.module:function. "
+         "Set model.target=my_package.my_module:my_function."),
+        ("data.target", "os.system('x'):f", "data.target=os.system('x'):f: must be package.module:function."),
+        ("model.options", {"a": 1}, "model.options={'a': 1}: has no effect without model.target. "
+         "Remove model.options."),
+        ("data.options", {"a": 1}, "has no effect without data.target. Remove data.options."),
+        ("device.peak_flops", {"bf61": 1e12}, "device.peak_flops.bf61=1000000000000.0: no number format. "
+         "Did you mean bf16?"),
+        ("batch.global_size", "16", "batch.global_size=16: must be a whole number of at least 1 or null. "
+         "Remove the quotes."),
+    ],
+)  # fmt: skip
+def test_rule_inside_a_group_is_held(quickstart: Composed, path: str, value: Any, message: str) -> None:
+    (fault,) = faults(quickstart, path, value)
+    assert message in fault
+
+
+def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
+    values = with_value(quickstart, "train.eval_batches", 0)
+    values["train"]["eval_interval"] = 10
+    with pytest.raises(
+        ConfigError, match=r"eval_interval=10: has no effect while train.eval_batches is 0. Set train"
+    ):
+        load(values, {})
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-05", "0.00001"])
+def test_learning_rate_is_a_float_however_it_is_written(quickstart: Composed, text: str) -> None:
+    sources = {**quickstart.sources, "optim.lr": Source(where="", text=text)}
+    assert load(with_value(quickstart, "optim.lr", 0.00001), sources).optim.lr == 0.00001
+
+
+# The saved form
+
+
+def test_saved_configuration_means_the_same_to_pyyaml(quickstart: Composed) -> None:
+    config = load(with_value(quickstart, "optim.lr", 1e-5), {})
+    assert "lr: 1.0e-05" in dump(config)
+    assert yaml.safe_load(dump(config)) == plain(config)
+
+
+def test_saved_configuration_is_a_recipe_of_the_same_configuration(
+    tmp_path: Any, quickstart: Composed
+) -> None:
+    values = with_value(
+        quickstart, "executor", {"name": "torchrun", "time": "12:30:00", "on": "no", "n": "010"}
+    )
+    values["run"]["dir"] = 'a "b": ü #c'
+    values["data"]["source"] = "1e5"
+    config = load(values, {})
+    path = tmp_path / "resolved.yaml"
+    path.write_text(dump(config), encoding="utf-8")
+    again = compose(str(path))
+    assert load(again.values, again.sources) == config
+    assert yaml.safe_load(dump(config)) == plain(config)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1e-05, 1e16, 3.0, 0.1, 312e12, -1e-300, 7, None, True, "no", "on", "1e-5", "010", "1:30", "~", "", "null",
+     "a: b", "# x", "=", "<<", "2023-09-16", "é", "a'b", 'a"b', "back\\slash", "y", "-", "[x]", "tab\t", "${x}",
+     "0x1f", "1_0"],
+)  # fmt: skip
+def test_scalar_text_reads_back_as_itself(value: Any) -> None:
+    read_back = yaml.safe_load(f"key: {scalar_text(value)}\nlist: {scalar_text([value, {'a': value}])}\n")
+    assert read_back == {"key": value, "list": [value, {"a": value}]}
+    assert type(read_back["key"]) is type(value)
