@@ -155,9 +155,9 @@ def test_saved_configuration_is_a_recipe_of_the_same_configuration(
 
 @pytest.mark.parametrize(
     "value",
-    [1e-05, 1e16, 3.0, 0.1, 312e12, -1e-300, 7, None, True, "no", "on", "1e-5", "010", "1:30", "~", "", "null",
-     "a: b", "# x", "=", "<<", "2023-09-16", "é", "a'b", 'a"b', "back\\slash", "y", "-", "[x]", "tab\t", "${x}",
-     "0x1f", "1_0"],
+    [1e-05, 1e16, 3.0, 0.1, 312e12, -1e-300, 7, None, True, "no", "on", "1e-5", "010", "1:30", "~", "",
+     "null", "a: b", "# x", "=", "<<", "2023-09-16", "é", "a'b", 'a"b', "back\\slash", "y", "-", "[x]",
+     "tab\t", "${x}", "0x1f", "1_0"],
 )  # fmt: skip
 def test_scalar_text_reads_back_as_itself(value: Any) -> None:
     read_back = yaml.safe_load(f"key: {scalar_text(value)}\nlist: {scalar_text([value, {'a': value}])}\n")
