@@ -18,7 +18,6 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,6 @@ class Piece:
     key: str
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    global_shape: tuple[int, ...]
 
 
 class Checkpoint:
@@ -111,17 +109,12 @@ class Checkpoint:
     def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The box of ``shape`` that begins at ``offset`` in the global tensor ``name``.
 
-        What lies outside the stored global tensor is zero: the padding of a vocabulary depends on
-        the layout.
-
         Raises:
-            JobError: when the stored pieces do not cover the rest.
+            JobError: when the stored pieces do not cover it.
         """
         box: Tensor | None = None
-        num_filled = num_needed = 0
+        num_filled = 0
         for piece in self._pieces.get(name, ()):
-            inside = _overlap(offset, shape, (0,) * len(shape), piece.global_shape)
-            num_needed = prod(high - low for low, high in inside or ((0, 0),)) if shape else 1
             overlap = _overlap(offset, shape, piece.offset, piece.shape)
             if overlap is None:
                 continue
@@ -130,10 +123,10 @@ class Checkpoint:
                 source = tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, piece.offset, strict=True))
                 part: Tensor = stored[source] if source else shard.get_tensor(piece.key)
             if box is None:
-                box = torch.zeros(tuple(shape), dtype=part.dtype)
+                box = torch.empty(tuple(shape), dtype=part.dtype)
             box[tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, offset, strict=True))] = part
             num_filled += part.numel()
-        if box is None or num_filled != num_needed:
+        if box is None or num_filled != box.numel():
             raise JobError(
                 f"the checkpoint does not hold all of {name} at {tuple(offset)} size {tuple(shape)}"
             )
@@ -151,7 +144,6 @@ class Checkpoint:
                     key=piece["key"],
                     offset=tuple(piece["offset"]),
                     shape=tuple(piece["shape"]),
-                    global_shape=tuple(piece["global_shape"]),
                 )
             )
 

@@ -94,16 +94,18 @@ class NativeUpdate:
 
     def load(self, read: FragmentReader) -> None:
         """Takes back what `state` gave, under any layout."""
-        step = read("optimizer/step", (), ())
+        step = read("optimizer/step", (), ()).float()
         for param, master in self._masters.items():
             where = slice_of(param)
+            tensors = {kind: torch.zeros_like(master) for kind in ("weight", *_MOMENTS)}
+            inside = where.inside(param.shape)
+            for kind, tensor in tensors.items() if 0 not in inside else ():
+                tensor[tuple(map(slice, inside))] = read(_named(where, kind).name, where.offset, inside)
             with torch.no_grad():
-                master.copy_(read(_named(where, "weight").name, where.offset, param.shape))
+                master.copy_(tensors.pop("weight"))
                 if master is not param:
                     param.copy_(master)
-            moments = {m: read(_named(where, m).name, where.offset, param.shape) for m in _MOMENTS}
-            state = {m: moment.to(master.device) for m, moment in moments.items()}
-            self._optimizer.state[master] = {"step": step.float(), **state}
+            self._optimizer.state[master] = {"step": step.clone(), **tensors}
 
     def close(self) -> None:
         """Nothing outlives the step."""

@@ -1,0 +1,140 @@
+"""The interpreter of action lists: buffers, messages, evaluation, and any valid list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import Tensor, nn
+
+from launcher.registry import load
+from launcher.runtime.groups import Group
+from launcher.runtime.metrics import Clock
+from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
+from launcher.schedule.actions import PipelineShape
+from launcher.schedule.passes import lower
+from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
+
+CPU = torch.device("cpu")
+SIZE = (1, 4)
+
+
+class Stage(nn.Module):
+    """x -> x * weight, the sum on the last stage; an identity where it has no weight."""
+
+    def __init__(self, weight: float | None, *, is_last: bool) -> None:
+        super().__init__()
+        self.weight = None if weight is None else nn.Parameter(torch.tensor(weight))
+        self.is_last = is_last
+
+    def forward(self, x: Tensor | None, microbatch: Tensor) -> Tensor:
+        out = microbatch if x is None else x
+        out = out if self.weight is None else out * self.weight
+        return out.sum() if self.is_last else out
+
+
+class PlainUpdate:
+    """Only the backward; remembers which were said to be a chunk's last."""
+
+    def __init__(self) -> None:
+        self.lasts: list[tuple[int, bool]] = []
+
+    def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        self.lasts.append((chunk, last))
+        torch.autograd.backward(out, grad)
+
+
+def executor(rank: int, schedule: str, shape: PipelineShape, weights: list[float | None]) -> PipelineExecutor:
+    everyone = tuple(range(shape.num_pp_ranks))
+    groups = [Group(ranks=everyone, rank=rank, handle=dist.new_group()) for _ in range(2)]
+    last = shape.num_stages - 1
+    part = PipelinePart(
+        shape=shape,
+        modules={stage: Stage(weights[stage], is_last=stage == last) for stage in shape.stages(rank)},
+        actions=lower(load("launcher.schedules", schedule), shape)[rank],
+        input_shapes=dict.fromkeys(range(1, shape.num_stages), SIZE),
+        dtype=torch.float32,
+        device=CPU,
+    )
+    return PipelineExecutor(part, NeighbourTransport(*groups), Clock(CPU))
+
+
+def batches(shape: PipelineShape) -> list[Tensor]:
+    return [torch.full(SIZE, float(index + 1), requires_grad=True) for index in range(shape.num_microbatches)]
+
+
+def train_twice(rank: int, schedule: str, shape: PipelineShape) -> dict[str, Any]:
+    runner = executor(rank, schedule, shape, [2.0] * shape.num_stages)
+    update = PlainUpdate()
+    allocated, receives = [], []
+    for _ in range(2):
+        result = runner.train(batches(shape), update, loss_scale=0.5)  # type: ignore[arg-type]
+        allocated.append(runner.pool.num_allocated)
+        receives.append(result.num_receives)
+    gradients = [float(module.weight.grad) for module in runner._part.modules.values()]  # type: ignore[arg-type]
+    loss = None if result.loss_sum is None else float(result.loss_sum)
+    return {
+        "allocated": allocated,
+        "receives": receives,
+        "gradients": gradients,
+        "loss": loss,
+        "lasts": update.lasts,
+    }
+
+
+SHAPES = {
+    "gpipe": PipelineShape(num_pp_ranks=3, num_microbatches=5),
+    "1f1b": PipelineShape(num_pp_ranks=3, num_microbatches=5),
+    "interleaved_1f1b": PipelineShape(num_pp_ranks=2, num_chunks=2, num_microbatches=4),
+}
+
+
+@pytest.mark.parametrize("schedule", SHAPES)
+def test_every_schedule_gives_the_gradients_of_the_whole_model(schedule: str) -> None:
+    shape = SHAPES[schedule]
+    results = run_ranks(shape.num_pp_ranks, train_twice, schedule, shape)
+    inputs = sum(SIZE[1] * (index + 1) for index in range(shape.num_microbatches))
+    factor = 2.0**shape.num_stages
+    assert results[-1]["loss"] == inputs * factor
+    expected = 2 * 0.5 * inputs * factor / 2  # two steps, loss_scale, one weight less
+    assert all(gradient == expected for result in results for gradient in result["gradients"])
+
+
+@pytest.mark.parametrize("schedule", SHAPES)
+def test_no_receive_buffer_is_allocated_after_the_first_step(schedule: str) -> None:
+    shape = SHAPES[schedule]
+    for result in run_ranks(shape.num_pp_ranks, train_twice, schedule, shape):
+        first, second = result["allocated"]
+        assert first == second
+        assert first <= sum(result["receives"]) // 2
+
+
+def test_1f1b_needs_fewer_buffers_than_gpipe() -> None:
+    shape = PipelineShape(num_pp_ranks=3, num_microbatches=8)
+    allocated = {
+        schedule: run_ranks(3, train_twice, schedule, shape)[1]["allocated"][0]
+        for schedule in ("gpipe", "1f1b")
+    }
+    assert allocated["1f1b"] < allocated["gpipe"]
+
+
+def test_each_chunk_is_told_its_last_backward_once_a_step() -> None:
+    shape = SHAPES["interleaved_1f1b"]
+    for result in run_ranks(2, train_twice, "interleaved_1f1b", shape):
+        for chunk in range(2):
+            flags = [last for which, last in result["lasts"] if which == chunk]
+            assert flags == ([False] * 3 + [True]) * 2
+
+
+def evaluate_identity(rank: int, shape: PipelineShape) -> float | None:
+    runner = executor(rank, "gpipe", shape, [None, None, None])
+    total = runner.evaluate([batch.detach() for batch in batches(shape)])
+    return None if total is None else float(total)
+
+
+def test_evaluation_is_right_where_a_stage_hands_on_its_own_input() -> None:
+    shape = PipelineShape(num_pp_ranks=3, num_microbatches=6)
+    assert run_ranks(3, evaluate_identity, shape)[-1] == 4 * (1 + 2 + 3 + 4 + 5 + 6)
