@@ -9,8 +9,8 @@ import unicodedata
 
 _HANDLER = "trireme-ascii"
 _LOOKALIKES = str.maketrans(
-    "─│┌┐└┘├┤┬┴┼█░·×–µ",  # noqa: RUF001 (the characters to be replaced)
-    "-|+++++++++#..x-u",
+    "─━│┌┐└┘├┤┬┴┼█░·×–µ",  # noqa: RUF001 (the characters to be replaced)
+    "-=|+++++++++#..x-u",
 ) | {ord("→"): "->", ord("≤"): "<=", ord("≥"): ">="}
 
 

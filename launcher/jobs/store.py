@@ -63,7 +63,7 @@ class RunDirectory:
 
     def write_status(self, phase: Phase, exit_code: int | None = None) -> None:
         """Records how the run stands; keeps when it started."""
-        now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        now = datetime.now().astimezone().isoformat(timespec="microseconds")
         status = {
             "phase": phase,
             "exit_code": exit_code,

@@ -1,0 +1,73 @@
+"""What a verb imports and costs before it does anything: no torch on the login node."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+RUNTIME_LIBRARIES = ("torch", "deepspeed", "numpy")
+COMPOSE_LIBRARIES = ("hydra", "omegaconf", "yaml")
+
+PROBE = """
+import json, sys
+from launcher.cli.main import main
+code = main(sys.argv[1:])
+loaded = [name for name in {names!r} if name in sys.modules]
+print(json.dumps([code, loaded]), file=sys.stderr)
+"""
+
+
+def loaded_by(*words):
+    """Exit code of a command, and which heavy libraries it left in the process."""
+    probe = PROBE.format(names=RUNTIME_LIBRARIES + COMPOSE_LIBRARIES)
+    done = subprocess.run([sys.executable, "-c", probe, *words], capture_output=True, text=True, check=False)
+    return json.loads(done.stderr.splitlines()[-1])
+
+
+def cpu_s(*words):
+    """CPU time of a command with its .pyc files warm: the least of three tries."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "launcher", *words]
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+    tries = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, env=environment, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        tries.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(tries)
+
+
+@pytest.mark.parametrize("words", ["--help", "plan --help", "run --help", "recipe ls", "doctor"])
+def test_verbs_that_compose_nothing_load_neither_torch_nor_hydra(words):
+    code, loaded = loaded_by(*words.split())
+    assert (code, loaded) == (0, [])
+
+
+@pytest.mark.parametrize("words", ["plan quickstart", "plan quickstart --json", "recipe show quickstart"])
+def test_planning_verbs_never_load_torch(words):
+    code, loaded = loaded_by(*words.split())
+    assert code == 0
+    assert not set(loaded) & set(RUNTIME_LIBRARIES)
+
+
+def test_a_refused_plan_never_loads_torch():
+    code, loaded = loaded_by("plan", "quickstart", "parallel.pp=3")
+    assert code == 2
+    assert not set(loaded) & set(RUNTIME_LIBRARIES)
+
+
+@pytest.mark.parametrize(
+    ("words", "budget_s"),
+    [
+        ("--help", 0.2),
+        ("recipe ls", 0.2),
+        ("plan quickstart", 0.9),
+        ("plan gpt_1t_3072xa100", 1.8),
+    ],
+)
+def test_a_verb_stays_within_its_cpu_time(words, budget_s):
+    assert cpu_s(*words.split()) < budget_s

@@ -1,0 +1,126 @@
+"""`trireme run` with real ranks: it ends well, it fails telling why, and it leaves no process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = (
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.num_heads=2",
+    "batch.seq_length=16",
+    "batch.global_size=4",
+    "batch.micro_size=1",
+    "train.eval_batches=0",
+    "report.warmup_steps=1",
+)
+ENDLESS = "train.num_steps=1000000"
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("In the beginning there was a little text, and it was repeated. " * 200)
+    return path
+
+
+@pytest.fixture
+def start(tmp_path, text):
+    """Starts the verb as a process of its own in a fresh folder."""
+    started = []
+
+    def run(*words):
+        data = (f"data.source={text}", f"data.cache_dir={tmp_path}/cache")
+        command = [sys.executable, "-m", "launcher", "run", "quickstart", *SMALL, *data, *words]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate()
+
+
+def rank_pids(run_dir):
+    """Process of each rank, by its command line and environment."""
+    pids = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            variables = dict(
+                item.partition(b"=")[::2] for item in (folder / "environ").read_bytes().split(b"\0")
+            )
+        except OSError:
+            continue
+        if os.fsencode(f"{run_dir}/plan.json") in words and b"LOCAL_RANK" in variables:
+            pids[int(variables[b"RANK"])] = int(folder.name)
+    return pids
+
+
+def wait_for_steps(run_dir, timeout_s=120):
+    """Waits until the reporting rank has recorded a step."""
+    records = run_dir / "metrics" / "rank-00001.jsonl"
+    deadline = time.monotonic() + timeout_s
+    while not (records.is_file() and '"step"' in records.read_text()):
+        assert time.monotonic() < deadline, "no step was recorded"
+        time.sleep(0.1)
+
+
+def phase(run_dir):
+    return json.loads((run_dir / "status.json").read_text())["phase"]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="ranks are found through /proc")
+def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tmp_path):
+    first = start(ENDLESS, "run.dir=first", "--no-baseline")
+    second = start(ENDLESS, "run.dir=second", "--no-baseline")
+    wait_for_steps(tmp_path / "first")
+    wait_for_steps(tmp_path / "second")
+    first.send_signal(signal.SIGINT)
+    _, error = first.communicate(timeout=60)
+    assert (first.returncode, error) == (
+        130,
+        "stopped by SIGINT: all ranks have ended. Run directory: first\n",
+    )
+    assert rank_pids(tmp_path / "first") == {}
+    assert phase(tmp_path / "first") == "cancelled"
+    assert sorted(rank_pids(tmp_path / "second")) == [0, 1]
+
+    os.kill(rank_pids(tmp_path / "second")[1], signal.SIGKILL)
+    _, error = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert error.startswith("rank 1 failed: killed by signal 9 (SIGKILL)\n")
+    assert "torch.distributed" not in error
+    assert rank_pids(tmp_path / "second") == {}
+    assert phase(tmp_path / "second") == "failed"
+
+
+def test_a_run_with_its_baseline_ends_in_the_speedup_table(start, tmp_path):
+    process = start("train.num_steps=4", "run.root=runs")
+    output, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (0, "")
+    assert "step 4/4" in output
+    assert "speedup" in output.lower()
+    assert sorted(phase(path) for path in (tmp_path / "runs").iterdir()) == ["succeeded", "succeeded"]
+
+
+def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_path):
+    (tmp_path / "mine.py").write_text("def build(**options):\n    raise ValueError('no such planet')\n")
+    target = ("data.source=null", "data.target=mine:build")
+    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", *target)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert " failed: ValueError: no such planet\n\nTraceback (most recent call last)" in error
+    assert error.startswith("rank ")
+    assert "torch.distributed.elastic" not in error
+    assert str(tmp_path / "mine" / "logs") in error

@@ -1,0 +1,120 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.jobs.baseline import find_baseline, named_baseline, one_device
+from launcher.jobs.fingerprint import code_sha256, fingerprint
+from launcher.jobs.store import RunDirectory
+from launcher.plan.build import build
+
+FACTS = {"python": "3.11.7", "torch": "2.13.0", "cpu_model": "a", "num_cores": 2, "hostname": "here"}
+
+
+def store_run(path, phase="succeeded", **job):
+    path.mkdir(parents=True)
+    directory = RunDirectory(path)
+    directory.write("job.json", json.dumps({"fingerprint": "f", "world_size": 1} | job))
+    directory.write_status(phase)
+    return path
+
+
+def test_the_newest_finished_run_on_one_rank_with_the_fingerprint_is_found(tmp_path):
+    store_run(tmp_path / "old")
+    newest = store_run(tmp_path / "new")
+    store_run(tmp_path / "failed", phase="failed")
+    store_run(tmp_path / "wide", world_size=2)
+    store_run(tmp_path / "other", fingerprint="g")
+    (tmp_path / "a file").write_text("")
+    (tmp_path / "no run").mkdir()
+    assert find_baseline(tmp_path, "f") == newest
+
+
+def test_without_any_run_there_is_no_baseline(tmp_path):
+    assert find_baseline(tmp_path / "absent", "f") is None
+    assert find_baseline(tmp_path, "f") is None
+
+
+def test_a_named_baseline_must_have_finished(tmp_path):
+    path = store_run(tmp_path / "half", phase="cancelled")
+    with pytest.raises(
+        ConfigError, match=r"report\.baseline=.*/half: .*; that run is cancelled\. Set .*=auto"
+    ):
+        named_baseline(str(path))
+    with pytest.raises(ConfigError, match=r"report\.baseline=speed: .*; it is not a run directory"):
+        named_baseline("speed")
+    assert named_baseline(str(store_run(tmp_path / "whole"))) == tmp_path / "whole"
+
+
+def test_the_baseline_is_the_same_batch_in_the_same_microbatches_on_one_device(make_plan):
+    plan = make_plan("parallel.dp=2", "parallel.pp=2", "parallel.tp=2", "batch.micro_size=2")
+    alone = build(one_device(plan))
+    assert alone.world_size == 1
+    assert alone.config.cluster.devices_per_node == 1
+    assert (alone.batch.global_size, alone.batch.micro_size) == (16, 2)
+    assert (plan.batch.num_microbatches, alone.batch.num_microbatches) == (4, 8)
+    assert alone.config.report.baseline == "none"
+
+
+def test_an_interleaved_plan_has_a_baseline_too(make_plan):
+    alone = build(one_device(make_plan("parallel=interleaved")))
+    assert (alone.schedule.name, alone.config.parallel.num_chunks) == ("1f1b", 1)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel.pp=4",),
+        ("parallel.dp=2",),
+        ("parallel.bucket_bytes=1000",),
+        ("run.root=/elsewhere",),
+        ("data.cache_dir=/elsewhere",),
+        ("report.baseline=none",),
+        ("name=other",),
+    ],
+)
+def test_how_the_work_is_spread_and_kept_is_no_part_of_the_fingerprint(make_plan, overrides):
+    assert fingerprint(make_plan(*overrides), FACTS) == fingerprint(make_plan(), FACTS)
+
+
+def test_the_baseline_has_the_fingerprint_of_its_run(make_plan):
+    plan = make_plan("parallel.dp=2", "parallel.tp=2")
+    assert fingerprint(build(one_device(plan)), FACTS) == fingerprint(plan, FACTS)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model.num_layers=8",),
+        ("batch.seq_length=64",),
+        ("batch.global_size=32",),
+        ("batch.micro_size=4",),
+        ("optim.lr=2e-3",),
+        ("train.num_steps=7",),
+        ("seed=1",),
+        ("precision=bf16",),
+        ("parallel.recompute=full",),
+    ],
+)
+def test_another_training_has_another_fingerprint(make_plan, overrides):
+    assert fingerprint(make_plan(*overrides), FACTS) != fingerprint(make_plan(), FACTS)
+
+
+@pytest.mark.parametrize("changed", [{"torch": "2.14.0"}, {"num_cores": 4}, {"cpu_model": "b"}])
+def test_another_environment_has_another_fingerprint(make_plan, changed):
+    assert fingerprint(make_plan(), FACTS | changed) != fingerprint(make_plan(), FACTS)
+
+
+def test_a_changed_model_of_the_users_own_is_other_code(make_plan, tmp_path):
+    plan = make_plan()
+    config = replace(plan.config, model=replace(plan.config.model, target="mine.net:build"))
+    own = replace(plan, config=config, source_roots=(str(tmp_path),))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "net.py").write_text("a = 1")
+    before = code_sha256(own)
+    assert before != code_sha256(plan)
+    (tmp_path / "unrelated.py").write_text("")
+    assert code_sha256(own) == before
+    (tmp_path / "mine" / "net.py").write_text("a = 2")
+    assert code_sha256(own) != before

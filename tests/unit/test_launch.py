@@ -1,0 +1,161 @@
+import json
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.cli import launch as launching
+from launcher.cli.main import main
+from launcher.cli.words import Words
+from launcher.jobs.script import JobState
+from launcher.jobs.store import read_json
+
+FLAGS = {"resume": False, "overwrite": False, "no-baseline": False}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the quickstart with the processes replaced by an outcome; notes every start."""
+    starts = []
+    outcome = SimpleNamespace(states=[], starts=starts)
+
+    def follow(executor, script, stop, on_tick):
+        starts.append(script)
+        assert (tmp_path / script.run_dir / "job.sh").is_file(), "the record comes before the first process"
+        assert read_json(tmp_path / script.run_dir / "status.json")["phase"] == "running"
+        state = outcome.states.pop(0) if outcome.states else JobState(phase="succeeded", exit_code=0)
+        if state.phase == "cancelled":
+            stop.receive(signal.SIGINT, None)
+        return state
+
+    def start(*overrides, **flags):
+        words = (f"run.root={tmp_path}/runs", *overrides)
+        return launching.launch(Words(recipe="quickstart", overrides=words, flags=FLAGS | flags))
+
+    monkeypatch.setattr(launching, "follow", follow)
+    monkeypatch.chdir(tmp_path)
+    outcome.start = start
+    return outcome
+
+
+def stored(tmp_path):
+    return sorted((tmp_path / "runs").iterdir(), key=lambda path: "baseline" in path.name)
+
+
+def test_a_run_makes_its_baseline_first_and_names_it(run, tmp_path, capsys):
+    assert run.start() == 0
+    mine, base = stored(tmp_path)
+    assert [script.run_dir for script in run.starts] == [str(base), str(mine)]
+    assert read_json(mine / "job.json")["baseline"] == f"../{base.name}"
+    assert read_json(base / "job.json")["world_size"] == 1
+    assert [read_json(path / "status.json")["phase"] for path in (mine, base)] == ["succeeded"] * 2
+    assert f"baseline: the same training on one device, in runs/{base.name}" in capsys.readouterr().out
+
+
+def test_a_second_run_takes_the_stored_baseline(run, tmp_path, capsys):
+    run.start()
+    run.start("parallel.pp=4")
+    assert len(run.starts) == 3
+    assert "an earlier run of the same training on one device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "flags"),
+    [(("report.baseline=none",), {}), ((), {"no-baseline": True}), (("parallel.pp=1",), {})],
+)
+def test_a_run_that_needs_no_baseline_makes_none(run, tmp_path, overrides, flags):
+    assert run.start(*overrides, **flags) == 0
+    assert len(run.starts) == 1
+    assert read_json(stored(tmp_path)[0] / "job.json")["baseline"] is None
+
+
+def test_a_failed_rank_gives_exit_code_one_and_its_own_words(run, tmp_path, capsys):
+    run.states = [JobState(phase="failed", exit_code=3, reason="ended with exit code 3", rank=1)]
+    assert run.start(**{"no-baseline": True}) == 1
+    assert capsys.readouterr().err.startswith("rank 1 failed: ended with exit code 3")
+    assert read_json(stored(tmp_path)[0] / "status.json")["phase"] == "failed"
+
+
+def test_a_failed_baseline_stops_the_run_and_says_how_to_go_without(run, tmp_path):
+    run.states = [JobState(phase="failed", exit_code=1, reason="ended with exit code 1", rank=0)]
+    with pytest.raises(
+        launching.JobError, match=r"the baseline failed; --no-baseline runs without it\nrank 0"
+    ):
+        run.start()
+    assert [read_json(path / "status.json")["phase"] for path in stored(tmp_path)] == ["failed"] * 2
+
+
+def test_ctrl_c_says_where_things_are_in_one_line(run, tmp_path, capsys):
+    run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
+    assert run.start(**{"no-baseline": True}) == 130
+    (path,) = stored(tmp_path)
+    expected = f"stopped by SIGINT: all ranks have ended. Run directory: runs/{path.name}\n"
+    assert capsys.readouterr().err == expected
+    assert read_json(path / "status.json")["phase"] == "cancelled"
+
+
+def test_ctrl_c_during_the_baseline_starts_nothing_more(run, tmp_path):
+    run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
+    assert run.start() == 130
+    assert len(run.starts) == 1
+    assert [read_json(path / "status.json")["phase"] for path in stored(tmp_path)] == ["cancelled"] * 2
+
+
+def test_no_secret_of_the_environment_reaches_the_run_directory(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
+    run.start()
+    texts = [path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert texts
+    assert not any("abc123secret" in text for text in texts)
+
+
+def test_the_same_directory_twice_is_refused_then_moved_aside(run, tmp_path, capsys):
+    directory = f"run.dir={tmp_path}/mine"
+    assert run.start(directory, **{"no-baseline": True}) == 0
+    assert main(["run", "quickstart", directory, "--no-baseline"]) == 2
+    assert "exists, and no run is written over another" in capsys.readouterr().err
+    assert run.start(directory, overwrite=True, **{"no-baseline": True}) == 0
+    assert len(list(tmp_path.glob("mine.*"))) == 1
+
+
+def test_resume_passes_the_flag_to_the_ranks(run, tmp_path):
+    words = (f"run.dir={tmp_path}/mine", "train.checkpoint_interval=5")
+    run.start(*words, **{"no-baseline": True})
+    (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
+    assert run.start(*words, resume=True, **{"no-baseline": True}) == 0
+    assert ["--resume" in script.argv for script in run.starts] == [False, True]
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_flags_about_a_directory_need_one(flag, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "quickstart", flag]) == 2
+    assert capsys.readouterr().err == f"{flag} needs the directory it is about. Give run.dir=DIRECTORY.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_and_overwrite_together_are_refused(capsys):
+    assert main(["run", "--resume", "--overwrite"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
+def test_several_nodes_are_refused_before_anything_is_made(run, tmp_path, capsys):
+    root = f"run.root={tmp_path}/runs"
+    assert main(["run", "quickstart", "cluster.nodes=2", root]) == 2
+    assert "cluster.nodes=2" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_reporting_rank_holds_the_last_stage(make_plan):
+    plan = make_plan("parallel.pp=2", "parallel.dp=2", "parallel.tp=2")
+    rank = launching.reporting_rank(plan)
+    assert plan.rank(rank).coordinates == (1, 0, 0)
+    assert plan.rank(rank).stages[-1].has_epilogue
+
+
+def test_the_stored_plan_is_what_the_plan_verb_prints(run, tmp_path, capsys):
+    words = [f"run.root={tmp_path}/runs", "parallel.pp=2"]
+    main(["plan", "quickstart", *words, "--json"])
+    planned = capsys.readouterr().out
+    run.start("parallel.pp=2", **{"no-baseline": True})
+    assert json.loads(planned) == read_json(stored(tmp_path)[0] / "plan.json")

@@ -1,0 +1,159 @@
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from launcher.jobs import facts
+from launcher.jobs.devices import device_faults
+from launcher.jobs.facts import Checkout, checkouts, environment_facts
+from launcher.jobs.record import Origin, write_baseline, write_job
+from launcher.jobs.render import render, shell_text
+from launcher.jobs.script import JobScript
+from launcher.jobs.store import RunDirectory, read_json
+from launcher.plan.model import Plan, sha256
+
+
+def origin(**changes):
+    made = Origin(recipe="quickstart", overrides=("parallel.pp=2",), facts={"python": "3"}, checkouts=())
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return RunDirectory(tmp_path)
+
+
+def test_everything_that_describes_a_run_is_written(make_plan, directory):
+    plan = make_plan()
+    script = render(plan, directory.path)
+    write_job(directory, plan, script, origin())
+    text = directory.plan.read_text()
+    assert Plan.from_json(text) == plan
+    assert (directory.path / "plan.sha256").read_text() == f"{sha256(text)}  plan.json\n"
+    job = read_json(directory.job)
+    assert job["argv"] == list(script.argv)
+    assert job["argv"][-1] == job["plan_sha256"] == sha256(text)
+    assert (job["recipe"], job["overrides"]) == ("quickstart", ["parallel.pp=2"])
+    assert (job["world_size"], job["baseline"], job["facts"]) == (2, None, {"python": "3"})
+    assert read_json(directory.status_file)["phase"] == "prepared"
+
+
+def test_every_yaml_reader_reads_the_settings_as_they_were(make_plan, directory):
+    plan = make_plan("optim.lr=1e-5")
+    write_job(directory, plan, render(plan, directory.path), origin())
+    settings = yaml.safe_load((directory.path / "config.yaml").read_text())
+    assert settings["optim"]["lr"] == 1e-05
+    assert settings["optim"]["betas"] == list(plan.config.optim.betas)
+    assert settings["parallel"]["schedule"] == "1f1b"
+
+
+def test_the_plan_hash_is_checked_by_sha256sum(make_plan, directory):
+    plan = make_plan()
+    write_job(directory, plan, render(plan, directory.path), origin())
+    sha256sum = shutil.which("sha256sum")
+    if sha256sum is None:
+        pytest.skip("sha256sum is absent")
+    assert subprocess.run([sha256sum, "-c", "plan.sha256"], cwd=directory.path, check=False).returncode == 0
+
+
+def test_the_baseline_is_named_relative_to_the_run(make_plan, tmp_path):
+    directory = RunDirectory(tmp_path / "a")
+    directory.path.mkdir()
+    plan = make_plan()
+    write_job(directory, plan, render(plan, directory.path), origin())
+    write_baseline(directory, tmp_path / "b")
+    assert read_json(directory.job)["baseline"] == "../b"
+    assert read_json(directory.job)["recipe"] == "quickstart"
+
+
+def test_the_state_of_the_sources_is_kept(make_plan, directory):
+    checkout = Checkout(root="/src", commit="c0ffee", untracked=("new.py",), patch="diff\n")
+    plan = make_plan()
+    write_job(directory, plan, render(plan, directory.path), origin(checkouts=(checkout,)))
+    assert read_json(directory.job)["checkouts"] == [
+        {"root": "/src", "commit": "c0ffee", "patch": "checkout-0.patch", "untracked": ["new.py"]}
+    ]
+    assert (directory.path / "checkout-0.patch").read_text() == "diff\n"
+
+
+def test_the_shell_text_runs_the_same_words_whatever_they_hold(tmp_path):
+    argv = ("printf", "%s|", "a b", "it's", "$HOME", "; echo no", 'a"=0"', "a\nb", "ü")
+    path = tmp_path / "job.sh"
+    path.write_text(shell_text(JobScript(argv=argv, environment={"X": "1 $Y"}, run_dir="/r")))
+    done = subprocess.run(["sh", str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "".join(f"{word}|" for word in argv[2:])
+
+
+def test_a_batch_script_is_kept_as_it_is():
+    script = JobScript(argv=("sbatch",), environment={}, run_dir="/r", text="#!/bin/bash\n#SBATCH -N 2\n")
+    assert shell_text(script) == "#!/bin/bash\n#SBATCH -N 2\n"
+
+
+def test_no_secret_of_the_environment_is_among_the_facts(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "abc123secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    found = environment_facts()
+    assert "abc123secret" not in json.dumps(found)
+    assert found["variables"]["OMP_NUM_THREADS"] == "3"
+    assert found["num_cores"] >= 1
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts.launcher, "__file__", str(tmp_path / "package" / "__init__.py"))
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "package").mkdir()
+    git(work, "init")
+    monkeypatch.chdir(work)
+    return work
+
+
+def test_a_dirty_checkout_gives_its_commit_its_patch_and_what_the_patch_lacks(checkout_folder):
+    (checkout_folder / "a.py").write_text("old\n")
+    git(checkout_folder, "add", "a.py")
+    git(checkout_folder, "commit", "-m", "first")
+    (checkout_folder / "a.py").write_text("new\n")
+    (checkout_folder / "ü b.py").write_text("")
+    (found,) = checkouts()
+    assert (found.root, found.untracked) == (str(checkout_folder), ("ü b.py",))
+    assert len(found.commit) == 40
+    assert "-old\n+new\n" in found.patch
+
+
+def test_a_checkout_without_a_commit_is_no_error(checkout_folder):
+    (found,) = checkouts()
+    assert (found.commit, found.patch) == (None, "")
+
+
+def test_without_git_there_is_no_checkout(checkout_folder, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert checkouts() == ()
+
+
+def on_cuda(plan):
+    return replace(plan, config=replace(plan.config, device=replace(plan.config.device, kind="cuda")))
+
+
+def test_cuda_ranks_without_devices_are_refused_with_the_arithmetic(make_plan, monkeypatch):
+    monkeypatch.setattr("launcher.jobs.devices.installed_gpus", lambda: ["H200"] * 8)
+    plan = on_cuda(make_plan())
+    assert device_faults(plan, {"CUDA_VISIBLE_DEVICES": "4,5"}) == []
+    (fault,) = device_faults(plan, {"CUDA_VISIBLE_DEVICES": "4"})
+    assert str(fault) == (
+        "device.kind=cuda: each of 2 ranks drives one CUDA device, and 1 can be used here "
+        "(CUDA_VISIBLE_DEVICES=4). Use fewer ranks, or set device=cpu cluster=local_cpu."
+    )
+
+
+def test_ranks_on_the_cpu_need_no_device(make_plan, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert device_faults(make_plan(), {}) == []
