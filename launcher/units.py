@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 _COUNT_UNITS = ("", "K", "M", "B", "T")
+_FLOP_UNITS = ("FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -22,6 +23,15 @@ def format_count(count: float) -> str:
     ('8.03B', '124M', '12')
     """
     return _scaled(count, _COUNT_UNITS, "")
+
+
+def format_flops(flops: float) -> str:
+    """Floating-point operations with a decimal prefix.
+
+    >>> format_flops(3.12e14), format_flops(3.86e19), format_flops(12)
+    ('312 TFLOP', '38.6 EFLOP', '12 FLOP')
+    """
+    return _scaled(flops, _FLOP_UNITS, " ")
 
 
 def format_duration(seconds: float) -> str:

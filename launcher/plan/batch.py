@@ -45,7 +45,8 @@ def solve(batch: BatchConfig, dp: int) -> BatchSizes | Fault:
         count = total // (micro * dp)
         fault = _division_fault(total, {"micro_size": micro, "dp": dp}, "num_microbatches")
     else:
-        assert micro is not None and count is not None, "at most one size is unknown"
+        assert micro is not None, "a micro size that does not follow is assumed"
+        assert count is not None, "a count that does not follow is assumed"
         total = micro * count * dp if total is None else total
         fault = _product_fault(total, micro, count, dp)
     return fault or BatchSizes(global_size=total, micro_size=micro, num_microbatches=count, note=note)

@@ -48,6 +48,9 @@ def build(
     schedule = plan_schedule(job, chosen.schedule, lists, costs, memory)
     roles = _roles(checked)
     notes = plan_notes(job, checked.batch, schedule, costs)
+    notes += [
+        f"The {job.config.executor.name} executor cannot start it: {f}" for f in chosen.executor.check(job)
+    ]
     notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
     return Plan(
         version=VERSION,

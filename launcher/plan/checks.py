@@ -23,7 +23,7 @@ def config_faults(config: LaunchConfig) -> list[Fault]:
     faults += _custom_faults(config.model) if config.model.family == "custom" else _model_faults(config.model)
     vocab = config.model.vocab_size
     if config.data.target is None and vocab is not None and vocab < BYTE_VOCABULARY:
-        rule = f"the bytes tokenizer gives tokens 0 to {BYTE_VOCABULARY - 1}, so it must be at least {BYTE_VOCABULARY}"
+        rule = f"the bytes tokenizer gives {BYTE_VOCABULARY} different tokens, and each needs its row"
         faults.append(Fault("model.vocab_size", vocab, rule, f"Set model.vocab_size={BYTE_VOCABULARY}."))
     return faults
 
@@ -59,11 +59,13 @@ def parts_bytes(memory: MemoryPlan) -> dict[str, int]:
 
 def with_sources(faults: Iterable[Fault], sources: Mapping[str, Source]) -> tuple[Fault, ...]:
     """The faults, each with the file and line or the override that set its value, once each."""
-    placed = [
-        replace(fault, where=sources[fault.path].where) if not fault.where and fault.path in sources else fault
-        for fault in faults
-    ]
-    return tuple(dict.fromkeys(placed))
+    placed: list[Fault] = []
+    for fault in faults:
+        source = sources.get(fault.path)
+        named = replace(fault, where=source.where) if source and not fault.where else fault
+        if named not in placed:
+            placed.append(named)
+    return tuple(placed)
 
 
 def _source_faults(config: LaunchConfig) -> list[Fault]:
@@ -91,10 +93,14 @@ def _model_faults(model: ModelConfig) -> list[Fault]:
     faults = []
     if model.target is not None:
         rule = f"has no effect on family {model.family}"
-        faults.append(Fault("model.target", model.target, rule, "Set model.family=custom or model.target=null."))
+        faults.append(
+            Fault("model.target", model.target, rule, "Set model.family=custom or model.target=null.")
+        )
     for name in _SIZES:
         if getattr(model, name) is None and name not in _OPTIONAL:
-            faults.append(Fault(f"model.{name}", "null", f"family {model.family} needs it", f"Give model.{name}."))
+            faults.append(
+                Fault(f"model.{name}", "null", f"family {model.family} needs it", f"Give model.{name}.")
+            )
     return faults + _head_faults(model)
 
 
@@ -110,7 +116,11 @@ def _head_faults(model: ModelConfig) -> list[Fault]:
     elif model.family == "llama" and hidden // heads % 2:
         rule = f"hidden_size / num_heads = {hidden // heads} must be even for rotary positions"
         choices = [d for d in divisors(hidden) if hidden // d % 2 == 0]
-        fix = f"Set model.num_heads={nearest_of(heads, choices)}." if choices else "Set an even model.hidden_size."
+        fix = (
+            f"Set model.num_heads={nearest_of(heads, choices)}."
+            if choices
+            else "Set an even model.hidden_size."
+        )
         faults.append(Fault("model.num_heads", heads, rule, fix))
     if kv_heads is not None and heads % kv_heads:
         rule = f"must divide num_heads = {heads} ({listed(divisors(heads))})"
@@ -128,12 +138,16 @@ def _precision_faults(config: LaunchConfig) -> list[Fault]:
     if precision.compute not in device.peak_flops:
         known = sorted(set(device.peak_flops) & {"fp32", "bf16", "fp16"})
         rule = f"{device.name} states no peak for it in device.peak_flops ({', '.join(known)})"
-        fix = f"Set precision.compute={known[0]}." if known else f"Give device.peak_flops.{precision.compute}."
+        fix = (
+            f"Set precision.compute={known[0]}." if known else f"Give device.peak_flops.{precision.compute}."
+        )
         faults.append(Fault("precision.compute", precision.compute, rule, fix))
     if precision.gradients not in gradient_formats(precision):
         allowed = " or ".join(gradient_formats(precision))
         rule = f"weights in {precision.compute} have gradients in {allowed}"
-        faults.append(Fault("precision.gradients", precision.gradients, rule, "Set precision.gradients=fp32."))
+        faults.append(
+            Fault("precision.gradients", precision.gradients, rule, "Set precision.gradients=fp32.")
+        )
     return faults
 
 
@@ -146,7 +160,7 @@ def _parallel_faults(config: LaunchConfig) -> list[Fault]:
     parallel, seq = config.parallel, config.batch.seq_length
     faults = []
     if parallel.zero_stage:
-        rule = "no installed plugin shards the model states over the data-parallel ranks, so only 0 has an effect"
+        rule = "no installed plugin shards the model states over the replicas, so only 0 has an effect"
         faults.append(Fault("parallel.zero_stage", parallel.zero_stage, rule, "Set parallel.zero_stage=0."))
     if parallel.sequence_parallel and parallel.tp == 1:
         rule = "splits activations over the tensor-parallel ranks and tp is 1"
@@ -154,7 +168,9 @@ def _parallel_faults(config: LaunchConfig) -> list[Fault]:
         faults.append(Fault("parallel.sequence_parallel", "true", rule, fix))
     if parallel.sequence_parallel and seq % parallel.tp:
         offers = " or ".join(map(str, multiples_around(seq, parallel.tp)))
-        rule = f"sequence parallelism needs a multiple of tp = {parallel.tp}; {seq}/{parallel.tp} is not whole"
+        rule = (
+            f"sequence parallelism needs a multiple of tp = {parallel.tp}; {seq}/{parallel.tp} is not whole"
+        )
         faults.append(Fault("batch.seq_length", seq, rule, f"Set batch.seq_length={offers}."))
     return faults
 

@@ -88,13 +88,16 @@ def _solve(
     return (None if isinstance(dp, Fault) else dp), sizes, faults
 
 
-def _plugin_verdicts(job: JobShape, chosen: Chosen, sizes: BatchSizes | None, *, is_sound: bool) -> list[Fault]:
-    """What the plugins find. Those that judge the job as a whole are asked only about a sound one."""
+def _plugin_verdicts(
+    job: JobShape, chosen: Chosen, sizes: BatchSizes | None, *, is_sound: bool
+) -> list[Fault]:
+    """What the plugins find. Those that judge the job as a whole are asked only about a sound one.
+    The executor is not asked: what it cannot start can still be planned."""
     faults = [_explained(fault, job) for fault in chosen.schedule.check(job.pipeline)] if sizes else []
     for parallel in chosen.parallels:
         faults += parallel.check(job)
     if is_sound and not faults:
-        faults += [*chosen.architecture.check(job), *chosen.executor.check(job)]
+        faults += chosen.architecture.check(job)
     return faults
 
 
@@ -126,7 +129,10 @@ def _job(config: LaunchConfig, model: ModelShape) -> JobShape:
     """The job of a configuration whose sizes are all known."""
     parallel, batch = config.parallel, config.batch
     micro, count, total = batch.micro_size, batch.num_microbatches, batch.global_size
-    assert micro and count and total and parallel.dp != "auto", "sizes are resolved before the job is formed"
+    assert micro is not None, "the micro size is solved before the job is formed"
+    assert count is not None, "the number of microbatches is solved before the job is formed"
+    assert total is not None, "the global size is solved before the job is formed"
+    assert parallel.dp != "auto", "dp is solved before the job is formed"
     order = AXES if rank_order_faults(parallel.rank_order) else axes(parallel.rank_order)
     pipeline = _pipeline(config, BatchSizes(global_size=total, micro_size=micro, num_microbatches=count))
     is_split = not layer_faults(len(model.layers), pipeline, parallel.layers_per_stage)

@@ -13,6 +13,7 @@ So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradient
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from launcher.config.schema import PrecisionConfig
 from launcher.interfaces import DTYPE_BYTES, JobShape, RankCost
@@ -26,8 +27,12 @@ _FP32_BYTES = DTYPE_BYTES["fp32"]
 def plan_memory(
     job: JobShape, lists: Sequence[Sequence[Action]], costs: Sequence[Sequence[RankCost]]
 ) -> tuple[MemoryPlan, ...]:
-    """The memory of the ranks of every pp_rank, in order. ``costs``: per pp_rank, of every parallel plugin."""
+    """The memory of the ranks of every pp_rank, in order.
+
+    ``costs``: per pp_rank, what each parallel plugin adds.
+    """
     kept = [kept_bytes(job, stage) for stage in job.stages]
+    change = {F: kept, B: [-size for size in kept]}
     held = peak_held(lists, job.pipeline)
     precision = job.config.precision
     plans = []
@@ -39,7 +44,7 @@ def plan_memory(
                 weights_bytes=parameters * job.compute_bytes,
                 gradients_bytes=parameters * job.gradient_bytes,
                 optimizer_bytes=parameters * optimizer_bytes(precision),
-                activations_bytes=_peak_bytes(actions, kept),
+                activations_bytes=_peak_bytes(actions, change),
                 peak_microbatches=held[pp_rank],
                 other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
             )
@@ -75,7 +80,9 @@ def kept_bytes(job: JobShape, stage: StagePlan) -> int:
 def part_bytes(job: JobShape, part: LayerShape) -> int:
     """Bytes that one microbatch leaves in a layer, nothing recomputed."""
     split = part.kept_elements * job.compute_bytes + part.kept_fp32_elements * _FP32_BYTES
-    between = part.kept_replicated_elements * job.compute_bytes + part.kept_replicated_fp32_elements * _FP32_BYTES
+    between = (
+        part.kept_replicated_elements * job.compute_bytes + part.kept_replicated_fp32_elements * _FP32_BYTES
+    )
     whole = part.kept_gathered_elements * job.compute_bytes
     num_sequence_parts = job.mesh.tp if job.config.parallel.sequence_parallel else 1
     return job.micro_size * (-(-split // job.mesh.tp) - (-between // num_sequence_parts) + whole)
@@ -92,16 +99,9 @@ def _input_elements(job: JobShape, layer: int) -> int:
     return before.output_elements if before else 0
 
 
-def _peak_bytes(actions: Sequence[Action], kept: Sequence[int]) -> int:
-    """The most that is kept at once when every F adds its stage's bytes and every B frees them."""
-    now = peak = 0
-    for stage, kind, _ in actions:
-        if kind == F:
-            now += kept[stage]
-            peak = max(peak, now)
-        elif kind == B:
-            now -= kept[stage]
-    return peak
+def _peak_bytes(actions: Sequence[Action], change: Mapping[str, Sequence[int]]) -> int:
+    """The most that is held at once when an action adds ``change[kind][stage]`` bytes, if it has any."""
+    return max(accumulate(change[kind][stage] for stage, kind, _ in actions if kind in change), default=0)
 
 
 def _other_bytes(
@@ -109,12 +109,14 @@ def _other_bytes(
 ) -> Mapping[str, int]:
     stages = job.stages_of(pp_rank)
     other = {
-        "receive buffers": _receive_bytes(job, actions),
+        "receive buffers": _peak_bytes(actions, _receive_changes(job)),
         "logits": max(_logits_bytes(job, stage) for stage in stages),
         "converted gradients": _converted_bytes(job, pp_rank),
     }
     if job.config.parallel.recompute == "full":
-        other["recomputed layer"] = max(part_bytes(job, layer) for stage in stages for layer in job.layers(stage))
+        other["recomputed layer"] = max(
+            part_bytes(job, layer) for stage in stages for layer in job.layers(stage)
+        )
     for cost in costs:
         for name, size in cost.memory_bytes.items():
             other[name] = other.get(name, 0) + size
@@ -136,18 +138,10 @@ def _converted_bytes(job: JobShape, pp_rank: int) -> int:
     return 0 if updated == precision.gradients else job.num_local_parameters(pp_rank) * DTYPE_BYTES[updated]
 
 
-def _receive_bytes(job: JobShape, actions: Sequence[Action]) -> int:
-    """The most that receives hold from their posting until the forward has taken the input over, or
-    the backward has used up the gradient."""
-    sizes = [_message_bytes(job, stage) for stage in job.stages]
-    pending: dict[tuple[int, str, int], int] = {}
-    now = peak = 0
-    for stage, kind, microbatch in actions:
-        if kind in (RF, RB):
-            size = sizes[stage] if kind == RF else sizes[stage + 1]
-            pending[stage, kind, microbatch] = size
-            now += size
-            peak = max(peak, now)
-        elif kind in (F, B):
-            now -= pending.pop((stage, RF if kind == F else RB, microbatch), 0)
-    return peak
+def _receive_changes(job: JobShape) -> Mapping[str, Sequence[int]]:
+    """A receive holds its buffer from its posting until the forward has taken the input over, or the
+    backward has used up the gradient."""
+    inputs = [_message_bytes(job, stage) for stage in job.stages]
+    gradients = [*inputs[1:], 0]
+    taken, used = [-size for size in inputs], [-size for size in gradients]
+    return {RF: inputs, F: taken, RB: gradients, B: used} if job.mesh.pp > 1 else {}

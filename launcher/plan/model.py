@@ -255,7 +255,9 @@ class Plan:
         """
         values: dict[str, Any] = json.loads(text)
         if values.get("version") != VERSION:
-            raise LauncherError(f"plan.json has version {values.get('version')}, this launcher reads {VERSION}")
+            raise LauncherError(
+                f"plan.json has version {values.get('version')}, this launcher reads {VERSION}"
+            )
         reading = Reading()
         plan = read(Plan, values, reading)
         if plan is None:

@@ -41,7 +41,7 @@ def _vocabulary_note(job: JobShape, vocab_size: int | None) -> str:
     padded = -(-vocab_size // tp) * tp
     return (
         f"The vocabulary of {vocab_size} is padded to {padded}, a multiple of tp = {tp}; "
-        f"the {padded - vocab_size} added tokens never receive probability."
+        "padding never receives probability."
     )
 
 
@@ -53,7 +53,8 @@ def _microbatches_note(job: JobShape, bubble: float | None) -> str:
     if isclose(bubble, (p - 1) / (v * m + p - 1)):
         chunks = "" if v == 1 else f"{v} * "
         share = f"(pp - 1) / ({chunks}m + pp - 1) = {p - 1}/{v * m + p - 1} = {bubble:.0%}"
-    return f"{m} microbatches cannot fill {p} pipeline ranks: the bubble is {share}; more microbatches shrink it."
+    filling = "1 microbatch" if m == 1 else f"{m} microbatches"
+    return f"{filling} cannot fill {p} pipeline ranks: the bubble is {share}; more would shrink it."
 
 
 def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:

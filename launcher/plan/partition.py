@@ -65,14 +65,13 @@ def _even_faults(num_layers: int, pipeline: PipelineShape) -> tuple[Fault, ...]:
     rule = f"the model has {num_layers} layers and {chunks} per rank, so "
     rule += f"pp must divide {num_layers}" if v == 1 else f"pp * {v} = {p * v} must divide {num_layers}"
     rule += f" ({listed(choices)})" if v == 1 else ""
-    ways = [f"Set parallel.pp={nearest_of(p, choices)}"] if choices else []
+    ways = [f"set parallel.pp={nearest_of(p, choices)}"] if choices else []
     if v > 1 and num_layers % p == 0:
-        chunk_choices = divisors(num_layers // p)
-        ways.append(f"{'keep' if ways else 'Keep'} pp={p} and set parallel.num_chunks={nearest_of(v, chunk_choices)}")
+        ways.append(f"set parallel.num_chunks={nearest_of(v, divisors(num_layers // p))}")
     if num_layers >= p * v:
-        split = listed(split_layers(num_layers, p * v), ",")
-        ways.append(f"{'give' if ways else 'Give'} parallel.layers_per_stage=[{split}]")
-    return (Fault("parallel.pp", p, rule, ", or ".join(ways) + "."),)
+        ways.append(f"give parallel.layers_per_stage=[{listed(split_layers(num_layers, p * v), ',')}]")
+    fix = ", or ".join(ways) or "set parallel.pp=1 parallel.num_chunks=1"
+    return (Fault("parallel.pp", p, rule, f"{fix[0].upper()}{fix[1:]}."),)
 
 
 def _list_faults(num_layers: int, pipeline: PipelineShape, counts: tuple[int, ...]) -> tuple[Fault, ...]:
@@ -86,7 +85,8 @@ def _list_faults(num_layers: int, pipeline: PipelineShape, counts: tuple[int, ..
         rule = f"needs one number for each of pp * num_chunks = {p} * {v} = {p * v} stages, has {len(counts)}"
         faults.append(Fault(path, given, rule, fix))
     if sum(counts) != num_layers:
-        rule = f"the stages hold {' + '.join(map(str, counts))} = {sum(counts)} layers, the model has {num_layers}"
+        total = f"{' + '.join(map(str, counts))} = {sum(counts)}"
+        rule = f"the stages hold {total} layers, the model has {num_layers}"
         faults.append(Fault(path, given, rule, fix))
     if 0 in counts:
         rule = f"stage {counts.index(0)} would hold no layer"

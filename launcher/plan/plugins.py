@@ -67,11 +67,13 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
 def _single_choices(config: LaunchConfig) -> list[tuple[str, str, str, tuple[str, Mapping[str, Any]]]]:
     """(config path of the name, entry-point group, name, (config path of the options, options))."""
     parallel, architecture, executor = config.parallel, config.architecture, config.executor
-    schedule_options = ("parallel.schedule_options", parallel.schedule_options)
+    of_schedule = ("parallel.schedule_options", parallel.schedule_options)
+    of_architecture = ("architecture", architecture.options)
+    of_executor = ("executor", executor.options)
     return [
-        ("parallel.schedule", "launcher.schedules", parallel.schedule, schedule_options),
-        ("architecture.name", "launcher.architectures", architecture.name, ("architecture", architecture.options)),
-        ("executor.name", "launcher.executors", executor.name, ("executor", executor.options)),
+        ("parallel.schedule", "launcher.schedules", parallel.schedule, of_schedule),
+        ("architecture.name", "launcher.architectures", architecture.name, of_architecture),
+        ("executor.name", "launcher.executors", executor.name, of_executor),
     ]
 
 

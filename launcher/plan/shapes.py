@@ -35,7 +35,9 @@ def model_shape(model: ModelConfig, seq_length: int) -> ModelShape:
         layers=(layer,) * _known(model.num_layers),
         prologue=_embedding(model, seq_length),
         epilogue=_head(model, seq_length),
-        num_tied_parameters=_known(model.vocab_size) * _known(model.hidden_size) if model.tied_embeddings else 0,
+        num_tied_parameters=_known(model.vocab_size) * _known(model.hidden_size)
+        if model.tied_embeddings
+        else 0,
     )
 
 

@@ -21,6 +21,8 @@ from launcher.schedule.simulate import Costs, simulate
 
 _UPDATE_PASSES = 2
 """Times that an update moves weights, gradients and optimizer state: one read, one write."""
+_FASTEST_S = 1e-12
+"""A user's layers may count no operation; going through them still takes some time."""
 
 
 def plan_schedule(
@@ -34,7 +36,8 @@ def plan_schedule(
     stage_costs = predict_costs(job, costs)
     simulation = simulate(lists, job.pipeline, stage_costs)
     tail_s = max(
-        after_schedule_s(job, cost, ranks, stage_costs.backward_s) for cost, ranks in zip(costs, memory, strict=True)
+        after_schedule_s(job, cost, ranks, stage_costs.backward_s)
+        for cost, ranks in zip(costs, memory, strict=True)
     )
     return SchedulePlan(
         name=job.config.parallel.schedule,
@@ -53,22 +56,20 @@ def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Costs:
     backward_factor = 3 if job.config.parallel.recompute == "full" else 2
     forward_s, backward_s = [], []
     for stage in job.stages:
-        layers_s = _seconds(job, job.layers(stage))
+        layers_s = max(_seconds(job, job.layers(stage)), _FASTEST_S)
         ends_s = _seconds(job, job.ends(stage))
         share = 1 / (job.config.parallel.num_chunks * job.pipeline.num_microbatches)
         rank = costs[stage.pp_rank]
         forward_s.append(layers_s + ends_s + share * _waited_s(job, rank, "forward"))
         backward_s.append(backward_factor * layers_s + 2 * ends_s + share * _waited_s(job, rank, "backward"))
-    return Costs(
-        forward_s=tuple(forward_s), backward_s=tuple(backward_s), transfer_s=transfer_s(job, costs)
-    )
+    return Costs(forward_s=tuple(forward_s), backward_s=tuple(backward_s), transfer_s=transfer_s(job, costs))
 
 
 def _seconds(job: JobShape, parts: Iterable[LayerShape]) -> float:
-    """Forward of one microbatch through some parts; no layer takes less than one operation."""
+    """Forward of one microbatch through some parts."""
     device = job.config.device
     flops_per_s = device.peak_flops[job.config.precision.compute] * device.attainable_fraction
-    return sum(max(part.forward_flops, 1.0) for part in parts) * job.micro_size / (flops_per_s * job.mesh.tp)
+    return sum(part.forward_flops for part in parts) * job.micro_size / (flops_per_s * job.mesh.tp)
 
 
 def transfer_s(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> float:

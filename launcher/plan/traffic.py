@@ -26,7 +26,8 @@ from launcher.plan.model import TrafficPlan
 def rank_costs(job: JobShape, parallels: Sequence[Parallel]) -> tuple[tuple[RankCost, ...], ...]:
     """For every pp_rank what each parallel plugin adds on its ranks."""
     return tuple(
-        tuple(parallel.cost(job, pp_rank, tp_rank=0) for parallel in parallels) for pp_rank in range(job.mesh.pp)
+        tuple(parallel.cost(job, pp_rank, tp_rank=0) for parallel in parallels)
+        for pp_rank in range(job.mesh.pp)
     )
 
 
@@ -37,7 +38,7 @@ def plan_traffic(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> tuple[Tr
         counts: Counter[Collective] = Counter()
         for cost in rank:
             for collective in cost.collectives:
-                counts[replace(collective, count=1)] += collective.count
+                counts[replace(collective, count=1, phase="step")] += collective.count
         rows += [_row(job, pp_rank, replace(message, count=count)) for message, count in counts.items()]
     return tuple(rows)
 

@@ -87,7 +87,7 @@ def _smaller_model_split(config: LaunchConfig, free: int) -> str:
     parallel = config.parallel
     tp = parallel.tp if free % parallel.tp == 0 else gcd(free, parallel.tp)
     pp = nearest_of(parallel.pp, divisors(max(free, 1) // max(tp, 1)) or (1,))
-    words = [f"parallel.{name}={new}" for name, new, old in (("tp", tp, parallel.tp), ("pp", pp, parallel.pp)) if new != old]
+    words = [f"parallel.tp={tp}"] * (tp != parallel.tp) + [f"parallel.pp={pp}"] * (pp != parallel.pp)
     return " ".join(words)
 
 
@@ -101,5 +101,6 @@ def _more_nodes(config: LaunchConfig, world: int) -> list[str]:
 
 def _origins(sources: Mapping[str, Source]) -> str:
     """Where each factor was set, as far as that is known."""
-    known = [f"{axis} from {sources[path].where}" for axis in ("dp", "tp", "pp") if (path := f"parallel.{axis}") in sources]
+    places = {axis: sources.get(f"parallel.{axis}") for axis in ("dp", "tp", "pp")}
+    known = [f"{axis} from {source.where}" for axis, source in places.items() if source]
     return f" ({', '.join(known)})" if known else ""

@@ -1,7 +1,7 @@
 """Data parallelism: every replica trains on its own samples; gradients are summed over the replicas.
 
-    replica 0   F B F B | sum over dp, bucket by bucket while the last B runs | update
-    replica 1   F B F B | sum over dp                                         | update
+replica 0   F B F B | sum over dp, bucket by bucket while the last B runs | update
+replica 1   F B F B | sum over dp                                         | update
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def _output(job: JobShape, stage: StagePlan) -> LayerShape:
     return job.layers(stage)[-1]
 
 
-def _message(job: JobShape, purpose: str, layer: LayerShape, phase: Literal["forward", "backward"]) -> Collective:
+def _message(
+    job: JobShape, purpose: str, layer: LayerShape, phase: Literal["forward", "backward"]
+) -> Collective:
     """All messages of a step over one boundary in one direction."""
     return Collective(
         operation="send_recv",

@@ -114,7 +114,9 @@ def _replicated_gradients(job: JobShape, pp_rank: int) -> list[Collective]:
     size, count = width * job.gradient_bytes, (in_layers + in_head) // width
     summed = [_collective("all_reduce", "replicated gradients", size, count, "step")]
     if positions:
-        summed.append(_collective("all_reduce", "position gradients", positions * job.gradient_bytes, 1, "step"))
+        summed.append(
+            _collective("all_reduce", "position gradients", positions * job.gradient_bytes, 1, "step")
+        )
     return summed
 
 

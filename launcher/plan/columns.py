@@ -1,0 +1,36 @@
+"""Rows of words as aligned columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """One line per row; the first ``left`` columns are aligned left, the others right.
+
+    >>> columns([["part", "bytes"], ["weights", "12"]])
+    ['part     bytes', 'weights     12']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def cropped(items: Sequence[T], first: int, last: int) -> tuple[list[T], list[T]]:
+    """The items that are shown: all in front when few, else the first and the last ones.
+
+    >>> cropped(range(5), 3, 2), cropped(range(9), 3, 2)
+    (([0, 1, 2, 3, 4], []), ([0, 1, 2], [7, 8]))
+    """
+    if len(items) <= first + last:
+        return list(items), []
+    return list(items[:first]), list(items[-last:])

@@ -1,0 +1,61 @@
+"""Asks a process of its own for the shape of a user's model, so that planning never imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.config.schema import BatchConfig, DataConfig, LaunchConfig, ModelConfig
+from launcher.errors import ConfigError, Fault, PlanError
+from launcher.plan.job import Describe
+from launcher.plan.model import ModelShape
+from launcher.typed import Reading, plain, read
+
+_MODULE = "launcher.runtime.describe"
+
+
+def source_roots(config: LaunchConfig, folders: Sequence[str]) -> tuple[str, ...]:
+    """The folders that the ranks need on their module path: none without a user's own model or data."""
+    if config.model.target is None and config.data.target is None:
+        return ()
+    return tuple(dict.fromkeys(os.path.abspath(folder) for folder in folders))
+
+
+def describer(data: DataConfig, roots: Sequence[str]) -> Describe:
+    """How to measure a user's own model on this data, with ``roots`` on the module path."""
+
+    def describe(model: ModelConfig, batch: BatchConfig) -> ModelShape:
+        return _measure({"model": plain(model), "data": plain(data), "batch": plain(batch)}, roots)
+
+    return describe
+
+
+def _measure(request: dict[str, Any], roots: Sequence[str]) -> ModelShape:
+    """The answer of the other process.
+
+    Raises:
+        PlanError: when the user's model cannot be built, with the last line of the reason.
+    """
+    path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(  # noqa: S603 (our own module, no shell)
+        [sys.executable, "-m", _MODULE],
+        input=json.dumps(request),
+        env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        target = request["model"]["target"]
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        reason = reason.removeprefix(f"model.target={target}: ")
+        raise PlanError([Fault("model.target", target, f"its shape could not be measured: {reason}", "")])
+    reading = Reading()
+    shape = read(ModelShape, json.loads(done.stdout), reading)
+    if shape is None:
+        raise ConfigError(reading.faults)
+    return shape

@@ -1,0 +1,204 @@
+"""A plan as a person reads it, at most 100 columns wide."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+
+from launcher.plan.checks import parts_bytes
+from launcher.plan.columns import columns, cropped
+from launcher.plan.model import MemoryPlan, Plan, StagePlan, TrafficPlan
+from launcher.schedule.actions import Action, PipelineShape
+from launcher.schedule.grid import draw
+from launcher.topology.cluster import Cluster
+from launcher.units import format_bytes, format_count, format_duration, format_flops
+
+WIDTH = 100
+_INDENT = "  "
+_COMPUTE = re.compile(r"(\d+)([FB])(\d+)")
+
+
+def plan_text(plan: Plan, *, color: bool = False) -> str:
+    """The whole plan, section by section. ``color``: with the colours of a terminal."""
+    sections = {
+        "Mesh": _mesh(plan),
+        "Batch": _batch(plan),
+        "Stages": _stages(plan),
+        f"Schedule  {plan.schedule.name}": _schedule(plan, color=color),
+        "Memory per rank": _memory(plan),
+        "Traffic per step, on the rank that sends most of each kind": _traffic(plan),
+        "Step": _step(plan),
+        "Notes": _notes(plan.notes),
+    }
+    bold, plain = ("\x1b[1m", "\x1b[0m") if color else ("", "")
+    blocks = [
+        "\n".join([f"{bold}{heading}{plain}", *(f"{_INDENT}{line}".rstrip() for line in lines)])
+        for heading, lines in sections.items()
+        if lines
+    ]
+    return "\n\n".join([_title(plan), *blocks]) + "\n"
+
+
+def _title(plan: Plan) -> str:
+    config = plan.config
+    lines = [
+        f"{config.name}: {config.model.name} ({config.model.family}), "
+        f"{format_count(plan.num_parameters)} parameters, {config.precision.name}",
+        f"{_count(plan.world_size, 'rank')} on {config.cluster.name}: "
+        f"{config.cluster.nodes} x {config.cluster.devices_per_node} {config.device.name}",
+    ]
+    if not plan.exact:
+        lines.append("This architecture does not compute what one device computes.")
+    return "\n".join(lines)
+
+
+def _mesh(plan: Plan) -> list[str]:
+    mesh, cluster = plan.mesh, Cluster(config=plan.config.cluster, device=plan.config.device)
+    product = " * ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order)
+    first, last = cropped(range(mesh.num_ranks), 8, 2)
+    rows = [["rank", "node", "device", *mesh.order]]
+    for rank in [*first, *last]:
+        places = mesh.coordinates(rank)._asdict()
+        at = [rank, cluster.node(rank), cluster.local_rank(rank), *(places[axis] for axis in mesh.order)]
+        rows.append([str(place) for place in at])
+    table = columns(rows, left=0)
+    if last:
+        table.insert(1 + len(first), f"... {mesh.num_ranks - len(first) - len(last)} more ranks")
+    others = [f"{_count(role.num_ranks, 'more rank')}: {role.name}" for role in plan.roles if not role.trains]
+    return [f"{_count(mesh.num_ranks, 'rank')} = {product}   (outermost axis first)", *others, *table]
+
+
+def _batch(plan: Plan) -> list[str]:
+    batch = plan.batch
+    tokens = batch.global_size * batch.seq_length
+    return [
+        f"global {batch.global_size} = micro {batch.micro_size} * {batch.num_microbatches} microbatches "
+        f"* dp {plan.mesh.dp};  {tokens:,} tokens per step ({batch.seq_length} each)"
+    ]
+
+
+def _stages(plan: Plan) -> list[str]:
+    first, last = cropped(plan.stages, 6, 2)
+    rows = [["stage", "pp_rank", "chunk", "layers", "", "forward", "backward"]]
+    rows += [_stage_row(plan, stage) for stage in [*first, *last]]
+    table = columns(rows, left=0)
+    if last:
+        table.insert(1 + len(first), f"... {len(plan.stages) - len(first) - len(last)} more stages")
+    return table
+
+
+def _stage_row(plan: Plan, stage: StagePlan) -> list[str]:
+    layers = f"{stage.first_layer}" if stage.num_layers == 1 else f"{stage.layers[0]}-{stage.layers[-1]}"
+    ends = ["embedding"] * stage.has_prologue + ["head"] * stage.has_epilogue
+    return [
+        str(stage.stage),
+        str(stage.pp_rank),
+        str(stage.chunk),
+        f"{stage.num_layers} ({layers})",
+        " ".join(f"+ {end}" for end in ends),
+        format_duration(plan.schedule.forward_s[stage.stage]),
+        format_duration(plan.schedule.backward_s[stage.stage]),
+    ]
+
+
+def _schedule(plan: Plan, *, color: bool) -> list[str]:
+    shape = PipelineShape(
+        num_pp_ranks=plan.mesh.pp,
+        num_chunks=plan.config.parallel.num_chunks,
+        num_microbatches=plan.batch.num_microbatches,
+    )
+    lists = [_compute(actions) for actions in plan.schedule.actions]
+    grid = draw(lists, shape, width=WIDTH - len(_INDENT), color=color).splitlines()
+    formula = plan.schedule.bubble_formula
+    bubble = [] if formula is None else [f"bubble {formula:.1%} by formula: equal stages, free messages"]
+    bubble.append(f"bubble {plan.schedule.bubble_simulated:.1%} by simulation: these stages and messages")
+    return [*grid, "", *bubble]
+
+
+def _compute(actions: str) -> list[Action]:
+    """The forwards and backwards alone: a big plan has hundreds of thousands of messages beside them."""
+    return [Action(int(stage), kind, int(index)) for stage, kind, index in _COMPUTE.findall(actions)]
+
+
+def _memory(plan: Plan) -> list[str]:
+    limit = plan.config.device.memory_bytes
+    names = list(dict.fromkeys(name for ranks in plan.memory for name in parts_bytes(ranks)))
+    first, last = cropped(_alike(plan.memory), 6, 2)
+    groups = [*first, *last]
+    header = ["pp_rank", *(_span(group) for group in groups)]
+    rows = [[name, *(_size(parts_bytes(group[0]).get(name, 0)) for group in groups)] for name in names]
+    rows.append(["total", *(format_bytes(group[0].total_bytes) for group in groups)])
+    rows.append(["of the device", *(f"{group[0].total_bytes / limit:.1%}" for group in groups)])
+    rows.append(["stage inputs held", *(str(group[0].peak_microbatches) for group in groups)])
+    table = columns([header, *rows])
+    if last:
+        table.append(f"(pp_ranks {first[-1][-1].pp_rank + 1}-{last[0][0].pp_rank - 1} lie between)")
+    return [*table, f"each device has {format_bytes(limit)}"]
+
+
+def _alike(memory: Iterable[MemoryPlan]) -> list[list[MemoryPlan]]:
+    """Consecutive pp_ranks that look the same when printed."""
+    groups: list[list[MemoryPlan]] = []
+    for ranks in memory:
+        if groups and _printed(groups[-1][0]) == _printed(ranks):
+            groups[-1].append(ranks)
+        else:
+            groups.append([ranks])
+    return groups
+
+
+def _printed(ranks: MemoryPlan) -> tuple[object, ...]:
+    return (ranks.peak_microbatches, *((name, _size(size)) for name, size in parts_bytes(ranks).items()))
+
+
+def _span(group: list[MemoryPlan]) -> str:
+    first, last = group[0].pp_rank, group[-1].pp_rank
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes) if num_bytes else "-"
+
+
+def _traffic(plan: Plan) -> list[str]:
+    busiest: dict[tuple[str, str, str], TrafficPlan] = {}
+    for row in plan.traffic:
+        key = (row.purpose, row.axis, row.operation)
+        if key not in busiest or row.sent_bytes > busiest[key].sent_bytes:
+            busiest[key] = row
+    if not busiest:
+        return ["none: one rank"]
+    inner_first = plan.mesh.order[::-1]
+    rows = [["what", "axis", "operation", "messages", "of", "sent", "time", ""]]
+    for row in sorted(busiest.values(), key=lambda row: (inner_first.index(row.axis), -row.sent_bytes)):
+        hiding = "behind compute" if row.overlappable else "waited for"
+        numbers = [f"{row.count:,}", format_bytes(row.message_bytes), format_bytes(row.sent_bytes)]
+        rows.append([row.purpose, row.axis, row.operation, *numbers, format_duration(row.time_s), hiding])
+    return columns(rows, left=3)
+
+
+def _step(plan: Plan) -> list[str]:
+    device, schedule = plan.config.device, plan.schedule
+    peak = device.peak_flops[plan.config.precision.compute]
+    num_devices = plan.config.cluster.nodes * plan.config.cluster.devices_per_node
+    tokens_per_s = plan.batch.global_size * plan.batch.seq_length / schedule.step_s
+    per_device = plan.step_flops / schedule.step_s / num_devices
+    return [
+        f"{format_duration(schedule.step_s)} predicted: {format_count(tokens_per_s)} tokens/s, "
+        f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak",
+        f"The model takes {format_flops(plan.step_flops)} per step. Assumed: matmuls reach "
+        f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.compute}.",
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _notes(notes: Iterable[str]) -> list[str]:
+    return [
+        line
+        for note in notes
+        for line in textwrap.wrap(note, WIDTH - len(_INDENT) - 2, initial_indent="- ", subsequent_indent="  ")
+    ]

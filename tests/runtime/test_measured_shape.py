@@ -1,0 +1,62 @@
+"""A user's own model is measured by a process of its own, and planned from what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import PlanError
+from launcher.plan.build import build
+from launcher.plan.describe import describer, source_roots
+from tests.unit.plan_jobs import launch_config
+
+MODULE = """
+import torch
+from types import SimpleNamespace
+
+def build(width):
+    layers = [torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)]
+    return SimpleNamespace(layers=layers, loss=torch.nn.functional.cross_entropy)
+
+def no_layers(width):
+    return []
+
+def samples():
+    return [(torch.zeros(4), 0)] * 8
+"""
+
+
+def config(target: str):
+    sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    model = {**sizes, "family": "custom", "target": target, "options": {"width": 3}}
+    job = launch_config(model=model, parallel={"pp": 3, "dp": 2})
+    return replace(job, data=replace(job.data, source=None, target="my_layers:samples"))
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "my_layers.py").write_text(MODULE)
+    return source_roots(config("my_layers:build"), [str(tmp_path)])
+
+
+def test_a_users_model_is_planned_from_its_measured_layers(roots):
+    job = config("my_layers:build")
+    plan = build(job, describe=describer(job.data, roots), source_roots=roots)
+    assert plan.num_parameters == (4 * 3 + 3) + (3 * 2 + 2)
+    assert [stage.input_shape for stage in plan.stages] == [(), (3,), (3,)]
+    assert plan.step_flops == 3 * 2 * (4 * 3 + 3 * 2) * 16
+
+
+def test_a_model_that_cannot_be_built_is_refused_with_the_reason(roots):
+    job = config("my_layers:no_layers")
+    with pytest.raises(
+        PlanError,
+        match=r"model\.target=my_layers:no_layers: its shape could not be measured: must return an object",
+    ):
+        build(job, describe=describer(job.data, roots))
+
+
+def test_built_in_models_need_no_folder():
+    assert source_roots(launch_config(), ["/anywhere"]) == ()

@@ -1,0 +1,141 @@
+"""Configurations for planning tests, built by keyword: everything small unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launcher.config.schema import (
+    BatchConfig,
+    ClusterConfig,
+    DataConfig,
+    DeviceConfig,
+    LaunchConfig,
+    LinkConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PluginChoice,
+    PrecisionConfig,
+    ReportConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+Settings = Mapping[str, Any]
+FP32 = PrecisionConfig(name="fp32", compute="fp32", gradients="fp32", master_weights=False)
+MIXED = PrecisionConfig(name="bf16", compute="bf16", gradients="fp32", master_weights=True)
+
+
+def launch_config(
+    *,
+    model: Settings | None = None,
+    batch: Settings | None = None,
+    parallel: Settings | None = None,
+    cluster: Settings | None = None,
+    device: Settings | None = None,
+    **others: Any,
+) -> LaunchConfig:
+    """A configuration with some settings of some groups changed; ``others`` replaces whole groups."""
+    config = LaunchConfig(
+        name="test",
+        seed=0,
+        model=replace(_MODEL, **(model or {})),
+        data=_DATA,
+        batch=replace(_BATCH, **(batch or {})),
+        optim=_OPTIM,
+        train=_TRAIN,
+        precision=FP32,
+        device=replace(_DEVICE, **(device or {})),
+        cluster=replace(_CLUSTER, **(cluster or {})),
+        parallel=replace(_PARALLEL, **(parallel or {})),
+        architecture=PluginChoice(name="decentralized", options={}),
+        executor=PluginChoice(name="torchrun", options={}),
+        report=ReportConfig(baseline="none", warmup_steps=0),
+        run=RunConfig(dir=None, root="runs", timeout_s=60),
+    )
+    return replace(config, **others)
+
+
+GPT2 = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "vocab_size": 50257, "tied_embeddings": True}
+LLAMA3_8B = {
+    "family": "llama",
+    "hidden_size": 4096,
+    "num_layers": 32,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "ffn_size": 14336,
+    "vocab_size": 128256,
+}
+
+_MODEL = ModelConfig(
+    name="tiny",
+    family="gpt",
+    num_layers=4,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=None,
+    ffn_size=None,
+    vocab_size=256,
+    tied_embeddings=False,
+    dropout=0.0,
+    norm_eps=1e-5,
+    rope_theta=10000.0,
+    init_std=0.02,
+    target=None,
+    options={},
+)
+_DATA = DataConfig(
+    name="text",
+    source="text.txt",
+    tokenizer="bytes",
+    eval_fraction=0.1,
+    prefetch_batches=0,
+    cache_dir=None,
+    target=None,
+    options={},
+)
+_BATCH = BatchConfig(global_size=16, micro_size=1, num_microbatches=None, seq_length=32)
+_OPTIM = OptimConfig(
+    name="adamw",
+    lr=1e-3,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.1,
+    clip_norm=1.0,
+    warmup_steps=0,
+    decay="constant",
+    min_lr_fraction=0.1,
+)
+_TRAIN = TrainConfig(num_steps=2, eval_interval=0, eval_batches=0, checkpoint_interval=0, keep_checkpoints=1)
+_DEVICE = DeviceConfig(
+    name="box",
+    kind="cuda",
+    peak_flops={"fp32": 1e12, "bf16": 4e12},
+    memory_bytes=80_000_000_000,
+    memory_bandwidth_bytes_per_s=1e12,
+    attainable_fraction=0.5,
+)
+_CLUSTER = ClusterConfig(
+    name="lab",
+    nodes=1,
+    devices_per_node=8,
+    intra_node=LinkConfig(latency_s=1e-6, bandwidth_bytes_per_s=100e9),
+    inter_node=LinkConfig(latency_s=1e-5, bandwidth_bytes_per_s=10e9),
+    allow_idle_devices=True,
+)
+_PARALLEL = ParallelConfig(
+    dp=1,
+    tp=1,
+    pp=1,
+    num_chunks=1,
+    schedule="1f1b",
+    schedule_options={},
+    layers_per_stage="even",
+    sequence_parallel=False,
+    recompute="none",
+    zero_stage=0,
+    rank_order="pp,dp,tp",
+    bucket_bytes=25_000_000,
+)

@@ -1,0 +1,163 @@
+"""The plan as a whole: complete, stable, and no larger for a larger world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from launcher.config.schema import ModelConfig
+from launcher.errors import LauncherError
+from launcher.plan.build import build
+from launcher.plan.model import LayerShape, ModelShape, Plan
+from tests.unit.plan_jobs import MIXED, launch_config
+
+LAYOUTS = [
+    (dp, tp, pp) for dp, tp, pp in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)) if dp * tp * pp in (1, 2, 4, 8)
+]
+
+
+@pytest.mark.parametrize(("dp", "tp", "pp"), LAYOUTS)
+def test_every_layout_of_up_to_eight_ranks_is_planned(dp, tp, pp):
+    plan = build(launch_config(parallel={"dp": dp, "tp": tp, "pp": pp}))
+    assert plan.world_size == dp * tp * pp
+    assert plan.batch.micro_size * plan.batch.num_microbatches * dp == plan.batch.global_size
+    layers = [layer for stage in plan.stages for layer in stage.layers]
+    assert layers == list(range(4))
+    axes = {"tp": tp, "pp": pp, "dp": dp}
+    names = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+    used = [
+        f"launcher_plugins.parallel.{names[axis]}_runtime:apply" for axis, size in axes.items() if size > 1
+    ]
+    assert list(plan.parallels) == used
+
+
+def test_a_plan_survives_its_json():
+    plan = build(launch_config(parallel={"dp": 2, "tp": 2, "pp": 2}, precision=MIXED))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_same_configuration_gives_the_same_bytes():
+    config = launch_config(parallel={"pp": 2})
+    assert build(config).to_json() == build(config).to_json()
+
+
+def test_a_plan_of_another_version_is_refused():
+    text = build(launch_config()).to_json().replace('"version": 1', '"version": 99', 1)
+    with pytest.raises(LauncherError, match="version 99, this launcher reads 1"):
+        Plan.from_json(text)
+
+
+def test_dp_auto_is_what_the_devices_leave():
+    plan = build(launch_config(parallel={"dp": "auto", "tp": 4}))
+    assert plan.config.parallel.dp == plan.mesh.dp == 2
+
+
+def test_no_size_is_left_open():
+    plan = build(launch_config(batch={"global_size": None, "num_microbatches": 3}))
+    batch, model = plan.config.batch, plan.config.model
+    assert (batch.global_size, batch.micro_size, batch.num_microbatches) == (3, 1, 3)
+    assert (model.num_kv_heads, model.ffn_size) == (4, 256)
+
+
+def test_the_rank_order_places_the_ranks():
+    plan = build(launch_config(parallel={"dp": 2, "tp": 2, "rank_order": "tp, pp, dp"}))
+    assert plan.mesh.order == ("tp", "pp", "dp")
+    assert [tuple(plan.mesh.coordinates(rank)) for rank in (0, 1, 2)] == [(0, 0, 0), (0, 1, 0), (0, 0, 1)]
+
+
+def test_a_rank_gets_its_stages_and_its_actions():
+    plan = build(launch_config(parallel={"pp": 2, "num_chunks": 2, "schedule": "interleaved_1f1b"}))
+    rank = plan.rank(1)
+    assert [stage.stage for stage in rank.stages] == [1, 3]
+    assert rank.actions == plan.schedule.actions[1]
+
+
+def test_every_plugin_in_use_is_recorded_and_no_other():
+    plan = build(launch_config(parallel={"pp": 2}))
+    assert [(record.group, record.name) for record in plan.plugins] == [
+        ("launcher.schedules", "1f1b"),
+        ("launcher.architectures", "decentralized"),
+        ("launcher.executors", "torchrun"),
+        ("launcher.parallels", "pipeline"),
+    ]
+
+
+def test_what_the_executor_cannot_start_is_planned_and_noted():
+    plan = build(launch_config(parallel={"dp": 16}, cluster={"nodes": 2}))
+    assert any(
+        note.startswith("The torchrun executor cannot start it: cluster.nodes=2") for note in plan.notes
+    )
+
+
+def big(dp):
+    return launch_config(
+        model={"hidden_size": 1024, "num_layers": 32, "num_heads": 8},
+        batch={"global_size": 128 * dp},
+        parallel={"dp": dp, "tp": 8, "pp": 16},
+        cluster={"nodes": 16 * dp},
+    )
+
+
+def test_a_plan_does_not_grow_with_the_world():
+    small, large = (build(big(dp)) for dp in (2, 128))
+    assert large.world_size == 16_384
+    texts = [plan.to_json() for plan in (small, large)]
+    assert len(texts[1]) < 5_000_000
+    assert len(texts[1]) == pytest.approx(len(texts[0]), rel=0.01)
+
+
+def test_a_custom_model_is_planned_from_its_measured_shape():
+    asked: list[ModelConfig] = []
+
+    def describe(model, batch):
+        asked.append(model)
+        assert batch.seq_length == 32
+        return ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
+
+    plan = build(custom({"pp": 3, "dp": 2}), describe=describe, source_roots=("/models",))
+    assert [model.target for model in asked] == ["mine:build"]
+    assert plan.num_parameters == 60
+    assert plan.step_flops == 3 * 600 * 16
+    assert [stage.input_shape for stage in plan.stages] == [(), (7,), (7,)]
+    assert plan.batch.padded_vocab_size is None
+    assert plan.source_roots == ("/models",)
+
+
+def test_a_custom_model_without_operations_or_parameters_is_planned():
+    idle = tuple(replace(layer, forward_flops=0.0, num_parameters=0) for layer in LAYERS)
+    shape = ModelShape(family="custom", layers=idle, prologue=None, epilogue=None, num_tied_parameters=0)
+    plan = build(custom({"pp": 3, "dp": 2}), describe=lambda model, batch: shape)
+    assert plan.schedule.step_s > 0
+    assert all(row.purpose != "gradients" for row in plan.traffic)
+
+
+def test_a_custom_model_cannot_be_split():
+    shape = ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
+    with pytest.raises(
+        LauncherError,
+        match=r"parallel\.tp=2: the layers that model\.target builds are whole and cannot be split\. "
+        r"Set parallel\.tp=1; dp and pp can be used\.",
+    ):
+        build(custom({"tp": 2}), describe=lambda model, batch: shape)
+
+
+LAYERS = tuple(
+    LayerShape(
+        name=f"layers.{place}",
+        num_parameters=20,
+        num_replicated_parameters=20,
+        forward_flops=200.0,
+        kept_elements=5,
+        kept_replicated_elements=0,
+        output_elements=7,
+        output_shape=(7,),
+    )
+    for place in range(3)
+)
+
+
+def custom(parallel):
+    sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    return launch_config(model={**sizes, "family": "custom", "target": "mine:build"}, parallel=parallel)

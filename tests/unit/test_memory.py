@@ -1,0 +1,162 @@
+"""Bytes per rank, against sums written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.config.schema import PrecisionConfig
+from launcher.plan.build import build, job_shape
+from launcher.plan.memory import kept_bytes, optimizer_bytes, part_bytes
+from tests.unit.plan_jobs import FP32, LLAMA3_8B, MIXED, launch_config
+
+S, H, HEADS, FFN, VOCAB, LAYERS = 32, 64, 4, 256, 256, 4
+BF16_ALONE = PrecisionConfig(name="bf16", compute="bf16", gradients="bf16", master_weights=False)
+BF16_MASTER = PrecisionConfig(name="bf16", compute="bf16", gradients="bf16", master_weights=True)
+
+
+def only_rank(config):
+    (memory,) = build(config).memory
+    return memory
+
+
+def layer_bytes(config):
+    job = job_shape(config)
+    return part_bytes(job, job.model.layers[0])
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "gradients", "optimizer", "converted"),
+    [(FP32, 4, 4, 8, 0), (MIXED, 2, 4, 12, 0), (BF16_MASTER, 2, 2, 12, 4), (BF16_ALONE, 2, 2, 4, 0)],
+    ids=["fp32", "mixed", "bf16 with master", "bf16 alone"],
+)
+def test_model_states_take_the_bytes_of_their_formats(precision, weights, gradients, optimizer, converted):
+    plan = build(launch_config(precision=precision))
+    (memory,) = plan.memory
+    assert memory.weights_bytes == weights * plan.num_parameters
+    assert memory.gradients_bytes == gradients * plan.num_parameters
+    assert memory.optimizer_bytes == optimizer * plan.num_parameters
+    assert memory.other_bytes.get("converted gradients", 0) == converted * plan.num_parameters
+
+
+def test_fp32_takes_16_bytes_a_parameter_and_mixed_precision_18():
+    assert 4 + 4 + optimizer_bytes(FP32) == 16
+    assert 2 + 4 + optimizer_bytes(MIXED) == 18
+
+
+def test_a_gpt_layer_keeps_what_its_table_says():
+    split = S * (3 * H + H + 2 * FFN)  # q, k, v, attention, GELU in and out
+    assert layer_bytes(launch_config()) == 4 * (split + HEADS * S + 2 * S * H + 2 * S * H)
+
+
+def test_a_llama_layer_keeps_gate_activation_up_and_product_and_few_keys():
+    config = launch_config(model={"family": "llama", "num_kv_heads": 2})
+    split = S * (2 * H + 2 * (H // 2) + 4 * FFN)
+    assert layer_bytes(config) == 4 * (split + HEADS * S + 4 * S * H)
+
+
+def test_dropout_keeps_a_byte_for_each_element_of_two_masks():
+    with_masks = layer_bytes(launch_config(model={"dropout": 0.1}, precision=MIXED))
+    assert with_masks - layer_bytes(launch_config(precision=MIXED)) == 2 * S * H
+
+
+def test_norms_keep_their_inputs_in_fp32_under_mixed_precision():
+    split = 2 * S * (4 * H + 2 * FFN) + 4 * HEADS * S
+    assert layer_bytes(launch_config(precision=MIXED)) == split + 4 * 2 * S * H + 2 * 2 * S * H
+
+
+def test_activations_grow_with_the_microbatch():
+    one, two = (layer_bytes(launch_config(batch={"micro_size": micro})) for micro in (1, 2))
+    assert two == 2 * one
+
+
+def test_tensor_parallelism_splits_the_inside_of_a_layer_only():
+    inside = 4 * (S * (4 * H + 2 * FFN) + HEADS * S)
+    between = 4 * 4 * S * H
+    assert layer_bytes(launch_config(parallel={"tp": 4})) == inside // 4 + between
+
+
+def test_sequence_parallelism_splits_the_inputs_of_the_norms_but_gathers_their_outputs():
+    inside = 4 * (S * (4 * H + 2 * FFN) + HEADS * S)
+    config = launch_config(parallel={"tp": 4, "sequence_parallel": True})
+    assert layer_bytes(config) == inside // 4 + 4 * 2 * S * H // 4 + 4 * 2 * S * H
+
+
+def test_full_recomputation_keeps_the_input_of_every_layer_and_one_working_set():
+    memory = only_rank(launch_config(parallel={"recompute": "full"}))
+    head = 4 * (2 * S * H + S * VOCAB)
+    assert memory.activations_bytes == LAYERS * 4 * S * H + head
+    assert memory.other_bytes["recomputed layer"] == layer_bytes(launch_config())
+
+
+def test_the_last_stage_holds_the_logits_beside_the_probabilities():
+    plan = build(launch_config(parallel={"pp": 2}))
+    assert "logits" not in plan.memory[0].other_bytes
+    assert plan.memory[1].other_bytes["logits"] == 4 * S * VOCAB
+    mixed = build(launch_config(precision=MIXED))
+    assert mixed.memory[0].other_bytes["logits"] == (4 + 2) * S * VOCAB
+
+
+def test_a_stage_keeps_the_message_that_it_sent():
+    job = job_shape(launch_config(parallel={"pp": 2}))
+    first, last = job.stages
+    layers = 2 * part_bytes(job, job.model.layers[0])
+    assert kept_bytes(job, first) == layers + 4 * S * H
+    assert kept_bytes(job, last) == layers + part_bytes(job, job.model.epilogue)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_chunks", "peaks"),
+    [
+        ("gpipe", 1, lambda p, v, m, r: m),
+        ("1f1b", 1, lambda p, v, m, r: min(m, p - r)),
+        ("interleaved_1f1b", 2, lambda p, v, m, r: min(v * m, (v + 1) * p - 1 - 2 * r)),
+    ],
+)
+@pytest.mark.parametrize("num_microbatches", [4, 8])
+def test_a_schedule_holds_as_many_stage_inputs_as_its_closed_form(
+    schedule, num_chunks, peaks, num_microbatches
+):
+    parallel = {"pp": 4, "num_chunks": num_chunks, "schedule": schedule}
+    batch = {"global_size": num_microbatches}
+    plan = build(launch_config(model={"num_layers": 8}, batch=batch, parallel=parallel))
+    expected = [peaks(4, num_chunks, num_microbatches, rank) for rank in range(4)]
+    assert [ranks.peak_microbatches for ranks in plan.memory] == expected
+
+
+def test_the_peak_of_1f1b_multiplies_what_one_microbatch_keeps():
+    config = launch_config(batch={"global_size": 8}, parallel={"pp": 4})
+    plan, job = build(config), job_shape(config)
+    expected = [(4 - stage.stage) * kept_bytes(job, stage) for stage in job.stages]
+    assert [ranks.activations_bytes for ranks in plan.memory] == expected
+
+
+def test_receives_posted_ahead_take_buffers():
+    plan = build(launch_config(batch={"global_size": 8}, parallel={"pp": 2}))
+    message = 4 * S * H
+    assert [ranks.other_bytes["receive buffers"] % message for ranks in plan.memory] == [0, 0]
+    assert all(ranks.other_bytes["receive buffers"] >= message for ranks in plan.memory)
+    assert "receive buffers" not in only_rank(launch_config()).other_bytes
+
+
+def test_parameters_of_all_ranks_sum_to_the_model_where_nothing_is_replicated_or_tied():
+    plan = build(launch_config(parallel={"pp": 4}))
+    assert sum(ranks.weights_bytes for ranks in plan.memory) == 4 * plan.num_parameters
+
+
+def test_tied_weights_lie_on_both_end_stages():
+    tied = {"tied_embeddings": True}
+    assert (
+        only_rank(launch_config(model=tied)).weights_bytes
+        == 4 * build(launch_config(model=tied)).num_parameters
+    )
+    plan = build(launch_config(model=tied, parallel={"pp": 2}))
+    assert sum(ranks.weights_bytes for ranks in plan.memory) == 4 * (plan.num_parameters + VOCAB * H)
+
+
+def test_llama3_8b_in_mixed_precision_needs_18_bytes_a_parameter_and_is_refused_on_80_gb():
+    config = launch_config(model=LLAMA3_8B, precision=MIXED, device={"memory_bytes": 200_000_000_000})
+    plan = build(config)
+    memory = plan.memory[0]
+    states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert states == 18 * 8_030_261_248
+    assert memory.total_bytes == states + memory.activations_bytes + sum(memory.other_bytes.values())

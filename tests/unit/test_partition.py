@@ -1,0 +1,99 @@
+"""Which layers each stage holds, and which splits are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.plan.partition import layer_faults, make_stages, split_layers
+from launcher.plan.resolve import resolve_model
+from launcher.plan.shapes import model_shape
+from launcher.schedule.actions import PipelineShape
+from tests.unit.plan_jobs import launch_config
+
+
+def shape(num_layers):
+    return model_shape(resolve_model(launch_config(model={"num_layers": num_layers}).model), seq_length=32)
+
+
+def text(num_layers, pp, num_chunks=1, layers_per_stage="even"):
+    pipeline = PipelineShape(num_pp_ranks=pp, num_chunks=num_chunks)
+    return [str(fault) for fault in layer_faults(num_layers, pipeline, layers_per_stage)]
+
+
+@pytest.mark.parametrize("num_layers", [1, 7, 30, 80])
+@pytest.mark.parametrize("num_stages", [1, 3, 7])
+def test_a_split_holds_every_layer_and_differs_by_at_most_one(num_layers, num_stages):
+    counts = split_layers(num_layers, num_stages)
+    assert sum(counts) == num_layers
+    assert max(counts) - min(counts) <= 1
+
+
+def test_layers_that_pp_does_not_divide_are_refused_with_the_nearest_pp():
+    assert text(16, pp=3) == [
+        "parallel.pp=3: the model has 16 layers and 1 chunk per rank, so pp must divide 16 (1, 2, 4, 8, 16). "
+        "Set parallel.pp=4, or give parallel.layers_per_stage=[6,5,5]."
+    ]
+
+
+@pytest.mark.parametrize(("num_layers", "offer"), [(30, "[8,8,7,7]"), (27, "[7,7,7,6]")])
+def test_no_layer_is_dropped_silently(num_layers, offer):
+    (fault,) = text(num_layers, pp=4)
+    assert f"layers_per_stage={offer}" in fault
+    assert sum(map(int, offer.strip("[]").split(","))) == num_layers
+
+
+def test_interleaving_offers_another_pp_or_another_number_of_chunks():
+    (fault,) = text(80, pp=16, num_chunks=2)
+    assert fault.startswith(
+        "parallel.pp=16: the model has 80 layers and 2 chunks per rank, so pp * 2 = 32 must divide 80. "
+        "Set parallel.pp=20, or set parallel.num_chunks=1"
+    )
+
+
+def test_chunks_that_no_pp_divides_are_refused():
+    (fault,) = text(40, pp=2, num_chunks=12)
+    assert (
+        "pp * 12 = 24 must divide 40. Set parallel.num_chunks=10, or give parallel.layers_per_stage" in fault
+    )
+
+
+def test_more_stages_than_layers_leave_only_a_smaller_pp():
+    assert text(2, pp=4) == [
+        "parallel.pp=4: the model has 2 layers and 1 chunk per rank, so pp must divide 2 (1, 2). "
+        "Set parallel.pp=2."
+    ]
+
+
+def test_a_list_that_does_not_sum_to_the_layers_is_refused():
+    assert text(20, pp=1, layers_per_stage=(1,)) == [
+        "parallel.layers_per_stage=[1]: the stages hold 1 = 1 layers, the model has 20. "
+        "Set parallel.layers_per_stage=[20]."
+    ]
+
+
+def test_an_empty_stage_is_refused():
+    assert text(8, pp=3, layers_per_stage=(4, 0, 4)) == [
+        "parallel.layers_per_stage=[4,0,4]: stage 1 would hold no layer. "
+        "Set parallel.layers_per_stage=[3,3,2]."
+    ]
+
+
+def test_a_list_of_the_wrong_length_is_refused():
+    (fault,) = text(8, pp=2, num_chunks=2, layers_per_stage=(4, 4))
+    assert "one number for each of pp * num_chunks = 2 * 2 = 4 stages, has 2" in fault
+    assert fault.endswith("Set parallel.layers_per_stage=[2,2,2,2].")
+
+
+def test_a_list_for_more_stages_than_layers_offers_a_smaller_pp():
+    (fault,) = text(2, pp=3, layers_per_stage=(1, 1, 0))
+    assert fault.endswith("Set parallel.pp=2 parallel.num_chunks=1.")
+
+
+def test_stages_cover_the_layers_in_order_with_the_ends_on_the_first_and_the_last():
+    pipeline = PipelineShape(num_pp_ranks=2, num_chunks=2)
+    stages = make_stages(shape(7), pipeline, (1, 3, 2, 1))
+    assert [index for stage in stages for index in stage.layers] == list(range(7))
+    assert [(stage.pp_rank, stage.chunk) for stage in stages] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [stage.has_prologue for stage in stages] == [True, False, False, False]
+    assert [stage.has_epilogue for stage in stages] == [False, False, False, True]
+    assert [stage.input_shape for stage in stages] == [(), (32, 64), (32, 64), (32, 64)]

@@ -1,0 +1,70 @@
+"""How a plan reads. `python -m tests.unit.test_plan_text` writes the golden files anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.plan.build import build
+from launcher.plan.text import WIDTH, plan_text
+from tests.unit.plan_jobs import MIXED, launch_config
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+ONE_RANK = launch_config(name="one_rank")
+HYBRID = launch_config(
+    name="hybrid",
+    model={"vocab_size": 257, "tied_embeddings": True, "dropout": 0.1, "num_layers": 7},
+    batch={"global_size": 16, "micro_size": 2},
+    parallel={
+        "dp": 2,
+        "tp": 2,
+        "pp": 2,
+        "num_chunks": 2,
+        "schedule": "interleaved_1f1b",
+        "layers_per_stage": (1, 2, 2, 2),
+        "sequence_parallel": True,
+    },
+    precision=MIXED,
+)
+TRILLION = launch_config(
+    name="trillion",
+    model={"name": "gpt_1t", "hidden_size": 25600, "num_layers": 128, "num_heads": 160, "vocab_size": 51200},
+    batch={"global_size": 768, "micro_size": 1, "seq_length": 2048},
+    parallel={"tp": 8, "pp": 64, "dp": 6, "recompute": "full"},
+    precision=MIXED,
+    device={"peak_flops": {"bf16": 312e12}},
+    cluster={"nodes": 384},
+)
+PLANS = {"one_rank": ONE_RANK, "hybrid": HYBRID, "trillion": TRILLION}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_reads_as_its_golden_file(name):
+    assert plan_text(build(PLANS[name])) == golden(name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_fits_in_its_width(name):
+    assert max(map(len, plan_text(build(PLANS[name])).splitlines())) <= WIDTH
+
+
+def test_colours_are_asked_for():
+    plan = build(HYBRID)
+    assert "\x1b[" not in plan_text(plan)
+    assert "\x1b[1mMesh\x1b[0m\n" in plan_text(plan, color=True)
+
+
+def test_a_stored_plan_reads_the_same():
+    plan = build(HYBRID)
+    assert plan_text(type(plan).from_json(plan.to_json())) == plan_text(plan)
+
+
+def golden(name: str) -> Path:
+    return GOLDEN / f"plan_{name}.txt"
+
+
+if __name__ == "__main__":
+    for name, config in PLANS.items():
+        golden(name).write_text(plan_text(build(config)), encoding="utf-8")

@@ -1,0 +1,115 @@
+"""Predicted times, from the operations of a stage to the whole step."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.plan.build import build, job_shape
+from tests.unit.plan_jobs import MIXED, launch_config
+
+RATE = 1e12 * 0.5
+"""Attainable FLOP/s of the test device."""
+
+
+def test_a_forward_takes_its_operations_over_the_attainable_rate():
+    config = launch_config(batch={"global_size": 4, "micro_size": 2})
+    plan, model = build(config), job_shape(config).model
+    assert plan.schedule.forward_s == pytest.approx([2 * model.forward_flops / RATE], rel=1e-9)
+    assert plan.schedule.backward_s[0] == pytest.approx(2 * plan.schedule.forward_s[0])
+
+
+def test_full_recomputation_adds_a_forward_of_the_layers_to_the_backward():
+    model = job_shape(launch_config()).model
+    layers_s = sum(layer.forward_flops for layer in model.layers) / RATE
+    plain, again = (build(launch_config(parallel={"recompute": mode})).schedule for mode in ("none", "full"))
+    assert again.backward_s[0] - plain.backward_s[0] == pytest.approx(layers_s)
+    assert again.forward_s == plain.forward_s
+
+
+def test_tensor_parallelism_divides_the_operations_and_adds_its_waiting():
+    config = launch_config(parallel={"tp": 4}, batch={"global_size": 1})
+    plan, model = build(config), job_shape(config).model
+    compute_s = 3 * model.forward_flops / RATE / 4
+    waiting_s = sum(row.time_s for row in plan.traffic if row.purpose != "gradient norm")
+    total_s = plan.schedule.forward_s[0] + plan.schedule.backward_s[0]
+    assert total_s == pytest.approx(compute_s + waiting_s)
+
+
+def test_the_compute_format_sets_the_peak():
+    fp32, mixed = build(launch_config()).schedule, build(launch_config(precision=MIXED)).schedule
+    assert fp32.forward_s[0] == pytest.approx(4 * mixed.forward_s[0])
+
+
+def test_a_transfer_is_one_message_over_the_link_between_the_stages():
+    near = build(launch_config(parallel={"pp": 2})).schedule
+    far = build(launch_config(parallel={"pp": 2}, cluster={"nodes": 2, "devices_per_node": 1})).schedule
+    message_bytes = 32 * 64 * 4
+    assert near.transfer_s == pytest.approx(1e-6 + message_bytes / 100e9)
+    assert far.transfer_s == pytest.approx(1e-5 + message_bytes / 10e9)
+    assert build(launch_config()).schedule.transfer_s == 0
+
+
+def test_the_step_of_one_rank_is_its_work_and_its_update():
+    plan = build(launch_config(batch={"global_size": 6}))
+    work_s = 6 * (plan.schedule.forward_s[0] + plan.schedule.backward_s[0])
+    update_s = 2 * 16 * plan.num_parameters / 1e12
+    assert plan.schedule.step_s == pytest.approx(work_s + update_s)
+
+
+def test_simulated_bubble_equals_the_formula_for_equal_stages_and_free_messages():
+    link = launch_config().cluster.intra_node
+    free = type(link)(latency_s=0.0, bandwidth_bytes_per_s=1e30)
+    ends = {"vocab_size": 256, "hidden_size": 1024, "num_layers": 64, "num_heads": 8}
+    config = launch_config(
+        model=ends, batch={"global_size": 12}, parallel={"pp": 4}, cluster={"intra_node": free}
+    )
+    schedule = build(config).schedule
+    assert schedule.bubble_formula == pytest.approx(3 / 15)
+    assert schedule.bubble_simulated == pytest.approx(schedule.bubble_formula, abs=0.01)
+
+
+def test_a_slow_gradient_exchange_shows_beyond_the_last_backward():
+    slow = type(launch_config().cluster.intra_node)(latency_s=0.0, bandwidth_bytes_per_s=1e6)
+    plan = build(launch_config(batch={"global_size": 2}, parallel={"dp": 2}, cluster={"intra_node": slow}))
+    (exchange,) = [row for row in plan.traffic if row.purpose == "gradients"]
+    loss = next(row for row in plan.traffic if row.purpose == "loss and targets")
+    one = plan.schedule.forward_s[0] + plan.schedule.backward_s[0]
+    update_s = 2 * 16 * plan.num_parameters / 1e12
+    # One bucket: it starts when the last backward is over, so nothing of it is hidden.
+    assert exchange.count == 1
+    assert plan.schedule.step_s == pytest.approx(one + exchange.time_s + loss.time_s + update_s)
+
+
+def test_buckets_hide_in_the_last_backward():
+    parallel = {"dp": 2, "bucket_bytes": 20_000}
+    plan = build(launch_config(batch={"global_size": 2}, parallel=parallel))
+    exchange = next(row for row in plan.traffic if row.purpose == "gradients")
+    loss = next(row for row in plan.traffic if row.purpose == "loss and targets")
+    one = plan.schedule.forward_s[0] + plan.schedule.backward_s[0]
+    update_s = 2 * 16 * plan.num_parameters / 1e12
+    exposed_s = plan.schedule.step_s - one - update_s - loss.time_s
+    backward_s = plan.schedule.backward_s[0]
+    assert exposed_s == pytest.approx(max(exchange.time_s - backward_s, exchange.time_s / exchange.count))
+    assert exposed_s < exchange.time_s
+
+
+def test_the_trillion_parameter_run_of_narayanan_is_predicted_within_a_tenth():
+    """Table 1: 163 TFLOP/s on each of 3,072 A100, recomputation counted, which is 102.6 s a step."""
+    links = launch_config().cluster
+    config = launch_config(
+        model={"hidden_size": 25600, "num_layers": 128, "num_heads": 160, "vocab_size": 51200},
+        batch={"global_size": 3072, "micro_size": 1, "seq_length": 2048},
+        parallel={"tp": 8, "pp": 64, "dp": 6, "recompute": "full"},
+        precision=MIXED,
+        device={
+            "peak_flops": {"bf16": 312e12},
+            "attainable_fraction": 0.65,
+            "memory_bandwidth_bytes_per_s": 2e12,
+        },
+        cluster={
+            "nodes": 384,
+            "intra_node": type(links.intra_node)(latency_s=3e-6, bandwidth_bytes_per_s=300e9),
+            "inter_node": type(links.inter_node)(latency_s=6e-6, bandwidth_bytes_per_s=25e9),
+        },
+    )
+    assert build(config).schedule.step_s == pytest.approx(102.63, rel=0.1)
