@@ -1,9 +1,10 @@
 """GPipe: all forwards, then all backwards.
 
-Two ranks and three microbatches (a backward takes two slots):
+Three ranks and four microbatches, a row per rank, time to the right (a backward takes two slots):
 
-    pp_rank 0   0 1 2 . . . 0── 1── 2──
-    pp_rank 1   . 0 1 2 0── 1── 2── . .
+    0  0 1 2|3 · · · · · · 0━━|1━━ 2━━ 3━━
+    1  · 0 1 2|3 · · · 0━━|1━━ 2━━ 3━━ · ·
+    2  · · 0 1 2|3 0━━|1━━ 2━━ 3━━ · · · ·
 
 Simple, and every rank holds all m microbatches at its peak. Its idle time is that of 1F1B.
 

@@ -1,9 +1,10 @@
 """Interleaved 1F1B: each rank holds v model chunks and goes round them, p microbatches at a time.
 
-Two ranks, two chunks (a, b), four microbatches (a backward takes two slots, a bar ends the warm-up
-and begins the cool-down):
+Two ranks, two chunks (a, b) and four microbatches, a row per rank, time to the right (a backward
+takes two slots, a bar ends the warm-up and begins the cool-down):
 
-    DRAWING
+    0  0a 1a 0b 1b|2a ·  0b━━━ 3a 1b━━━ 2b 0a━━━ 3b 1a━━━ · |2b━━━ ·  3b━━━ 2a━━━ 3a━━━
+    1  ·  0a 1a|0b 0b━━━ 1b 1b━━━ 2a 0a━━━ 3a 1a━━━ 2b 2b━━━ 3b 3b━━━|2a━━━ 3a━━━ ·  ·
 
 A microbatch passes every rank v times, each time through 1/v of the rank's layers, so that the
 pipeline fills v times faster: the idle time is that of 1F1B divided by v, at the price of more
@@ -46,7 +47,7 @@ class Interleaved1F1B:
             yield Fault(
                 "batch.num_microbatches",
                 m,
-                f"interleaved_1f1b runs groups of pp={p} microbatches, so their number must be a multiple of {p}",
+                f"interleaved_1f1b runs microbatches in groups of pp={p}, so they must be a multiple of {p}",
                 f"Set batch.num_microbatches={below} or {below + p}.",
             )
 

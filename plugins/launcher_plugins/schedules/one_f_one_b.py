@@ -1,11 +1,11 @@
 """1F1B: a few forwards to fill the pipeline, then one forward and one backward in turn.
 
-Three ranks and four microbatches (a backward takes two slots, a bar ends the warm-up and begins
-the cool-down):
+Three ranks and four microbatches, a row per rank, time to the right (a backward takes two slots, a
+bar ends the warm-up and begins the cool-down):
 
-    pp_rank 0   0 1|2 . . 0── 3 1──|. 2── . 3──
-    pp_rank 1   . 0|1 . 0── 2 1── 3 2──|. 3── .
-    pp_rank 2   . . 0 0── 1 1── 2 2── 3 3── . .
+    0  0 1|2 · · · · 0━━ 3 1━━ ·|2━━ · 3━━
+    1  · 0|1 · · 0━━ 2 1━━ 3 2━━ ·|3━━ · ·
+    2  · · 0 0━━ 1 1━━ 2 2━━ 3 3━━ · · · ·
 
 The nearer to the end of the pipeline, the sooner a microbatch comes back: rank r runs p-1-r
 forwards ahead and so holds at most p-r microbatches, whatever m is. The idle time is GPipe's.

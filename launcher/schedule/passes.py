@@ -1,0 +1,105 @@
+"""From a schedule's forwards and backwards to the action lists that the ranks execute.
+
+Where the messages go:
+
+- A send stands right after the action that produces what is sent.
+- A receive is posted `depth` compute actions ahead of its consumer. At depth 0 it stands right
+  before it; a rank that runs 1F1B would then block in the send of a forward while its neighbour
+  blocks in the send of a backward, each waiting for the other to post a receive. `smallest_depth`
+  finds how much earlier is early enough (1F1B: 1, interleaved: 2); `OVERLAP_DEPTH` hides transfers.
+- The receives from one rank are posted in the order in which that rank sends, even where they are
+  needed in another order. So a backend may match messages by order (NCCL knows no tags) as well as
+  by tag. Where both directions share one queue, as on one NCCL communicator, two ranks that both
+  post early would block each other: give each direction its own.
+
+Buffers: a message's buffer belongs to one (stage, kind, microbatch) from the posting of its receive
+until the backward that uses it last, so no two pending receives share one. Posting early costs the
+buffers of the receives pending at once, at most depth + 1 unless the order above asks for more.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from launcher.errors import PlanError
+from launcher.interfaces import Schedule
+from launcher.schedule.actions import RB, RF, SB, SF, Action, F, PipelineShape
+from launcher.schedule.collector import paused_collector
+from launcher.schedule.depth import deadlines, smallest_depth
+from launcher.schedule.flow import ABSENT, Flow, Lists
+from launcher.schedule.validate import validate, validate_compute
+
+OVERLAP_DEPTH = 2
+"""Least depth used, so that transfers overlap with compute.
+
+At depth 0 a transfer starts when its consumer is due. At depth d it has the d actions before it to
+run in: by simulation with backwards twice as long as forwards, depth 1 makes the step as short as
+any depth can while a transfer takes up to one forward, and depth 2 up to one and a half.
+"""
+
+
+@paused_collector()
+def lower(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Action, ...], ...]:
+    """The complete and validated actions of every pp_rank.
+
+    Raises:
+        PlanError: when the schedule refuses the shape, or its lists cannot run.
+    """
+    if faults := tuple(schedule.check(shape)):
+        raise PlanError(faults)
+    compute = [tuple(schedule.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
+    flow = validate_compute(compute, shape)
+    deadline = deadlines(flow)
+    depth = max(OVERLAP_DEPTH, smallest_depth(flow, deadline))
+    lists = _with_messages(compute, flow, deadline, depth)
+    validate(lists, shape)
+    return lists
+
+
+def add_communication(compute: Lists, shape: PipelineShape, depth: int) -> tuple[tuple[Action, ...], ...]:
+    """Adds a send after every producer, and posts every receive ``depth`` compute actions ahead.
+
+    >>> from launcher.schedule.actions import from_text, to_text
+    >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
+    >>> lists = [from_text("0F0 0B0"), from_text("1F0 1B0")]
+    >>> [to_text(actions) for actions in add_communication(lists, shape, depth=0)]
+    ['0F0 0SF0 0RB0 0B0', '1RF0 1F0 1B0 1SB0']
+    """
+    flow = Flow.of(compute, shape)
+    return _with_messages(compute, flow, deadlines(flow), depth)
+
+
+def _with_messages(
+    compute: Lists, flow: Flow, deadline: list[int], depth: int
+) -> tuple[tuple[Action, ...], ...]:
+    incoming: list[list[int]] = [[] for _ in compute]
+    for sender, needed in enumerate(deadline):
+        if needed != ABSENT:
+            incoming[flow.owner[needed]].append(sender)
+    senders = list(chain.from_iterable(compute))
+    lists = []
+    for first, actions, waiting in zip(flow.first, compute, incoming, strict=False):
+        queue = sorted(waiting, key=deadline.__getitem__)
+        queue.reverse()
+        complete: list[Action] = []
+        for place, action in enumerate(actions, first):
+            while queue and deadline[queue[-1]] <= place + depth:
+                complete.append(_receive(senders[queue.pop()]))
+            complete.append(action)
+            if deadline[place] != ABSENT:
+                complete.append(_send(action))
+        lists.append(tuple(complete))
+    return tuple(lists)
+
+
+def _send(producer: Action) -> Action:
+    stage, kind, microbatch = producer
+    return _new(Action, (stage, SF if kind == F else SB, microbatch))
+
+
+def _receive(producer: Action) -> Action:
+    stage, kind, microbatch = producer
+    return _new(Action, (stage + 1, RF, microbatch) if kind == F else (stage - 1, RB, microbatch))
+
+
+_new = tuple.__new__  # half the time of calling Action, on the path of every message

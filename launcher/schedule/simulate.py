@@ -1,0 +1,148 @@
+"""When every forward and backward runs, given what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+
+from launcher.schedule.actions import COMPUTE, Action, B, F, PipelineShape
+from launcher.schedule.collector import paused_collector
+from launcher.schedule.flow import ABSENT, Flow, Lists, compute_only
+
+PENDING = -1.0
+"""Stands for the end of an action that has not run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds that the parts of a step take."""
+
+    forward_s: tuple[float, ...]
+    """Forward of one microbatch, per stage."""
+    backward_s: tuple[float, ...]
+    """Backward of one microbatch, per stage."""
+    transfer_s: float = 0.0
+    """One message between two ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One simulated step; time counts from its start."""
+
+    spans: tuple[tuple[tuple[Action, float, float], ...], ...]
+    """Per pp_rank: each forward and backward with its start and end in seconds."""
+    makespan_s: float
+    """End of the last action."""
+    busy_s: tuple[float, ...]
+    """Compute time of each pp_rank."""
+    transfers: int
+    """Messages between ranks."""
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle share of all ranks' time: 1 - sum(busy) / (p * makespan)."""
+        return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.makespan_s)
+
+
+@paused_collector()
+def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
+    """Runs validated lists against a clock.
+
+    An action starts when its rank is free and its message has arrived: `transfer_s` after its
+    producer ended when that is on another rank, at once on the same. Sends do not block, and
+    receives count as posted in time.
+
+    >>> from launcher.schedule.actions import from_text
+    >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
+    >>> lists = [from_text("0F0 0B0"), from_text("1F0 1B0")]
+    >>> timeline = simulate(lists, shape, Costs(forward_s=(1, 1), backward_s=(2, 2), transfer_s=0.5))
+    >>> timeline.makespan_s, timeline.busy_s, timeline.transfers
+    (7.0, (3, 3), 2)
+    """
+    compute = compute_only(lists)
+    seconds = dict(zip(COMPUTE, (costs.forward_s, costs.backward_s), strict=True))
+    durations = [[seconds[kind][stage] for stage, kind, _ in actions] for actions in compute]
+    return _timeline(compute, shape, durations, costs.transfer_s)
+
+
+def replay(
+    lists: Lists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], *, transfer_s: float
+) -> Timeline:
+    """Like `simulate`, with a time of its own for each forward and backward, such as a measured one.
+
+    ``durations_s``: per pp_rank, the seconds of its forwards and backwards in the order of its list.
+
+    Raises:
+        ValueError: when a rank's times are not as many as its forwards and backwards.
+    """
+    compute = compute_only(lists)
+    for pp_rank, (actions, durations) in enumerate(zip(compute, durations_s, strict=True)):
+        if len(actions) != len(durations):
+            raise ValueError(f"pp_rank {pp_rank}: {len(durations)} times for {len(actions)} actions")
+    return _timeline(compute, shape, durations_s, transfer_s)
+
+
+def _timeline(
+    compute: Lists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], transfer_s: float
+) -> Timeline:
+    flow = Flow.of(compute, shape)
+    starts, ends = _run(flow, list(chain.from_iterable(durations_s)), transfer_s)
+    return Timeline(
+        spans=tuple(
+            tuple(zip(actions, starts[first:end], ends[first:end], strict=True))
+            for actions, (first, end) in zip(compute, pairwise(flow.first), strict=True)
+        ),
+        makespan_s=max(ends),
+        busy_s=tuple(map(sum, durations_s)),
+        transfers=_num_transfers(flow),
+    )
+
+
+def peak_held(lists: Lists, shape: PipelineShape) -> tuple[int, ...]:
+    """Per pp_rank, the most stage inputs held at once: forward done, backward not yet.
+
+    >>> from launcher.schedule.actions import from_text
+    >>> peak_held([from_text("0F0 0F1 0B0 0F2 0B1 0B2")], PipelineShape(num_pp_ranks=1, num_microbatches=3))
+    (2,)
+    """
+    assert len(lists) == shape.num_pp_ranks, f"{len(lists)} lists for {shape.num_pp_ranks} pp_ranks"
+    change = {F: 1, B: -1}
+    return tuple(max(accumulate(change.get(kind, 0) for _, kind, _ in actions)) for actions in lists)
+
+
+def _run(flow: Flow, durations: list[float], transfer_s: float) -> tuple[list[float], list[float]]:
+    """Start and end of every action: each rank goes on until it needs a result that is not there yet."""
+    owner, producer = flow.owner, flow.producer
+    starts, ends = [0.0] * len(durations), [PENDING] * len(durations)
+    position, stop = flow.first[:-1], flow.first[1:]
+    before: list[int] = []
+    clocks = [0.0] * len(position)
+    while position != stop:
+        assert position != before, "the lists deadlock: validate them before simulating"
+        before = list(position)
+        for rank, end in enumerate(stop):
+            here, clock = position[rank], clocks[rank]
+            while here < end:
+                source = producer[here]
+                if source != ABSENT:
+                    arrival = ends[source]
+                    if arrival == PENDING:
+                        break
+                    if owner[source] != rank:
+                        arrival += transfer_s
+                    if arrival > clock:
+                        clock = arrival
+                starts[here] = clock
+                clock += durations[here]
+                ends[here] = clock
+                here += 1
+            position[rank], clocks[rank] = here, clock
+    return starts, ends
+
+
+def _num_transfers(flow: Flow) -> int:
+    owner = flow.owner
+    return sum(
+        target != ABSENT and owner[target] != rank for rank, target in zip(owner, flow.consumer, strict=True)
+    )

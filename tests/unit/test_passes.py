@@ -1,0 +1,230 @@
+"""Messages are added where they cannot deadlock and overlap with compute."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import Fault, PlanError
+from launcher.interfaces import Schedule
+from launcher.schedule.actions import COMPUTE, RB, RF, SB, SF, Action, B, F, PipelineShape, from_text, to_text
+from launcher.schedule.depth import deadlines, smallest_depth
+from launcher.schedule.flow import Flow
+from launcher.schedule.passes import add_communication, lower
+from launcher.schedule.simulate import Costs, simulate
+from launcher.schedule.validate import validate
+from launcher_plugins.schedules.gpipe import GPipe
+from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
+from launcher_plugins.schedules.one_f_one_b import OneFOneB
+
+Lists = Sequence[Sequence[Action]]
+
+
+def shape_of(p: int, v: int, m: int) -> PipelineShape:
+    return PipelineShape(num_pp_ranks=p, num_chunks=v, num_microbatches=m)
+
+
+def compute_of(schedule: Schedule, shape: PipelineShape) -> list[list[Action]]:
+    return [list(schedule.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
+
+
+def depth_of(schedule: Schedule, shape: PipelineShape) -> int:
+    flow = Flow.of(compute_of(schedule, shape), shape)
+    return smallest_depth(flow, deadlines(flow))
+
+
+def accepted_shapes() -> Iterator[tuple[Any, PipelineShape]]:
+    for p, v, m in product(range(1, 9), range(1, 5), range(1, 17)):
+        for schedule in (GPipe(), OneFOneB(), Interleaved1F1B()):
+            if not list(schedule.check(shape_of(p, v, m))):
+                yield schedule, shape_of(p, v, m)
+
+
+def test_lists_of_a_lowered_1f1b() -> None:
+    shape = shape_of(2, 1, 3)
+    assert list(map(to_text, lower(OneFOneB(), shape))) == [
+        "0RB0 0F0 0SF0 0F1 0SF1 0RB1 0B0 0RB2 0F2 0SF2 0B1 0B2",
+        "1RF0 1RF1 1F0 1B0 1SB0 1RF2 1F1 1B1 1SB1 1F2 1B2 1SB2",
+    ]
+
+
+def test_add_communication_puts_receives_depth_actions_ahead() -> None:
+    shape = shape_of(2, 1, 2)
+    lists = compute_of(GPipe(), shape)
+    assert to_text(add_communication(lists, shape, 0)[1]) == "1RF0 1F0 1RF1 1F1 1B0 1SB0 1B1 1SB1"
+    assert to_text(add_communication(lists, shape, 1)[1]) == "1RF0 1RF1 1F0 1F1 1B0 1SB0 1B1 1SB1"
+    assert to_text(add_communication(lists, shape, 2)[0]) == "0RB0 0F0 0SF0 0RB1 0F1 0SF1 0B0 0B1"
+
+
+def test_stages_of_one_rank_exchange_no_messages() -> None:
+    shape = shape_of(1, 3, 2)
+    (actions,) = lower(Interleaved1F1B(), shape)
+    assert {action.kind for action in actions} == set(COMPUTE)
+
+
+def test_every_accepted_shape_lowers_to_valid_lists() -> None:
+    for schedule, shape in accepted_shapes():
+        validate(lower(schedule, shape), shape)
+
+
+def test_messages_per_boundary_are_one_each_way_and_microbatch() -> None:
+    for schedule, shape in accepted_shapes():
+        p, v, m = shape.num_pp_ranks, shape.num_chunks, shape.num_microbatches
+        kinds = [action.kind for actions in lower(schedule, shape) for action in actions]
+        boundaries = p * v - 1 if p > 1 else 0
+        assert [kinds.count(kind) for kind in (SF, RF, SB, RB)] == [boundaries * m] * 4
+
+
+def test_interleaving_multiplies_the_messages() -> None:
+    for p, v in product(range(2, 9), range(2, 5)):
+        plain, chunked = shape_of(p, 1, 2 * p), shape_of(p, v, 2 * p)
+        ratio = count_messages(Interleaved1F1B(), chunked) / count_messages(OneFOneB(), plain)
+        assert ratio == pytest.approx((p * v - 1) / (p - 1))
+
+
+def count_messages(schedule: Schedule, shape: PipelineShape) -> int:
+    ones = (1.0,) * shape.num_stages
+    return simulate(lower(schedule, shape), shape, Costs(forward_s=ones, backward_s=ones)).transfers
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape", "depth"),
+    [(GPipe(), (4, 1, 8), 0), (OneFOneB(), (4, 1, 8), 1), (Interleaved1F1B(), (4, 2, 8), 2)],
+    ids=["gpipe", "1f1b", "interleaved_1f1b"],
+)
+def test_smallest_depth_of_the_built_in_schedules(
+    schedule: Schedule, shape: tuple[int, int, int], depth: int
+) -> None:
+    assert depth_of(schedule, shape_of(*shape)) == depth
+
+
+def test_smallest_depth_is_the_least_that_the_validator_accepts() -> None:
+    for schedule, shape in accepted_shapes():
+        if shape.num_microbatches > 8:
+            continue
+        depth = depth_of(schedule, shape)
+        compute = compute_of(schedule, shape)
+        validate(add_communication(compute, shape, depth), shape)
+        if depth:
+            with pytest.raises(PlanError, match="deadlock: waits for pp_rank"):
+                validate(add_communication(compute, shape, depth - 1), shape)
+
+
+def test_receives_are_posted_in_the_order_of_the_sends_even_when_needed_otherwise() -> None:
+    # Rank 0 sends the forwards of microbatches 0 and 1, rank 1 needs 1 first.
+    shape = shape_of(2, 1, 2)
+    compute = [from_text("0F0 0F1 0B1 0B0"), from_text("1F1 1B1 1F0 1B0")]
+    lists = add_communication(compute, shape, 0)
+    assert to_text(lists[1]) == "1RF0 1RF1 1F1 1B1 1SB1 1F0 1B0 1SB0"
+    validate(lists, shape)
+
+
+@st.composite
+def random_order(draw: st.DrawFn) -> tuple[PipelineShape, list[list[Action]]]:
+    """Any lists whose data flow is acyclic: each rank's share of one random global order."""
+    shape = shape_of(draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    last = shape.num_stages - 1
+    ready = [Action(0, F, microbatch) for microbatch in range(shape.num_microbatches)]
+    lists: list[list[Action]] = [[] for _ in range(shape.num_pp_ranks)]
+    while ready:
+        action = ready.pop(draw(st.integers(0, len(ready) - 1)))
+        lists[shape.pp_rank(action.stage)].append(action)
+        if action.kind == F:
+            ready.append(
+                Action(last, B, action.microbatch)
+                if action.stage == last
+                else action._replace(stage=action.stage + 1)
+            )
+        elif action.stage:
+            ready.append(action._replace(stage=action.stage - 1))
+    return shape, lists
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_order())
+def test_any_acyclic_order_can_be_lowered(case: tuple[PipelineShape, list[list[Action]]]) -> None:
+    shape, lists = case
+    lowered = lower(Given(lists), shape)
+    assert [[action for action in actions if action.kind in COMPUTE] for actions in lowered] == lists
+
+
+class Given:
+    """A schedule that gives the lists it was made with."""
+
+    def __init__(self, lists: Lists, faults: Sequence[Fault] = ()) -> None:
+        self.lists = lists
+        self.faults = faults
+
+    def check(self, shape: PipelineShape) -> Sequence[Fault]:
+        return self.faults
+
+    def actions(self, shape: PipelineShape, pp_rank: int) -> Sequence[Action]:
+        return self.lists[pp_rank]
+
+    def bubble_fraction(self, shape: PipelineShape) -> None:
+        return None
+
+
+def test_lower_raises_the_faults_of_a_refused_shape() -> None:
+    with pytest.raises(PlanError, match=r"batch.num_microbatches=10.*Set batch.num_microbatches=8 or 12\."):
+        lower(Interleaved1F1B(), shape_of(4, 2, 10))
+
+
+def test_lower_names_a_cycle_in_the_data_flow() -> None:
+    # Each rank wants the other's backward or forward first.
+    lists = [from_text("0F0 0B0 0F1 0B1"), from_text("1F1 1B1 1F0 1B0")]
+    with pytest.raises(PlanError) as raised:
+        lower(Given(lists), shape_of(2, 1, 2))
+    text = str(raised.value)
+    assert "=0B0: deadlock: waits for pp_rank 1 to send 1SB0, which stands behind 1F1 there." in text
+    assert "=1F1: deadlock: waits for pp_rank 0 to send 0SF1, which stands behind 0B0 there." in text
+    assert ">0B0<" in text
+    assert ">1F1<" in text
+
+
+def rendezvous_makespan(lists: Lists, forward_s: float, backward_s: float, transfer_s: float) -> float:
+    """Brute force: a transfer starts when the send has started *and* the receive is posted."""
+    posted: dict[tuple[int, str, int], float] = {}
+    sent: dict[tuple[int, str, int], float] = {}
+    clock, position = [0.0] * len(lists), [0] * len(lists)
+    while any(place < len(actions) for place, actions in zip(position, lists, strict=True)):
+        for rank, actions in enumerate(lists):
+            if position[rank] == len(actions):
+                continue
+            stage, kind, microbatch = action = actions[position[rank]]
+            if kind in (RF, RB):
+                posted[action] = clock[rank]
+            elif kind == SF:
+                sent[stage + 1, RF, microbatch] = clock[rank]
+            elif kind == SB:
+                sent[stage - 1, RB, microbatch] = clock[rank]
+            else:
+                message = (stage, RF if kind == F else RB, microbatch)
+                if message in posted:
+                    if message not in sent:
+                        continue
+                    clock[rank] = max(clock[rank], posted[message] + transfer_s, sent[message] + transfer_s)
+                clock[rank] += forward_s if kind == F else backward_s
+            position[rank] += 1
+    return max(clock)
+
+
+@pytest.mark.parametrize("transfer_s", [0.25, 1.0, 1.5])
+def test_receives_of_lowered_lists_delay_no_transfer(transfer_s: float) -> None:
+    shapes = [(GPipe(), (4, 1, 8)), (OneFOneB(), (4, 1, 8)), (OneFOneB(), (2, 1, 8))]
+    shapes += [(Interleaved1F1B(), (4, 2, 8)), (Interleaved1F1B(), (2, 3, 8))]
+    for schedule, (p, v, m) in shapes:
+        shape = shape_of(p, v, m)
+        costs = Costs(forward_s=(1.0,) * (p * v), backward_s=(2.0,) * (p * v), transfer_s=transfer_s)
+        lists = lower(schedule, shape)
+        assert rendezvous_makespan(lists, 1.0, 2.0, transfer_s) == simulate(lists, shape, costs).makespan_s
+
+
+def test_receives_posted_late_delay_the_step() -> None:
+    shape = shape_of(4, 1, 8)
+    compute = compute_of(OneFOneB(), shape)
+    late = rendezvous_makespan(add_communication(compute, shape, 0), 1.0, 2.0, 1.0)
+    assert late > rendezvous_makespan(lower(OneFOneB(), shape), 1.0, 2.0, 1.0)
