@@ -56,7 +56,7 @@ def required_parts(config: pytest.Config) -> set[str]:
 @pytest.fixture(scope="session")
 def make_plan() -> Callable[..., Plan]:
     """Plans the quickstart under overrides; one plan per set of overrides."""
-    from launcher.cli.plan import make_plan as plan_recipe  # imports hydra, which few tests need
+    from launcher.cli.planning import make_plan as plan_recipe  # imports hydra, which few tests need
 
     @functools.cache
     def plan(*overrides: str) -> Plan:

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from launcher.cli.plan import make_plan
+from launcher.cli.planning import make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
 from launcher.errors import ConfigError, Fault, JobError, LauncherError

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.words import split_words
-from launcher.config.compose import Composed, compose
-from launcher.config.load import load
 from launcher.errors import LauncherError
-from launcher.plan.build import build
-from launcher.plan.describe import describer, source_roots
-from launcher.plan.model import Plan
-from launcher.plan.text import plan_text
 
 HELP = """\
 trireme plan [RECIPE] [key=value ...] [--json] [--out FILE]
@@ -33,44 +25,32 @@ What cannot run is refused, with the rule and the nearest valid choice.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A recipe composed and planned."""
-
-    plan: Plan
-    composed: Composed
-
-
-def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
-    """The plan of a recipe under overrides.
-
-    A user's own modules are looked for beside the recipe, then in the current folder.
+def run(words: list[str]) -> int:
+    """Plans and shows the plan; returns the exit code.
 
     Raises:
-        LauncherError: when the recipe cannot be composed, is wrong, or cannot run.
+        LauncherError: when the recipe cannot be planned, or the file not be written.
     """
-    composed = compose(recipe, overrides)
-    config = load(composed.values, composed.sources)
-    roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
-    plan = build(config, composed.sources, describe=describer(config.data, roots), source_roots=roots)
-    return Planned(plan=plan, composed=composed)
+    from launcher.cli.planning import make_plan  # imports hydra, which the help does not need
+    from launcher.plan.text import plan_text
 
-
-def run(words: list[str]) -> int:
-    """Plans and prints."""
-    asked = split_words(words, {"json": False, "out": True})
-    planned = make_plan(asked.recipe, asked.overrides)
-    out = asked.flags["out"]
+    given = split_words(words, {"json": False, "out": True})
+    planned = make_plan(given.recipe, given.overrides)
+    out = given.flags["out"]
     is_screen = not out and sys.stdout.isatty()
-    text = planned.plan.to_json() if asked.flags["json"] else plan_text(planned.plan, color=is_screen)
+    text = planned.plan.to_json() if given.flags["json"] else plan_text(planned.plan, color=is_screen)
     for note in planned.composed.notes:
         print(f"note: {note}", file=sys.stderr)
-    if not out:
+    if out:
+        _write(Path(str(out)), text)
+    else:
         print(text, end="")
-        return 0
-    try:
-        Path(str(out)).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise LauncherError(f"--out {out}: {error.strerror}") from error
-    print(f"wrote {out}", file=sys.stderr)
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LauncherError(f"--out {path}: {error.strerror}") from error
+    print(f"wrote {path}", file=sys.stderr)

@@ -16,6 +16,7 @@ from launcher.units import format_bytes, format_count, format_duration, format_f
 
 WIDTH = 100
 _INDENT = "  "
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _COMPUTE = re.compile(r"(\d+)([FB])(\d+)")
 
 
@@ -109,7 +110,9 @@ def _schedule(plan: Plan, *, color: bool) -> list[str]:
         num_microbatches=plan.batch.num_microbatches,
     )
     lists = [_compute(actions) for actions in plan.schedule.actions]
-    grid = draw(lists, shape, width=WIDTH - len(_INDENT), color=color).splitlines()
+    width = WIDTH - len(_INDENT)
+    drawn = draw(lists, shape, width=width, color=color).splitlines()
+    grid = [part for line in drawn for part in _folded(line, width)]
     formula = plan.schedule.bubble_formula
     bubble = [] if formula is None else [f"bubble {formula:.1%} by formula: equal stages, free messages"]
     bubble.append(f"bubble {plan.schedule.bubble_simulated:.1%} by simulation: these stages and messages")
@@ -190,6 +193,12 @@ def _step(plan: Plan) -> list[str]:
         f"The model takes {format_flops(plan.step_flops)} per step. Assumed: matmuls reach "
         f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.compute}.",
     ]
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """The line in parts of at most ``width`` visible characters; only a legend is ever that long."""
+    is_long = len(_ESCAPE.sub("", line)) > width
+    return textwrap.wrap(line, width, subsequent_indent=_INDENT) if is_long else [line]
 
 
 def _count(number: int, noun: str) -> str:

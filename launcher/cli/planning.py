@@ -1,0 +1,36 @@
+"""From a recipe's name to its plan: what every verb does that plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config.compose import Composed, compose
+from launcher.config.load import load
+from launcher.plan.build import build
+from launcher.plan.describe import describer, source_roots
+from launcher.plan.model import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A recipe composed and planned."""
+
+    plan: Plan
+    composed: Composed
+
+
+def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
+    """The plan of a recipe under overrides.
+
+    A user's own modules are looked for beside the recipe, then in the current folder.
+
+    Raises:
+        LauncherError: when the recipe cannot be composed, is wrong, or cannot run.
+    """
+    composed = compose(recipe, overrides)
+    config = load(composed.values, composed.sources)
+    roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
+    plan = build(config, composed.sources, describe=describer(config.data, roots), source_roots=roots)
+    return Planned(plan=plan, composed=composed)
