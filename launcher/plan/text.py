@@ -173,11 +173,11 @@ def _traffic(plan: Plan) -> list[str]:
     if not busiest:
         return ["none: one rank"]
     inner_first = plan.mesh.order[::-1]
-    rows = [["what", "axis", "operation", "messages", "of", "sent", "time", ""]]
+    rows = [["what", "axis", "operation", "messages", "of", "sent", "time", "hidden"]]
     for row in sorted(busiest.values(), key=lambda row: (inner_first.index(row.axis), -row.sent_bytes)):
-        hiding = "behind compute" if row.overlappable else "waited for"
+        hidden = "yes" if row.overlappable else "no"
         numbers = [f"{row.count:,}", format_bytes(row.message_bytes), format_bytes(row.sent_bytes)]
-        rows.append([row.purpose, row.axis, row.operation, *numbers, format_duration(row.time_s), hiding])
+        rows.append([row.purpose, row.axis, row.operation, *numbers, format_duration(row.time_s), hidden])
     return columns(rows, left=3)
 
 
