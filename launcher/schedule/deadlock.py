@@ -17,19 +17,20 @@ def find_deadlock(lists: Lists, flow: Flow) -> Iterator[Finding]:
     """
     waits_for = _waits(flow)
     position = _run(flow, waits_for)
-    actions = [action for rank_actions in lists for action in rank_actions]
     for pp_rank in _circle(position, waits_for, flow):
         here, needed = position[pp_rank], waits_for[position[pp_rank]]
         other = flow.owner[needed]
-        blocked = actions[position[other]]
-        verb = "send" if actions[here].kind in COMPUTE else "post"
+        action = lists[pp_rank][here - flow.first[pp_rank]]
+        awaited = lists[other][needed - flow.first[other]]
+        blocked = lists[other][position[other] - flow.first[other]]
+        verb = "send" if action.kind in COMPUTE else "post"
         yield Finding(
             pp_rank=pp_rank,
             index=here - flow.first[pp_rank],
-            given=str(actions[here]),
-            rule=f"deadlock: waits for pp_rank {other} to {verb} {actions[needed]}, "
+            given=str(action),
+            rule=f"deadlock: waits for pp_rank {other} to {verb} {awaited}, "
             f"which stands behind {blocked} there",
-            fix=f"Let pp_rank {other} {verb} {actions[needed]} before {blocked}.",
+            fix=f"Let pp_rank {other} {verb} {awaited} before {blocked}.",
         )
 
 

@@ -6,6 +6,7 @@ ranks in one sequence, rank after rank, and work on lists indexed by that number
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
@@ -66,6 +67,17 @@ class Flow:
             consumer=consumer,
             num_microbatches=m,
         )
+
+    def channels(self) -> dict[tuple[int, int], dict[int, int]]:
+        """The receive of each send, by (sending rank, receiving rank)."""
+        channels: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        m, place = self.num_microbatches, self.place
+        for sends, receives in ((place[SF], place[RF][m:]), (place[SB][m:], place[RB])):
+            for row in range(0, len(place[SF]) - m, m):
+                if sends[row] != ABSENT:
+                    ranks = self.owner[sends[row]], self.owner[receives[row]]
+                    channels[ranks].update(zip(sends[row : row + m], receives[row : row + m], strict=True))
+        return channels
 
     def messages(self) -> Iterator[tuple[int, int, int]]:
         """(send, receive, consumer) of every message; send and receive are `ABSENT` inside one rank."""

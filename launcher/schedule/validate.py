@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from operator import itemgetter
 
 from launcher.errors import Fault, PlanError
@@ -164,27 +164,22 @@ def _order(lists: Lists, flow: Flow) -> Iterator[Finding]:
 
 
 def _message_order(lists: Lists, flow: Flow) -> Iterator[Finding]:
-    """The first receive of each rank that is posted before one whose message is sent earlier."""
-    latest: dict[tuple[int, int], int] = {}
-    reported: set[int] = set()
-    receives = {send: receive for send, receive, _ in flow.messages() if send != ABSENT}
-    for send in sorted(receives):
-        receive = receives[send]
-        sender, pp_rank = flow.owner[send], flow.owner[receive]
-        before = latest.get((sender, pp_rank), receive)
-        if receive < before and pp_rank not in reported:
-            reported.add(pp_rank)
-            actions, first = lists[pp_rank], flow.first[pp_rank]
-            wrong, other = actions[receive - first], actions[before - first]
-            yield Finding(
-                pp_rank=pp_rank,
-                index=receive - first,
-                given=str(wrong),
-                rule=f"stands before {other}, whose message pp_rank {sender} sends first; receives from "
-                "one rank are posted in the order of its sends",
-                fix=f"Put {other} before {wrong}.",
-            )
-        latest[sender, pp_rank] = max(receive, before)
+    """The first receive from each rank that is posted before one whose message is sent earlier."""
+    for (sender, pp_rank), receive_of in flow.channels().items():
+        receives = [receive_of[send] for send in sorted(receive_of)]
+        for earlier, receive in pairwise(receives):
+            if receive < earlier:
+                actions, first = lists[pp_rank], flow.first[pp_rank]
+                wrong, other = actions[receive - first], actions[earlier - first]
+                yield Finding(
+                    pp_rank=pp_rank,
+                    index=receive - first,
+                    given=str(wrong),
+                    rule=f"stands before {other}, whose message pp_rank {sender} sends first; receives from "
+                    "one rank are posted in the order of its sends",
+                    fix=f"Put {other} before {wrong}.",
+                )
+                break
 
 
 def _some(actions: Iterable[Action]) -> str:
