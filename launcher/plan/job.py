@@ -55,7 +55,7 @@ def check_job(config: LaunchConfig, sources: Mapping[str, Source], describe: Des
         raise PlanError(with_sources([*early, *late], sources))
     model = _shape(config, describe)
     padded = replace(config.model, vocab_size=padded_vocabulary(config.model, config.parallel.tp))
-    held = model if config.model.family == "custom" else model_shape(padded, config.batch.seq_length)
+    held = _shape(replace(config, model=padded), lambda *_: model)
     others = _num_other_ranks(config, held)
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
@@ -112,7 +112,8 @@ def _explained(fault: Fault, job: JobShape) -> Fault:
 
 def _shape(config: LaunchConfig, describe: Describe | None) -> ModelShape:
     if config.model.family != "custom":
-        return model_shape(config.model, config.batch.seq_length)
+        is_fused = config.device.kind == "cuda"
+        return model_shape(config.model, config.batch.seq_length, has_fused_norm=is_fused)
     assert describe is not None, "whoever plans a model of family custom gives a way to measure it"
     return describe(config.model, config.batch)
 

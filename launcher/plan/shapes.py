@@ -8,9 +8,11 @@ matrix is ever kept):
 
     split by tp         q s*h, key and value 2*s*k, attention output s*h
                         gpt:   s*f into the GELU, s*f out of it
-                        llama: gate s*f, silu(gate) s*f, up s*f, their product s*f
+                        llama: gate s*f, silu(gate) s*f, up s*f, their product s*f; and the attention
+                               output a second time, s*h: rotary queries lie head by head
     split, in fp32      log-sum-exp of attention a*s
     replicated, fp32    input of each of the two norms 2*s*h
+                        llama on a CPU, where RMSNorm is not one kernel: also normalised, 2*s*h
     replicated          with dropout: two masks of one byte, counted as half an element each
     whole               output of the two norms 2*s*h: sequence parallelism gathers them
 
@@ -23,18 +25,21 @@ from launcher.config.schema import ModelConfig
 from launcher.plan.model import LayerShape, ModelShape
 
 
-def model_shape(model: ModelConfig, seq_length: int) -> ModelShape:
+def model_shape(model: ModelConfig, seq_length: int, *, has_fused_norm: bool) -> ModelShape:
     """The shape of a GPT or Llama model whose sizes are all known.
 
     Source of the operations: Narayanan et al. (2021), appendix, with grouped keys and a gated MLP
     added; attention counts the full s x s square, causal or not.
     """
-    layer = _layer(model, seq_length)
+    norm_elements = seq_length * _known(model.hidden_size)
+    if model.family == "llama" and not has_fused_norm:
+        norm_elements *= 2
+    layer = _layer(model, seq_length, norm_elements)
     return ModelShape(
         family=model.family,
         layers=(layer,) * _known(model.num_layers),
         prologue=_embedding(model, seq_length),
-        epilogue=_head(model, seq_length),
+        epilogue=_head(model, seq_length, norm_elements),
         num_tied_parameters=_known(model.vocab_size) * _known(model.hidden_size)
         if model.tied_embeddings
         else 0,
@@ -54,11 +59,12 @@ def train_flops(model: ModelShape, samples: int) -> float:
     return 3 * model.forward_flops * samples
 
 
-def _layer(model: ModelConfig, seq: int) -> LayerShape:
+def _layer(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
     hidden, heads, ffn = _known(model.hidden_size), _known(model.num_heads), _known(model.ffn_size)
     keys = _known(model.num_kv_heads) * hidden // heads
     is_gpt = model.family == "gpt"
     num_mlp_matrices, num_kept_mlp = (2, 2) if is_gpt else (3, 4)
+    attention = 2 * hidden + 2 * keys if is_gpt else 3 * hidden + 2 * keys
     matrices = hidden * (2 * hidden + 2 * keys + num_mlp_matrices * ffn)
     norms = (4 if is_gpt else 2) * hidden
     split_biases = hidden + 2 * keys + ffn if is_gpt else 0
@@ -68,11 +74,11 @@ def _layer(model: ModelConfig, seq: int) -> LayerShape:
         num_parameters=matrices + norms + split_biases + whole_biases,
         num_replicated_parameters=norms + whole_biases,
         forward_flops=2.0 * seq * matrices + 4.0 * seq * seq * hidden,
-        kept_elements=seq * (2 * hidden + 2 * keys + num_kept_mlp * ffn),
+        kept_elements=seq * (attention + num_kept_mlp * ffn),
         kept_replicated_elements=2 * _mask_elements(model, seq),
         kept_gathered_elements=2 * seq * hidden,
         kept_fp32_elements=heads * seq,
-        kept_replicated_fp32_elements=2 * seq * hidden,
+        kept_replicated_fp32_elements=2 * norm_elements,
         output_elements=seq * hidden,
         output_shape=(seq, hidden),
     )
@@ -94,7 +100,7 @@ def _embedding(model: ModelConfig, seq: int) -> LayerShape:
     )
 
 
-def _head(model: ModelConfig, seq: int) -> LayerShape:
+def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
     """Final norm, output matrix, loss. Keeps the norm's input and output, and the probabilities."""
     hidden, vocab = _known(model.hidden_size), _known(model.vocab_size)
     norm = (2 if model.family == "gpt" else 1) * hidden
@@ -107,7 +113,7 @@ def _head(model: ModelConfig, seq: int) -> LayerShape:
         kept_replicated_elements=0,
         kept_gathered_elements=seq * hidden,
         kept_fp32_elements=seq * vocab,
-        kept_replicated_fp32_elements=seq * hidden,
+        kept_replicated_fp32_elements=norm_elements,
         output_elements=1,
         output_shape=(),
     )

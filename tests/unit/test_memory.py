@@ -50,8 +50,14 @@ def test_a_gpt_layer_keeps_what_its_table_says():
 
 def test_a_llama_layer_keeps_gate_activation_up_and_product_and_few_keys():
     config = launch_config(model={"family": "llama", "num_kv_heads": 2})
-    split = S * (2 * H + 2 * (H // 2) + 4 * FFN)
+    split = S * (3 * H + 2 * (H // 2) + 4 * FFN)
     assert layer_bytes(config) == 4 * (split + HEADS * S + 4 * S * H)
+
+
+def test_an_rms_norm_on_a_cpu_keeps_its_normalised_input_too():
+    llama = {"family": "llama"}
+    on_cpu = layer_bytes(launch_config(model=llama, device={"kind": "cpu"}))
+    assert on_cpu - layer_bytes(launch_config(model=llama)) == 4 * 2 * S * H
 
 
 def test_dropout_keeps_a_byte_for_each_element_of_two_masks():

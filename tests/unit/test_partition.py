@@ -12,7 +12,8 @@ from tests.unit.plan_jobs import launch_config
 
 
 def shape(num_layers):
-    return model_shape(resolve_model(launch_config(model={"num_layers": num_layers}).model), seq_length=32)
+    model = resolve_model(launch_config(model={"num_layers": num_layers}).model)
+    return model_shape(model, seq_length=32, has_fused_norm=True)
 
 
 def text(num_layers, pp, num_chunks=1, layers_per_stage="even"):

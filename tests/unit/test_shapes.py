@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.schema import ModelConfig
 from launcher.plan.resolve import resolve_model
 from launcher.plan.shapes import model_shape, train_flops
 from tests.unit.plan_jobs import GPT2, LLAMA3_8B, launch_config
@@ -15,8 +14,8 @@ GPT_1T = {"hidden_size": 25600, "num_layers": 128, "num_heads": 160, "vocab_size
 SEQ = 2048
 
 
-def model_config(**sizes: object) -> ModelConfig:
-    return resolve_model(launch_config(model=sizes).model)
+def shape_of(sizes, seq_length):
+    return model_shape(resolve_model(launch_config(model=sizes).model), seq_length, has_fused_norm=True)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,7 @@ def model_config(**sizes: object) -> ModelConfig:
     ids=["gpt2", "llama3_8b"],
 )
 def test_parameters_are_those_of_the_published_checkpoint(sizes, seq_length, num_parameters):
-    assert model_shape(model_config(**sizes), seq_length).num_parameters == num_parameters
+    assert shape_of(sizes, seq_length).num_parameters == num_parameters
 
 
 @pytest.mark.parametrize("sizes", [GPT_175B, GPT_530B, GPT_1T], ids=["175b", "530b", "1t"])
@@ -33,9 +32,7 @@ def test_gpt_flops_are_those_of_korthikanti_equation_7(sizes):
     """72 B s l h^2 (1 + s / 6h + V / 12lh)"""
     h, layers, vocab, samples = sizes["hidden_size"], sizes["num_layers"], sizes["vocab_size"], 16
     published = 72 * samples * SEQ * layers * h**2 * (1 + SEQ / (6 * h) + vocab / (12 * layers * h))
-    assert train_flops(model_shape(model_config(**sizes), SEQ), samples) == pytest.approx(
-        published, rel=1e-12
-    )
+    assert train_flops(shape_of(sizes, SEQ), samples) == pytest.approx(published, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +48,7 @@ def test_flops_give_the_training_days_of_narayanan_table_2(
     sizes, num_gpus, global_size, tflops_per_gpu, days
 ):
     """300 billion tokens; the published rate counts the recomputed forward of the layers too."""
-    shape = model_shape(model_config(**sizes), SEQ)
+    shape = shape_of(sizes, SEQ)
     recomputed = sum(layer.forward_flops for layer in shape.layers) * global_size
     step_s = (train_flops(shape, global_size) + recomputed) / (num_gpus * tflops_per_gpu * 1e12)
     num_steps = 300e9 / (global_size * SEQ)
@@ -59,15 +56,15 @@ def test_flops_give_the_training_days_of_narayanan_table_2(
 
 
 def test_a_llama_layer_has_gated_mlp_grouped_keys_and_no_bias():
-    layer = model_shape(model_config(**LLAMA3_8B), 1).layers[0]
+    layer = shape_of(LLAMA3_8B, 1).layers[0]
     h, keys, ffn = 4096, 1024, 14336
     assert layer.num_parameters == h * (2 * h + 2 * keys + 3 * ffn) + 2 * h
     assert layer.num_replicated_parameters == 2 * h
 
 
 def test_a_tied_head_counts_once():
-    tied = model_shape(model_config(tied_embeddings=True), 32).num_parameters
-    untied = model_shape(model_config(tied_embeddings=False), 32).num_parameters
+    tied = shape_of({"tied_embeddings": True}, 32).num_parameters
+    untied = shape_of({"tied_embeddings": False}, 32).num_parameters
     assert untied - tied == 256 * 64
 
 

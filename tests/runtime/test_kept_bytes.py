@@ -1,0 +1,51 @@
+"""What the plan says that a forward keeps, against what autograd keeps: the whole model on one rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from factories import make_context
+from torch.autograd.graph import saved_tensors_hooks
+
+from launcher.plan.build import build, job_shape
+from launcher.plan.memory import kept_bytes
+from launcher.runtime.data import Microbatch
+from launcher.runtime.model import build_chunks
+from tests.unit.plan_jobs import FP32, MIXED, launch_config
+
+MICRO, SEQ = 2, 64
+SIZES = {"hidden_size": 128, "num_layers": 3, "num_heads": 4}
+
+
+def measured_bytes(config) -> int:
+    """Bytes of all distinct storages that one forward of the whole model leaves for its backward."""
+    (chunk,) = build_chunks(make_context(build(config)))
+    parameters = {param.untyped_storage().data_ptr() for param in chunk.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    tokens = torch.zeros(MICRO, SEQ, dtype=torch.int64)
+    batch = Microbatch(inputs=tokens, targets=tokens, samples=torch.arange(MICRO), step=0)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        chunk(None, batch)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("precision", [FP32, MIXED], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_forward_keeps_what_was_predicted(family, precision, dropout):
+    config = launch_config(
+        model={**SIZES, "family": family, "dropout": dropout},
+        batch={"micro_size": MICRO, "seq_length": SEQ},
+        precision=precision,
+        device={"kind": "cpu"},
+    )
+    job = job_shape(config)
+    predicted = kept_bytes(job, job.stages[0])
+    assert measured_bytes(config) == pytest.approx(predicted, rel=0.03)
