@@ -79,8 +79,8 @@ def _with_messages(
     senders = list(chain.from_iterable(compute))
     lists = []
     for first, actions, waiting in zip(flow.first, compute, incoming, strict=False):
-        queue = sorted(waiting, key=deadline.__getitem__)
-        queue.reverse()
+        queue = sorted(waiting, key=deadline.__getitem__)  # equal deadlines keep the order of the sends
+        queue.reverse()  # the soonest at the end, where taking one is cheap
         complete: list[Action] = []
         for place, action in enumerate(actions, first):
             while queue and deadline[queue[-1]] <= place + depth:

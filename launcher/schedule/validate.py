@@ -62,25 +62,29 @@ def _inventory(lists: Lists, shape: PipelineShape, *, with_messages: bool) -> It
     for pp_rank, actions in enumerate(lists):
         wanted = _wanted(shape, pp_rank, with_messages=with_messages)
         present = set(actions)
-        if present != wanted:
-            yield from _misplaced(
-                actions, pp_rank, present - wanted, _belonging(shape, pp_rank, with_messages)
-            )
-            yield from _missing(actions, pp_rank, wanted - present)
-        if len(actions) != len(present):
-            yield from _repeated(actions, pp_rank)
+        num_wanted = sum(len(kinds) for _, kinds in wanted) * shape.num_microbatches
+        if len(actions) == num_wanted and present.issuperset(_every(wanted, shape)):
+            continue
+        belonging = _belonging(shape, pp_rank, with_messages)
+        complete = set(_every(wanted, shape))
+        yield from _misplaced(actions, pp_rank, present - complete, belonging)
+        yield from _missing(actions, pp_rank, complete - present)
+        yield from _repeated(actions, pp_rank)
 
 
-def _wanted(shape: PipelineShape, pp_rank: int, *, with_messages: bool) -> set[tuple[int, str, int]]:
-    """The actions of one rank, in no order."""
-    microbatches = range(shape.num_microbatches)
-    wanted = set(product(shape.stages(pp_rank), COMPUTE, microbatches))
-    if with_messages:
-        for stage in shape.stages(pp_rank):
-            after = (SF, RB) if crosses(shape, stage) else ()
-            before = (RF, SB) if stage and crosses(shape, stage - 1) else ()
-            wanted.update(product((stage,), after + before, microbatches))
+def _wanted(shape: PipelineShape, pp_rank: int, *, with_messages: bool) -> list[tuple[int, tuple[str, ...]]]:
+    """The kinds of action that each stage of a rank runs for every microbatch."""
+    wanted = []
+    for stage in shape.stages(pp_rank):
+        after = (SF, RB) if with_messages and crosses(shape, stage) else ()
+        before = (RF, SB) if with_messages and stage and crosses(shape, stage - 1) else ()
+        wanted.append((stage, (*COMPUTE, *after, *before)))
     return wanted
+
+
+def _every(wanted: list[tuple[int, tuple[str, ...]]], shape: PipelineShape) -> Iterator[tuple[int, str, int]]:
+    microbatches = range(shape.num_microbatches)
+    return chain.from_iterable(product((stage,), kinds, microbatches) for stage, kinds in wanted)
 
 
 def _belonging(shape: PipelineShape, pp_rank: int, with_messages: bool) -> str:
