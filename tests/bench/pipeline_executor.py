@@ -106,10 +106,10 @@ def timed(step: Step, times: SleepTimes) -> tuple[float, list[float]]:
     return time.perf_counter() - start, list(times.spans)
 
 
-def rank_main(p: int, m: int, repeats: int) -> dict[str, list[tuple[float, list[float]]]]:
+def rank_main(rank: int, p: int, m: int, repeats: int) -> dict[str, list[tuple[float, list[float]]]]:
     """Runs every executor in turn, ``repeats`` times after a warm-up."""
     everyone = tuple(range(p))
-    groups = tuple(Group(ranks=everyone, rank=dist.get_rank(), handle=dist.new_group()) for _ in range(2))
+    groups = tuple(Group(ranks=everyone, rank=rank, handle=dist.new_group()) for _ in range(2))
     times = SleepTimes()
     plain = PipelineShape(num_pp_ranks=p, num_microbatches=m)
     chunked = PipelineShape(num_pp_ranks=p, num_chunks=2, num_microbatches=m)

@@ -24,7 +24,9 @@ class RankError(AssertionError):
     """A rank raised; the text is its own traceback."""
 
 
-def run_ranks(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def run_ranks(
+    num_ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
     """The results of ``function(rank, *args)`` by rank, inside a gloo process group.
 
     The parent must not have called torch.set_num_threads: children would abort now and then.
@@ -37,14 +39,16 @@ def run_ranks(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[
         store = Path(folder) / "store"
         pipes = [fork.Pipe(duplex=False) for _ in range(num_ranks)]
         children = [
-            fork.Process(target=_child, args=(rank, num_ranks, store, pipes[rank][1], function, args))
+            fork.Process(
+                target=_child, args=(rank, num_ranks, store, pipes[rank][1], timeout_s, function, args)
+            )
             for rank in range(num_ranks)
         ]
         for child, (_, writer) in zip(children, pipes, strict=True):
             child.start()
             writer.close()
         try:
-            answers = [_answer(reader, rank) for rank, (reader, _) in enumerate(pipes)]
+            answers = [_answer(reader, rank, timeout_s) for rank, (reader, _) in enumerate(pipes)]
         finally:
             for child in children:
                 child.join(timeout=1)
@@ -57,10 +61,10 @@ def run_ranks(num_ranks: int, function: Callable[..., Any], *args: Any) -> list[
     return [result for _, result in answers]
 
 
-def _answer(reader: Connection, rank: int) -> tuple[str, Any]:
+def _answer(reader: Connection, rank: int, timeout_s: float) -> tuple[str, Any]:
     """The error text (empty: none) and the result of one rank."""
-    if not reader.poll(TIMEOUT_S):
-        return f"rank {rank} did not answer within {TIMEOUT_S:g} s", None
+    if not reader.poll(timeout_s):
+        return f"rank {rank} did not answer within {timeout_s:g} s", None
     try:
         answer: tuple[str, Any] = pickle.loads(reader.recv_bytes())
     except EOFError:
@@ -73,6 +77,7 @@ def _child(
     num_ranks: int,
     store: Path,
     pipe: Connection,
+    timeout_s: float,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
@@ -83,7 +88,7 @@ def _child(
             init_method=f"file://{store}",
             rank=rank,
             world_size=num_ranks,
-            timeout=timedelta(seconds=TIMEOUT_S),
+            timeout=timedelta(seconds=timeout_s),
         )
         answer = ("", function(rank, *args))
     except BaseException:

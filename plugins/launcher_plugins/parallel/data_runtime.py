@@ -13,7 +13,7 @@ def apply(ctx: RankContext) -> None:
     group = ctx.groups.dp.handle
 
     def all_reduce(bucket: Tensor) -> Handle:
-        work = dist.all_reduce(bucket, group=group, async_op=True)
+        work: dist.Work | None = dist.all_reduce(bucket, group=group, async_op=True)
         assert work is not None, "this rank is not a member of the data-parallel group"
         return work
 
