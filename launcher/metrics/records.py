@@ -98,7 +98,10 @@ class StepRecord:
     loss: float | None = None
     """Mean loss over the global batch, on the ranks of the last stage."""
     grad_norm: float | None = None
+    """Norm of the whole model's gradient before clipping; None where it overflowed."""
     lr: float | None = None
+    is_skipped: bool = False
+    """The gradient overflowed, and the parameters stayed as they were."""
 
 
 @dataclass(frozen=True, kw_only=True)

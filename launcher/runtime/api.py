@@ -105,6 +105,11 @@ class Update(Protocol):
     chunk in the step, from which on that chunk's gradients are final.
     """
 
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before its backward: 1, or so that fp16 gradients survive."""
+        ...
+
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the chunks' parameters; returns the modules to run."""
         ...

@@ -48,7 +48,7 @@ class Trainer:
         """Forwards, backwards and the update of one step."""
         self.update.begin(step)
         num_targets = self._num_targets(microbatches)
-        result = self.executor.train(microbatches, self.update, 1 / num_targets)
+        result = self.executor.train(microbatches, self.update, self.update.loss_scale / num_targets)
         outcome = self.update.apply(step)
         loss = self._mean_loss(result.loss_sum, num_targets)
         return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
@@ -204,7 +204,8 @@ def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) 
         num_samples=batch.global_size,
         num_tokens=batch.global_size * (batch.seq_length if is_text else 1),
         loss=done.loss,
-        grad_norm=done.outcome.grad_norm,
+        grad_norm=None if done.outcome.skipped else done.outcome.grad_norm,
         lr=done.outcome.lr,
+        is_skipped=done.outcome.skipped,
         **times,
     )

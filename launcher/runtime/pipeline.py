@@ -5,13 +5,14 @@ It knows no schedule. Whatever order the list has, it does what each action says
 
 - A receive is posted where it stands in the list, ahead of the forward or backward that needs it,
   into a buffer of a pool: after the first step nothing is allocated for messages.
-- A send never blocks compute: its handle is kept, and waited for when the step ends.
+- A send never blocks compute: its handle is kept, and waited for when the message is known to have
+  arrived, or when the step ends.
 - What a microbatch holds is let go as soon as its backward is done.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,15 @@ from torch import Tensor, nn
 from launcher.metrics.records import PIPELINE
 from launcher.runtime.api import Handle, Transport, Update
 from launcher.runtime.metrics import Clock
-from launcher.schedule.actions import RB, RF, SF, Action, B, F, PipelineShape
+from launcher.schedule.actions import RB, RF, SB, SF, Action, B, F, PipelineShape
 
 Key = tuple[str, int, int]
 """Kind, stage and microbatch of the action that receives a message."""
+_SENDS_IN_FLIGHT = 4
+"""Sends that may be under way at once, of those that no later message proves to have arrived. The
+receiver posts early and has long taken the oldest of them when the next is made, so waiting for that
+one costs nothing; and it cannot deadlock, since a list is valid only if it would run with sends that
+block."""
 
 
 class BufferPool:
@@ -95,8 +101,10 @@ class _Step:
     """Messages from one stage of this rank to another."""
     outgoing: dict[Key, Tensor] = field(default_factory=dict)
     """Computed, and waiting for their send."""
-    sends: list[tuple[Handle, Tensor]] = field(default_factory=list)
-    """The tensor is kept alive until its send is done."""
+    sends: dict[Key, tuple[Handle, Tensor]] = field(default_factory=dict)
+    """Each keeps its tensor alive. An output leaves when its gradient has come back, which proves that
+    it arrived; what gets no answer leaves in the order of its send."""
+    unanswered: deque[Key] = field(default_factory=deque)
     held: dict[tuple[int, int], _Held] = field(default_factory=dict)
     loss_sum: Tensor | None = None
     num_receives: int = 0
@@ -171,6 +179,7 @@ class PipelineExecutor:
         grad, grad_buffer = None, None
         if stage < self._last_stage:
             grad, grad_buffer = self._take((RB, stage, index), step)
+            self._end_send((RF, stage + 1, index), step)
         held = step.held.pop((stage, index))
         with self._clock.action():
             chunk = stage // self._part.shape.num_pp_ranks
@@ -208,12 +217,22 @@ class PipelineExecutor:
         key = (RF, stage + 1, index) if kind == SF else (RB, stage - 1, index)
         message = step.outgoing.pop(key).contiguous()
         handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
-        step.sends.append((handle, message))
+        step.sends[key] = handle, message
+        if kind == SB or (stage, index) not in step.held:
+            step.unanswered.append(key)
+        if len(step.unanswered) > _SENDS_IN_FLIGHT:
+            self._end_send(step.unanswered.popleft(), step)
+
+    def _end_send(self, key: Key, step: _Step) -> None:
+        """Waits for a send and lets its tensor go; there is none between stages of one rank."""
+        if key in step.sends:
+            handle, _ = step.sends.pop(key)
+            with self._clock.section(PIPELINE):
+                handle.wait()
 
     def _finish(self, step: _Step) -> None:
-        with self._clock.section(PIPELINE):
-            for handle, _ in step.sends:
-                handle.wait()
+        for key in list(step.sends):
+            self._end_send(key, step)
 
     @property
     def _wire(self) -> Transport:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.errors import JobError
 from launcher.metrics.records import REPLICATED
 from launcher.runtime.api import (
     DTYPES,
@@ -22,6 +24,7 @@ from launcher.runtime.api import (
 from launcher.runtime.gradients import GradientBuckets
 from launcher.runtime.groups import Group
 from launcher.runtime.learning_rate import learning_rate
+from launcher.runtime.loss_scale import LossScale
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -39,6 +42,7 @@ class NativeUpdate:
         )
         self._masters: dict[nn.Parameter, Tensor] = {}
         """What the optimizer updates: the parameter itself, or its fp32 copy."""
+        self._scale = LossScale() if config.precision.compute == "fp16" else None
 
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the chunks' parameters; returns the modules to run."""
@@ -65,11 +69,22 @@ class NativeUpdate:
         self._sum_over(self._ctx.groups.tp, "tp", [p for p in self._masters if slice_of(p).is_summed_over_tp])
         self._sum_over(self._ctx.groups.tied, "tied", [p for p in self._masters if slice_of(p).is_tied])
         with clock.section(REPLICATED):
-            norm = self._grad_norm()
+            norm = self._grad_norm() / self.loss_scale
+            overflowed = not isfinite(norm)
             lr = learning_rate(config.optim, step, config.train.num_steps)
-            self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm))
+            if overflowed and self._scale is None:
+                raise JobError(f"the gradient of step {step} is not finite ({norm}); try a smaller optim.lr")
+            if not overflowed:
+                self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm) / self.loss_scale)
             self._buckets.clear()
-        return StepOutcome(grad_norm=norm, lr=lr)
+            if self._scale is not None:
+                self._scale.after_step(overflowed=overflowed)
+        return StepOutcome(grad_norm=norm, lr=lr, skipped=overflowed)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before its backward."""
+        return 1.0 if self._scale is None else self._scale.value
 
     def gradient(self, param: nn.Parameter) -> Tensor:
         """The accumulated gradient of a parameter."""
@@ -86,15 +101,16 @@ class NativeUpdate:
             unpadded = tuple(map(slice, where.inside(param.shape)))
             for kind, tensor in tensors.items():
                 yield GlobalFragment(slice=_named(where, kind), tensor=tensor[unpadded])
-        steps = {int(state["step"]) for state in self._optimizer.state.values()}
-        if steps and self._ctx.groups.model.rank == 0:
-            (step,) = steps
-            where = GlobalSlice(name="optimizer/step", shape=(), offset=(), is_sharded=False)
-            yield GlobalFragment(slice=where, tensor=torch.tensor(step))
+        if self._ctx.groups.model.rank == 0:
+            (step,) = {int(state["step"]) for state in self._optimizer.state.values()} or {0}
+            yield _scalar_fragment("optimizer/step", step)
+            yield _scalar_fragment("optimizer/loss_scale", self.loss_scale)
 
     def load(self, read: FragmentReader) -> None:
         """Takes back what `state` gave, under any layout."""
         step = read("optimizer/step", (), ()).float()
+        if self._scale is not None:
+            self._scale.value = float(read("optimizer/loss_scale", (), ()))
         for param, master in self._masters.items():
             where = slice_of(param)
             tensors = {kind: torch.zeros_like(master) for kind in ("weight", *_MOMENTS)}
@@ -140,19 +156,20 @@ class NativeUpdate:
             for param in self._masters
             if not slice_of(param).is_tied_copy and (slice_of(param).is_sharded or tp_rank == 0)
         ]
-        squares = torch.zeros((), dtype=torch.float32, device=self._ctx.device)
+        squares = torch.zeros((), dtype=torch.float64, device=self._ctx.device)
         if mine:
-            squares += nn.utils.get_total_norm(mine).float() ** 2
+            squares += nn.utils.get_total_norm(mine).double() ** 2
         if self._ctx.groups.model.size > 1:
             with self._ctx.clock.section("model"):
                 dist.all_reduce(squares, group=self._ctx.groups.model.handle)
         return float(squares.sqrt())
 
-    def _step_optimizer(self, lr: float, clip_factor: float) -> None:
+    def _step_optimizer(self, lr: float, factor: float) -> None:
+        """``factor`` clips the gradient and takes the loss scale out of it."""
         for param, master in self._masters.items():
             view = self._buckets.view(param)
-            if clip_factor < 1:
-                view.mul_(clip_factor)
+            if factor != 1:
+                view.mul_(factor)
             master.grad = view.to(master.dtype)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -162,6 +179,11 @@ class NativeUpdate:
                 master.grad = None
                 with torch.no_grad():
                     param.copy_(master)
+
+
+def _scalar_fragment(name: str, value: float) -> GlobalFragment:
+    where = GlobalSlice(name=name, shape=(), offset=(), is_sharded=False)
+    return GlobalFragment(slice=where, tensor=torch.tensor(value))
 
 
 def _named(where: GlobalSlice, kind: str) -> GlobalSlice:

@@ -143,8 +143,8 @@ def _pieces(trainer: Trainer, gradients: dict[Tensor, Tensor]) -> Iterable[_Piec
             name=where.name,
             global_shape=where.shape,
             offset=where.offset,
-            weight=param.detach()[unpadded],
-            gradient=gradient[unpadded],
+            weight=param.detach()[unpadded].float(),
+            gradient=gradient[unpadded].float(),
         )
 
 

@@ -1,0 +1,70 @@
+"""Mixed precision: close to fp32, and an overflow costs a step, not the run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from equality import CPU, Trained, job, train
+from ranks import RankError, run_ranks
+
+from launcher.plan.model import Plan
+from launcher.runtime.data import Loader
+from launcher.runtime.loop import Trainer
+from launcher.runtime.rank import make_context
+
+BF16 = {"name": "bf16", "compute": "bf16"}
+FP16 = {"name": "fp16", "compute": "fp16"}
+PEAKS = {"peak_flops": {"fp32": 1e9, "bf16": 1e9, "fp16": 1e9}}
+
+
+def mixed(precision: dict[str, str], **parallel: int) -> Plan:
+    return job(precision=precision, device=PEAKS, parallel=parallel)
+
+
+def assert_close_losses(found: Trained, expected: Trained, tolerance: float) -> None:
+    torch.testing.assert_close(
+        torch.tensor(found.losses), torch.tensor(expected.losses), rtol=tolerance, atol=0
+    )
+
+
+@pytest.mark.parametrize("precision", [BF16, FP16], ids=lambda p: p["name"])
+@pytest.mark.parametrize("layout", [{}, {"dp": 2}, {"pp": 2}, {"tp": 2}], ids=str)
+def test_mixed_precision_stays_near_fp32(precision: dict[str, str], layout: dict[str, int]) -> None:
+    assert_close_losses(train(mixed(precision, **layout)), train(job()), tolerance=5e-3)
+
+
+def overflow_once(rank: int, plan: Plan) -> list[tuple[bool, float, bool]]:
+    """Per step: skipped, loss scale after it, and whether the weights moved."""
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
+    if trainer.update._scale is not None:
+        trainer.update._scale.value = 2.0**40
+    seen = []
+    for step in range(2):
+        before = [param.clone() for param in trainer.update._masters]
+        done = trainer.step(step, next(steps))
+        moved = any(not torch.equal(a, b) for a, b in zip(before, trainer.update._masters, strict=True))
+        seen.append((done.outcome.skipped, trainer.update.loss_scale, moved))
+        if trainer.update._scale is not None:
+            trainer.update._scale.value = 2.0**10
+    return seen
+
+
+def test_an_overflow_skips_the_step_on_every_rank_and_halves_the_scale() -> None:
+    plan = mixed(FP16, pp=2, dp=2)
+    for seen in run_ranks(4, overflow_once, plan):
+        assert seen[0] == (True, 2.0**39, False)
+        assert seen[1] == (False, 2.0**10, True)
+
+
+def infinite_loss(rank: int, plan: Plan) -> None:
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer = Trainer(ctx)
+    with torch.no_grad():
+        next(iter(trainer.update._masters)).fill_(torch.nan)
+    trainer.step(0, next(Loader(ctx).steps(0)))
+
+
+def test_without_a_loss_scale_a_gradient_that_is_not_finite_ends_the_run() -> None:
+    with pytest.raises(RankError, match=r"gradient of step 0 is not finite \(nan\); try a smaller optim\.lr"):
+        run_ranks(1, infinite_loss, job())
