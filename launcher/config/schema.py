@@ -109,7 +109,7 @@ class ParallelConfig:
     zero_stage: Annotated[int, Range(minimum=0, maximum=3)]
     """ZeRO stage: 0 replicates the model states over the data-parallel ranks."""
     rank_order: str
-    """The mesh axes from the outermost to the innermost, separated by commas."""
+    """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``."""
     bucket_bytes: Count
     """Size at which a bucket of gradients starts its all-reduce."""
 

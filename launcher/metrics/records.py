@@ -36,7 +36,7 @@ RANK_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, INPUT, *COLLECTIVE_KIN
 compute      forward and backward
 replicated   the same work on every data-parallel rank: optimizer, clipping
 single_rank  evaluation, checkpoint and log, while others may wait
-pipeline     blocked until an activation or a gradient arrives from another stage
+pipeline     handing over or waiting for activations and gradients between stages
 input_wait   blocked until the loader has the batch
 other        the rest of the step
 """

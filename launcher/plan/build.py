@@ -51,7 +51,8 @@ def build(
     notes += [
         f"The {job.config.executor.name} executor cannot start it: {f}" for f in chosen.executor.check(job)
     ]
-    notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
+    if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
+        notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
     return Plan(
         version=VERSION,
         config=job.config,

@@ -66,16 +66,16 @@ def rank_order_faults(rank_order: str) -> tuple[Fault, ...]:
     if sorted(axes(rank_order)) == sorted(AXES):
         return ()
     rule = f"must name each of {', '.join(AXES)} once, the outermost first"
-    return (Fault("parallel.rank_order", rank_order, rule, f"Set parallel.rank_order='{','.join(AXES)}'."),)
+    return (Fault("parallel.rank_order", rank_order, rule, f"Set parallel.rank_order={'-'.join(AXES)}."),)
 
 
 def axes(rank_order: str) -> tuple[str, ...]:
     """The axes that an order names.
 
-    >>> axes("pp, dp,tp")
+    >>> axes("pp-dp-tp")
     ('pp', 'dp', 'tp')
     """
-    return tuple(axis.strip() for axis in rank_order.split(","))
+    return tuple(rank_order.split("-"))
 
 
 def _free_devices(config: LaunchConfig, num_other_ranks: int) -> int:

@@ -209,14 +209,16 @@ class PipelineExecutor:
         shape, source = (stage, stage - 1) if kind == RF else (stage + 1, stage + 1)
         key = (kind, stage, index)
         buffer = self.pool.take(self._part.input_shapes[shape])
-        handle = self._wire.receive(buffer, self._part.shape.pp_rank(source), self._tag(key))
+        with self._clock.section(PIPELINE):
+            handle = self._wire.receive(buffer, self._part.shape.pp_rank(source), self._tag(key))
         step.receives[key] = handle, buffer
 
     def _start_send(self, action: Action, step: _Step) -> None:
         stage, kind, index = action
         key = (RF, stage + 1, index) if kind == SF else (RB, stage - 1, index)
-        message = step.outgoing.pop(key).contiguous()
-        handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
+        with self._clock.section(PIPELINE):
+            message = step.outgoing.pop(key).contiguous()
+            handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
         step.sends[key] = handle, message
         if kind == SB or (stage, index) not in step.held:
             step.unanswered.append(key)

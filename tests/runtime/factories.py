@@ -203,7 +203,7 @@ def _default_config() -> LaunchConfig:
             sequence_parallel=False,
             recompute="none",
             zero_stage=0,
-            rank_order="pp,dp,tp",
+            rank_order="pp-dp-tp",
             bucket_bytes=1 << 20,
         ),
         architecture=PluginChoice(name="decentralized", options={}),

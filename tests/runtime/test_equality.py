@@ -51,7 +51,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp2 pp2 interleaved sequence parallel": (LLAMA, INTERLEAVED | {"tp": 2, "sequence_parallel": True}),
     "dp2 tp2 pp2": (GPT | DROPOUT, {"dp": 2, "tp": 2, "pp": 2}),
     "dp2 tp2 pp2 llama interleaved": (LLAMA, INTERLEAVED | {"dp": 2, "tp": 2}),
-    "dp2 tp2 pp2 tp outermost": (LLAMA, {"dp": 2, "tp": 2, "pp": 2, "rank_order": "tp,dp,pp"}),
+    "dp2 tp2 pp2 tp outermost": (LLAMA, {"dp": 2, "tp": 2, "pp": 2, "rank_order": "tp-dp-pp"}),
 }
 
 

@@ -252,7 +252,7 @@ def base_config(run: FakeRun) -> LaunchConfig:
             sequence_parallel=False,
             recompute="none",
             zero_stage=0,
-            rank_order="pp,dp,tp",
+            rank_order="pp-dp-tp",
             bucket_bytes=10**6,
         ),
         architecture=PluginChoice(name="decentralized", options={}),

@@ -136,6 +136,6 @@ _PARALLEL = ParallelConfig(
     sequence_parallel=False,
     recompute="none",
     zero_stage=0,
-    rank_order="pp,dp,tp",
+    rank_order="pp-dp-tp",
     bucket_bytes=25_000_000,
 )

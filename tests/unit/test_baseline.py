@@ -90,7 +90,7 @@ def test_the_baseline_has_the_fingerprint_of_its_run(make_plan):
         ("batch.seq_length=64",),
         ("batch.global_size=32",),
         ("batch.micro_size=4",),
-        ("optim.lr=2e-3",),
+        ("optim.lr=5e-4",),
         ("train.num_steps=7",),
         ("seed=1",),
         ("precision=bf16",),

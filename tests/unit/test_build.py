@@ -62,7 +62,7 @@ def test_no_size_is_left_open():
 
 
 def test_the_rank_order_places_the_ranks():
-    plan = build(launch_config(parallel={"dp": 2, "tp": 2, "rank_order": "tp, pp, dp"}))
+    plan = build(launch_config(parallel={"dp": 2, "tp": 2, "rank_order": "tp-pp-dp"}))
     assert plan.mesh.order == ("tp", "pp", "dp")
     assert [tuple(plan.mesh.coordinates(rank)) for rank in (0, 1, 2)] == [(0, 0, 0), (0, 1, 0), (0, 0, 1)]
 

@@ -77,9 +77,9 @@ def test_dp_auto_below_one_is_refused():
 
 
 def test_a_rank_order_names_every_axis_once():
-    assert refusal(launch_config(parallel={"rank_order": "pp,dp"})) == [
-        "parallel.rank_order=pp,dp: must name each of pp, dp, tp once, the outermost first. "
-        "Set parallel.rank_order='pp,dp,tp'."
+    assert refusal(launch_config(parallel={"rank_order": "pp-dp"})) == [
+        "parallel.rank_order=pp-dp: must name each of pp, dp, tp once, the outermost first. "
+        "Set parallel.rank_order=pp-dp-tp."
     ]
 
 
