@@ -1,0 +1,84 @@
+"""What only a GPU can show: equality over NCCL, and a clock that reads CUDA events."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("cuda")
+STEPS = "train.num_steps=4"
+SMALL = ("device=h100", "batch.global_size=8", "batch.seq_length=64", "train.eval_batches=0", STEPS)
+
+
+def num_gpus() -> int:
+    import torch  # only where a GPU is: elsewhere the tests are skipped without this cost
+
+    return torch.cuda.device_count()
+
+
+def losses(tmp_path: Path, name: str, *overrides: str) -> list[float]:
+    """Trains through the command line; the losses of every step."""
+    run_dir = tmp_path / name
+    words = ("run", "quickstart", *SMALL, f"run.dir={run_dir}", *overrides, "--no-baseline")
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", *words], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for path in (run_dir / "metrics").glob("*.jsonl") for line in path.read_text().splitlines()]
+    records = [json.loads(line) for line in lines]
+    found = {r["step"]: r["loss"] for r in records if r["type"] == "step" and r["loss"] is not None}
+    assert all(sum(r["kinds_ns"].values()) == r["duration_ns"] for r in records if r["type"] == "step")
+    return [found[step] for step in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    ("num", "layout"),
+    [
+        (2, ("parallel.dp=2", "parallel.pp=1")),
+        (2, ("parallel.tp=2", "parallel.pp=1")),
+        (2, ("parallel.tp=2", "parallel.pp=1", "parallel.sequence_parallel=true")),
+        (2, ("parallel.pp=2",)),
+        (2, ("parallel.pp=2", "parallel.num_chunks=2", "parallel.schedule=interleaved_1f1b")),
+        (4, ("parallel.pp=4", "parallel.schedule=gpipe")),
+        (8, ("parallel.dp=2", "parallel.tp=2", "parallel.pp=2")),
+    ],
+    ids=str,
+)
+def test_a_layout_over_nccl_has_the_losses_of_one_gpu(
+    num: int, layout: tuple[str, ...], tmp_path: Path
+) -> None:
+    if num_gpus() < num:
+        pytest.skip(f"{num} GPUs are needed")
+    alone = losses(tmp_path, "alone", "parallel.pp=1")
+    assert losses(tmp_path, "spread", *layout) == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_stays_near_fp32(precision: str, tmp_path: Path) -> None:
+    fp32 = losses(tmp_path, "fp32", "parallel.pp=1")
+    assert losses(tmp_path, precision, "parallel.pp=1", f"precision={precision}") == pytest.approx(
+        fp32, rel=2e-2
+    )
+
+
+def test_the_clock_measures_the_device_and_not_the_host() -> None:
+    import torch
+
+    from launcher.metrics.records import COMPUTE
+    from launcher.runtime.metrics import Clock
+
+    device = torch.device("cuda", 0)
+    big = torch.randn(8192, 8192, device=device)
+    clock = Clock(device)
+    clock.start()
+    for _ in range(2):  # the second step begins with the last event of the first
+        with clock.action():
+            for _ in range(20):
+                big @ big  # returns at once; the device works on
+        times = clock.lap()
+    assert times["kinds_ns"][COMPUTE] > 20e6
+    assert sum(times["kinds_ns"].values()) == times["duration_ns"]
