@@ -8,7 +8,8 @@ from typing import Any
 
 from launcher.config.recipes import safe_name
 from launcher.config.schema import LaunchConfig
-from launcher.errors import ConfigError, did_you_mean
+from launcher.config.site import Broken, secret_rules, secret_variable_rules, site_rules
+from launcher.errors import ConfigError, Fault, did_you_mean
 from launcher.typed import Reading, Source, plain, read
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -26,6 +27,9 @@ def load(values: Mapping[str, Any], sources: Mapping[str, Source]) -> LaunchConf
     config = read(LaunchConfig, values, reading)
     if config is None:
         raise ConfigError(reading.faults)
+    if secrets := [*secret_rules(plain(config)), *secret_variable_rules(config.site)]:
+        # Alone: another fault of the same value would show it.
+        raise ConfigError(_hidden(broken, sources) for broken in secrets)
     for path, given, rule, fix in _broken_rules(config):
         reading.fault(path, given, rule, fix)
     if reading.faults:
@@ -33,12 +37,16 @@ def load(values: Mapping[str, Any], sources: Mapping[str, Source]) -> LaunchConf
     return config
 
 
-_Broken = tuple[str, Any, str, str]
-"""Path, given, rule, fix."""
+def _hidden(broken: Broken, sources: Mapping[str, Source]) -> Fault:
+    """The fault of a value that is not shown; of the override that set it only the key is."""
+    path, given, rule, fix = broken
+    source = sources.get(path)
+    return Fault(path, given, rule, fix, source.where.partition("=")[0] if source else "")
 
 
-def _broken_rules(config: LaunchConfig) -> Iterator[_Broken]:
+def _broken_rules(config: LaunchConfig) -> Iterator[Broken]:
     yield from _control_characters(plain(config), "")
+    yield from site_rules(config.site)
     if not _NAME.fullmatch(config.name):
         rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
         yield "name", config.name, rule, f"Set name={safe_name(config.name)[:100]}."
@@ -53,7 +61,7 @@ def _broken_rules(config: LaunchConfig) -> Iterator[_Broken]:
         yield "train.eval_interval", config.train.eval_interval, rule, "Set train.eval_batches=4."
 
 
-def _target_rules(group: str, target: str | None, options: Mapping[str, Any]) -> Iterator[_Broken]:
+def _target_rules(group: str, target: str | None, options: Mapping[str, Any]) -> Iterator[Broken]:
     if target is None and options:
         yield f"{group}.options", options, f"has no effect without {group}.target", f"Remove {group}.options."
     if target is not None and not _TARGET.fullmatch(target):
@@ -61,7 +69,7 @@ def _target_rules(group: str, target: str | None, options: Mapping[str, Any]) ->
         yield f"{group}.target", target, "must be package.module:function", fix
 
 
-def _control_characters(value: Any, path: str) -> Iterator[_Broken]:
+def _control_characters(value: Any, path: str) -> Iterator[Broken]:
     """Line breaks and their like, which would tear a job script or a log apart."""
     if isinstance(value, Mapping):
         for key, item in value.items():

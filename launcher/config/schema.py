@@ -264,6 +264,62 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SiteConfig:
+    """What is particular to one cluster's batch system, and belongs to no recipe."""
+
+    name: str = "none"
+    """Name shown in the plan."""
+    account: str | None = None
+    """Account that pays for the job."""
+    partition: str | None = None
+    """Partition, or several separated by commas; null = the site's default."""
+    qos: str | None = None
+    """Quality of service."""
+    reservation: str | None = None
+    """Reservation to run in."""
+    constraint: str | None = None
+    """Features that every node has, in Slurm's syntax."""
+    nodelist: str | None = None
+    """Nodes that the job includes, such as ``node[01-03]``."""
+    exclude: str | None = None
+    """Nodes that the job avoids."""
+    time_limit: str | None = None
+    """Longest run, ``HH:MM:SS`` or ``D-HH:MM:SS``; null = the partition's default."""
+    gpu_request: Literal["gpus_per_node", "gres", "gres_typed", "none"] = "gpus_per_node"
+    """How devices of kind cuda are asked for; ``none``: not at all, where whole nodes are given."""
+    gpu_type: str | None = None
+    """Type of ``gres_typed``, such as ``h100``."""
+    memory_per_node: str | None = None
+    """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""
+    cpus_per_rank: Count | None = None
+    """Processors of one rank; null = the site's default."""
+    options: Mapping[str, bool | str] = field(default_factory=dict)
+    """Further sbatch options by name, such as ``mail-type: END``; ``true`` for one without a value."""
+    python: str | None = None
+    """Interpreter on the nodes; null = the one that submits."""
+    modules: tuple[str, ...] = ()
+    """Modules that are loaded first."""
+    setup: tuple[str, ...] = ()
+    """Shell lines that run on the first node before the ranks start, as they are written."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks, taken as written."""
+    node_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks in which ``$NAME`` is expanded on the first node."""
+    forward: tuple[str, ...] = ()
+    """Names of variables that are copied from where the job is submitted."""
+    secrets: tuple[str, ...] = ()
+    """The same for variables whose values may stand in no file of the run; each must be set."""
+    container_image: str | None = None
+    """Image that the ranks run in, started by Slurm's pyxis plugin."""
+    container_mounts: tuple[str, ...] = ()
+    """``SOURCE:TARGET`` or ``SOURCE:TARGET:FLAGS``; the run directory is always mounted."""
+    host_suffix: str = ""
+    """Appended to the first host's name, where a faster network has names of its own."""
+    network_interface: str | None = None
+    """Interface that gloo and NCCL use, such as ``ib0``; null = their own choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """Everything a launch depends on."""
 
@@ -284,3 +340,4 @@ class LaunchConfig:
     executor: PluginChoice
     report: ReportConfig
     run: RunConfig
+    site: SiteConfig = field(default_factory=SiteConfig)
