@@ -105,13 +105,49 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     assert phase(tmp_path / "second") == "failed"
 
 
-def test_a_run_with_its_baseline_ends_in_the_speedup_table(start, tmp_path):
-    process = start("train.num_steps=4", "run.root=runs")
-    output, error = process.communicate(timeout=120)
+def losses(run_dir):
+    """The loss of each step, from whichever ranks know it."""
+    lines = [line for path in run_dir.glob("metrics/*") for line in path.read_text().splitlines()]
+    steps = [record for record in map(json.loads, lines) if record["type"] == "step"]
+    return [loss for _, loss in sorted({(s["step"], s["loss"]) for s in steps if s["loss"] is not None})]
+
+
+def test_eight_ranks_over_all_axes_train_as_their_baseline_and_end_in_the_speedup_table(start, tmp_path):
+    axes = ("parallel.dp=2", "parallel.tp=2", "parallel.pp=2")
+    process = start("train.num_steps=4", "run.root=runs", *axes)
+    output, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
     assert "step 4/4" in output
     assert "speedup" in output.lower()
-    assert sorted(phase(path) for path in (tmp_path / "runs").iterdir()) == ["succeeded", "succeeded"]
+    base, run = sorted((tmp_path / "runs").iterdir(), key=lambda path: "baseline" not in path.name)
+    assert (phase(base), phase(run)) == ("succeeded", "succeeded")
+    assert len(list(run.glob("metrics/*"))) == 8
+    assert losses(run) == pytest.approx(losses(base), rel=2e-5)
+
+
+def checkpoints(run_dir):
+    """The steps of the checkpoints that are complete."""
+    return sorted(int(path.name.removeprefix("step-")) for path in run_dir.glob("checkpoints/step-????????"))
+
+
+def test_an_interrupted_run_goes_on_from_its_newest_checkpoint(start, tmp_path):
+    words = (ENDLESS, "run.dir=mine", "train.checkpoint_interval=1", "parallel.pp=1", "--no-baseline")
+    log = tmp_path / "mine" / "logs" / "rank-0.log"
+    first = start(*words)
+    deadline = time.monotonic() + 120
+    while not checkpoints(tmp_path / "mine"):
+        assert time.monotonic() < deadline, "no checkpoint was made"
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    newest = checkpoints(tmp_path / "mine")[-1]
+    second = start(*words, "--resume")
+    while not (log.is_file() and "resumed after step" in log.read_text()):
+        assert time.monotonic() < deadline, "the second run did not resume"
+        time.sleep(0.05)
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=60)
+    assert f"resumed after step {newest}\n" in log.read_text()
 
 
 def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_path):
