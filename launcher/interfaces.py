@@ -139,17 +139,31 @@ class RoleGroup:
 class Schedule(Protocol):
     """The order of forwards and backwards on each pipeline rank. Pure."""
 
+    splits_backward: bool
+    """Whether the schedule runs the two halves of a backward apart: B then computes the gradient of
+    the stage's input alone, and a W, any time after it, the weight gradients of that microbatch.
+    False, also where a schedule leaves it out: B does both, and there is no W."""
+
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Faults of shapes that the schedule cannot run, each with the nearest valid choice."""
         ...
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
-        """The rank's F and B in order; sends and receives are added by the core."""
+        """The rank's F and B, and W where it splits, in order; sends and receives are added by the core."""
         ...
 
     def bubble_fraction(self, shape: PipelineShape) -> float | None:
-        """Idle share of the step in closed form for equal stages, or None where there is none."""
+        """Idle share of the step in closed form, or None where there is none.
+
+        For equal stages and free messages, when the gradient of the input and that of the weights
+        take as long as a forward each.
+        """
         ...
+
+
+def splits_backward(schedule: Schedule) -> bool:
+    """Whether a schedule splits the backward; one that does not say so does not."""
+    return bool(getattr(schedule, "splits_backward", False))
 
 
 class Parallel(Protocol):

@@ -18,7 +18,7 @@ from itertools import accumulate
 from launcher.config.schema import PrecisionConfig
 from launcher.interfaces import DTYPE_BYTES, JobShape, RankCost
 from launcher.plan.model import LayerShape, MemoryPlan, StagePlan
-from launcher.schedule.actions import RB, RF, Action, B, F
+from launcher.schedule.actions import RB, RF, Action, B, F, W, has_weight_actions
 from launcher.schedule.simulate import peak_held
 
 _FP32_BYTES = DTYPE_BYTES["fp32"]
@@ -31,8 +31,7 @@ def plan_memory(
 
     ``costs``: per pp_rank, what each parallel plugin adds.
     """
-    kept = [kept_bytes(job, stage) for stage in job.stages]
-    change = {F: kept, B: [-size for size in kept]}
+    change = _held_changes(job, is_split=has_weight_actions(lists))
     held = peak_held(lists, job.pipeline)
     precision = job.config.precision
     plans = []
@@ -59,22 +58,44 @@ def optimizer_bytes(precision: PrecisionConfig) -> int:
     return 3 * _FP32_BYTES if has_copy else 2 * DTYPE_BYTES[precision.compute]
 
 
+def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int]]:
+    """What a microbatch holds from its forward to its backward; where that is split, until its W.
+
+    What the B of a split backward recomputes stays until the W that needs it, too.
+    """
+    kept = [kept_bytes(job, stage) for stage in job.stages]
+    if not is_split:
+        return {F: kept, B: [-size for size in kept]}
+    whole = [_whole_bytes(job, stage) for stage in job.stages]
+    recomputed = [everything - size for everything, size in zip(whole, kept, strict=True)]
+    return {F: kept, B: recomputed, W: [-size for size in whole]}
+
+
 def kept_bytes(job: JobShape, stage: StagePlan) -> int:
     """Bytes that one microbatch leaves on a stage between its forward and its backward.
 
     Full recomputation keeps only the input of every layer. The messages that a stage receives and
     sends stay too: its backward begins at the one and ends at the other.
     """
-    layers = job.layers(stage)
-    if job.config.parallel.recompute == "full":
-        size = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in stage.layers)
-    else:
-        size = sum(part_bytes(job, layer) for layer in layers)
-        if job.config.precision.compute != "fp32":  # else the first norm keeps the very same tensor
-            size += _message_bytes(job, stage)
-    size += sum(part_bytes(job, end) for end in job.ends(stage))
+    if job.config.parallel.recompute != "full":
+        return _whole_bytes(job, stage)
+    inputs = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in stage.layers)
+    return inputs + _ends_bytes(job, stage)
+
+
+def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
+    """As `kept_bytes`, nothing recomputed."""
+    layers = sum(part_bytes(job, layer) for layer in job.layers(stage))
+    # In fp32 the first norm keeps the very tensor that the stage receives.
+    received = 0 if job.config.precision.compute == "fp32" else _message_bytes(job, stage)
+    return layers + received + _ends_bytes(job, stage)
+
+
+def _ends_bytes(job: JobShape, stage: StagePlan) -> int:
+    """What embedding and head keep, and the message that the stage sends."""
+    ends = sum(part_bytes(job, end) for end in job.ends(stage))
     is_last = stage.stage == len(job.stages) - 1
-    return size if is_last else size + job.local_activation_bytes(layers[-1].output_elements)
+    return ends if is_last else ends + job.local_activation_bytes(job.layers(stage)[-1].output_elements)
 
 
 def part_bytes(job: JobShape, part: LayerShape) -> int:

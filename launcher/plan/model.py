@@ -56,6 +56,9 @@ class LayerShape:
     """Elements kept in fp32 whatever the compute format, split by tensor parallelism."""
     kept_replicated_fp32_elements: int = 0
     """Elements kept in fp32, whole on every tensor-parallel rank unless sequence parallelism splits them."""
+    weight_flops: float = 0.0
+    """Of one sample's backward, the operations that a split backward leaves to the weight gradients;
+    0 where the layer cannot be split and its backward runs whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +171,16 @@ class SchedulePlan:
     forward_s: tuple[float, ...]
     """Predicted forward time per stage and microbatch."""
     backward_s: tuple[float, ...]
+    """Predicted time of B per stage and microbatch: the whole backward, or the gradient of the stage's
+    input alone where the schedule splits it."""
     transfer_s: float
     """Predicted time of one message between stages."""
     step_s: float
     """Predicted time of the whole step, with what is not hidden of the gradient exchange."""
+    splits_backward: bool = False
+    """Whether the actions hold a W, the weight gradients alone, for every B."""
+    weight_s: tuple[float, ...] = ()
+    """Predicted time of W per stage and microbatch; empty where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ def plan_notes(
         _microbatches_note(job, schedule.bubble_formula),
         _tensor_note(job, costs),
         _tied_note(job),
+        _split_note(job, schedule),
     ]
     return [note for note in found if note]
 
@@ -76,3 +77,14 @@ def _tied_note(job: JobShape) -> str:
     if job.mesh.pp == 1 or not job.model.num_tied_parameters:
         return ""
     return "The tied embedding has a copy on the first and on the last stage; their gradients are summed."
+
+
+def _split_note(job: JobShape, schedule: SchedulePlan) -> str:
+    layers = job.model.layers
+    num_whole = sum(not layer.weight_flops for layer in layers)
+    if not (schedule.splits_backward and num_whole):
+        return ""
+    return (
+        f"{schedule.name} splits the backward, which {num_whole} of {len(layers)} layers cannot: their B "
+        "computes the weight gradients, too, and their W nothing."
+    )

@@ -16,7 +16,8 @@ matrix is ever kept):
     replicated          with dropout: two masks of one byte, counted as half an element each
     whole               output of the two norms 2*s*h: sequence parallelism gathers them
 
-The norms' statistics, two numbers a token, are left out.
+The norms' statistics, two numbers a token, are left out. A matmul with weights has as many operations
+in the gradient of its weights as in its forward; those of attention have no weights.
 """
 
 from __future__ import annotations
@@ -67,13 +68,15 @@ def _layer(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
     attention = 2 * hidden + 2 * keys if is_gpt else 3 * hidden + 2 * keys
     matrices = hidden * (2 * hidden + 2 * keys + num_mlp_matrices * ffn)
     norms = (4 if is_gpt else 2) * hidden
+    matmul_flops = 2.0 * seq * matrices
     split_biases = hidden + 2 * keys + ffn if is_gpt else 0
     whole_biases = 2 * hidden if is_gpt else 0
     return LayerShape(
         name="decoder_layer",
         num_parameters=matrices + norms + split_biases + whole_biases,
         num_replicated_parameters=norms + whole_biases,
-        forward_flops=2.0 * seq * matrices + 4.0 * seq * seq * hidden,
+        forward_flops=matmul_flops + 4.0 * seq * seq * hidden,
+        weight_flops=matmul_flops,
         kept_elements=seq * (attention + num_kept_mlp * ffn),
         kept_replicated_elements=2 * _mask_elements(model, seq),
         kept_gathered_elements=2 * seq * hidden,
@@ -104,11 +107,13 @@ def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
     """Final norm, output matrix, loss. Keeps the norm's input and output, and the probabilities."""
     hidden, vocab = _known(model.hidden_size), _known(model.vocab_size)
     norm = (2 if model.family == "gpt" else 1) * hidden
+    matmul_flops = 2.0 * seq * hidden * vocab
     return LayerShape(
         name="head",
         num_parameters=norm + vocab * hidden,
         num_replicated_parameters=norm,
-        forward_flops=2.0 * seq * hidden * vocab,
+        forward_flops=matmul_flops,
+        weight_flops=matmul_flops,
         kept_elements=0,
         kept_replicated_elements=0,
         kept_gathered_elements=seq * hidden,

@@ -17,7 +17,7 @@ from launcher.units import format_bytes, format_count, format_duration, format_f
 WIDTH = 100
 _INDENT = "  "
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-_COMPUTE = re.compile(r"(\d+)([FB])(\d+)")
+_COMPUTE = re.compile(r"(\d+)([FBW])(\d+)")
 
 
 def plan_text(plan: Plan, *, color: bool = False) -> str:
@@ -81,7 +81,9 @@ def _batch(plan: Plan) -> list[str]:
 
 def _stages(plan: Plan) -> list[str]:
     first, last = cropped(plan.stages, 6, 2)
-    rows = [["stage", "pp_rank", "chunk", "layers", "", "forward", "backward"]]
+    halves = ["input gradient", "weight gradients"]
+    times = ["forward", *(halves if plan.schedule.splits_backward else ["backward"])]
+    rows = [["stage", "pp_rank", "chunk", "layers", "", *times]]
     rows += [_stage_row(plan, stage) for stage in [*first, *last]]
     table = columns(rows, left=0)
     if last:
@@ -91,6 +93,7 @@ def _stages(plan: Plan) -> list[str]:
 
 def _stage_row(plan: Plan, stage: StagePlan) -> list[str]:
     layers = f"{stage.first_layer}" if stage.num_layers == 1 else f"{stage.layers[0]}-{stage.layers[-1]}"
+    times = plan.schedule.forward_s, plan.schedule.backward_s, plan.schedule.weight_s
     ends = ["embedding"] * stage.has_prologue + ["head"] * stage.has_epilogue
     return [
         str(stage.stage),
@@ -98,8 +101,7 @@ def _stage_row(plan: Plan, stage: StagePlan) -> list[str]:
         str(stage.chunk),
         f"{stage.num_layers} ({layers})",
         " ".join(f"+ {end}" for end in ends),
-        format_duration(plan.schedule.forward_s[stage.stage]),
-        format_duration(plan.schedule.backward_s[stage.stage]),
+        *(format_duration(seconds[stage.stage]) for seconds in times if seconds),
     ]
 
 

@@ -1,7 +1,8 @@
 """Predicted times: of one microbatch on one stage, and of the whole step.
 
     forward of a stage   = its FLOPs / tp / (peak * attainable_fraction) + the collectives inside it
-    backward             = twice the FLOPs (three times with full recomputation) + its collectives
+    backward             = twice the FLOPs (three times with full recomputation) + its collectives;
+                           where it is split, W takes the FLOPs of the weight gradients out of it
     step                 = the schedule, simulated with these + what the last backward does not hide
                            of the gradient exchange + the other collectives of a step + the update
 
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from launcher.interfaces import Collective, JobShape, RankCost, Schedule
-from launcher.plan.model import LayerShape, MemoryPlan, SchedulePlan
+from launcher.interfaces import Collective, JobShape, RankCost, Schedule, splits_backward
+from launcher.plan.model import MemoryPlan, SchedulePlan
 from launcher.plan.traffic import collective_time_s, message_time_s
 from launcher.schedule.actions import Action, to_text
 from launcher.schedule.simulate import Costs, simulate
@@ -33,10 +34,11 @@ def plan_schedule(
     memory: Sequence[MemoryPlan],
 ) -> SchedulePlan:
     """The schedule with its predicted times."""
-    stage_costs = predict_costs(job, costs)
+    is_split = splits_backward(schedule)
+    stage_costs = predict_costs(job, costs, is_split=is_split)
     simulation = simulate(lists, job.pipeline, stage_costs)
     tail_s = max(
-        after_schedule_s(job, cost, ranks, stage_costs.backward_s)
+        after_schedule_s(job, cost, ranks, stage_costs.weight_s or stage_costs.backward_s)
         for cost, ranks in zip(costs, memory, strict=True)
     )
     return SchedulePlan(
@@ -48,28 +50,41 @@ def plan_schedule(
         backward_s=stage_costs.backward_s,
         transfer_s=stage_costs.transfer_s,
         step_s=simulation.makespan_s + tail_s,
+        splits_backward=is_split,
+        weight_s=stage_costs.weight_s,
     )
 
 
-def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Costs:
-    """Seconds of a microbatch's forward and backward on every stage, and of a message between two."""
+def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]], *, is_split: bool = False) -> Costs:
+    """Seconds of a microbatch's compute on every stage, and of a message between two.
+
+    ``is_split``: whether the weight gradients are computed apart from the backward.
+    """
     backward_factor = 3 if job.config.parallel.recompute == "full" else 2
-    forward_s, backward_s = [], []
+    forward_s, backward_s, weight_s = [], [], []
     for stage in job.stages:
-        layers_s = max(_seconds(job, job.layers(stage)), _FASTEST_S)
-        ends_s = _seconds(job, job.ends(stage))
+        parts = [*job.layers(stage), *job.ends(stage)]
+        layers_s = max(_seconds(job, (part.forward_flops for part in job.layers(stage))), _FASTEST_S)
+        ends_s = _seconds(job, (part.forward_flops for part in job.ends(stage)))
+        weight_s.append(_seconds(job, (part.weight_flops for part in parts)) if is_split else 0.0)
         share = 1 / (job.config.parallel.num_chunks * job.pipeline.num_microbatches)
         rank = costs[stage.pp_rank]
         forward_s.append(layers_s + ends_s + share * _waited_s(job, rank, "forward"))
-        backward_s.append(backward_factor * layers_s + 2 * ends_s + share * _waited_s(job, rank, "backward"))
-    return Costs(forward_s=tuple(forward_s), backward_s=tuple(backward_s), transfer_s=transfer_s(job, costs))
+        whole_s = backward_factor * layers_s + 2 * ends_s + share * _waited_s(job, rank, "backward")
+        backward_s.append(whole_s - weight_s[-1])
+    return Costs(
+        forward_s=tuple(forward_s),
+        backward_s=tuple(backward_s),
+        weight_s=tuple(weight_s) if is_split else (),
+        transfer_s=transfer_s(job, costs),
+    )
 
 
-def _seconds(job: JobShape, parts: Iterable[LayerShape]) -> float:
-    """Forward of one microbatch through some parts."""
+def _seconds(job: JobShape, sample_flops: Iterable[float]) -> float:
+    """Time of one microbatch's operations, given those of one sample."""
     device = job.config.device
     flops_per_s = device.peak_flops[job.config.precision.compute] * device.attainable_fraction
-    return sum(part.forward_flops for part in parts) * job.micro_size / (flops_per_s * job.mesh.tp)
+    return sum(sample_flops) * job.micro_size / (flops_per_s * job.mesh.tp)
 
 
 def transfer_s(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> float:
@@ -80,15 +95,16 @@ def transfer_s(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> float:
 
 
 def after_schedule_s(
-    job: JobShape, costs: Sequence[RankCost], memory: MemoryPlan, backward_s: Sequence[float]
+    job: JobShape, costs: Sequence[RankCost], memory: MemoryPlan, gradients_s: Sequence[float]
 ) -> float:
-    """Seconds of a rank's step after its last backward.
+    """Seconds of a rank's step after its schedule.
 
-    A gradient exchange starts bucket by bucket during the last backward of each of the rank's
-    stages; the last bucket of all can start only when it is over.
+    ``gradients_s``: per stage, the seconds of the action that computes weight gradients, B or W. A
+    gradient exchange starts bucket by bucket during the last of these on each of the rank's stages;
+    the last bucket of all can start only when it is over.
     """
     at_end = [c for c in _collectives(costs) if c.phase == "step"]
-    window_s = sum(backward_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
+    window_s = sum(gradients_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
     hidden = [c for c in at_end if c.overlappable]
     exchange_s = sum(collective_time_s(job, c) for c in hidden)
     last_message_s = max((collective_time_s(job, c) / c.count for c in hidden), default=0.0)

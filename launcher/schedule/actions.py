@@ -5,24 +5,27 @@ microbatch 0. Schedule plugins write only the compute actions; `passes.py` adds 
 
     kind  text   meaning
     F     2F0    forward of microbatch 0 through stage 2
-    B     2B0    backward of microbatch 0 through stage 2 (input and weight gradients)
+    B     2B0    backward of microbatch 0 through stage 2: input and weight gradients, or the
+                 gradient of the stage's input alone where the schedule splits the backward
+    W     2W0    weight gradients of microbatch 0 on stage 2, only where the schedule splits
     RF    2RF0   post the receive of stage 2's input, sent by stage 1
     SF    2SF0   start sending stage 2's output to stage 3
     RB    2RB0   post the receive of the gradient of stage 2's output, sent by stage 3
     SB    2SB0   start sending the gradient of stage 2's input to stage 1
 
 A receive is posted where it stands in the list and waited for by the F or B that needs it.
+What a microbatch keeps on a stage is held from its F to its B, or to its W where there is one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-F, B, RF, SF, RB, SB = "F", "B", "RF", "SF", "RB", "SB"
-COMPUTE = (F, B)
+F, B, W, RF, SF, RB, SB = "F", "B", "W", "RF", "SF", "RB", "SB"
+COMPUTE = (F, B, W)
 _TEXT = re.compile(r"(\d+)([A-Z]+)(\d+)")
 
 
@@ -48,7 +51,7 @@ class Action(NamedTuple):
             ValueError: when it is not stage, kind and microbatch.
         """
         match = _TEXT.fullmatch(text)
-        if not match or match[2] not in (F, B, RF, SF, RB, SB):
+        if not match or match[2] not in (*COMPUTE, RF, SF, RB, SB):
             raise ValueError(f"{text!r} is not an action such as 2F0 (stage 2, forward, microbatch 0)")
         return cls(int(match[1]), match[2], int(match[3]))
 
@@ -80,6 +83,16 @@ class PipelineShape:
     def stages(self, pp_rank: int) -> range:
         """A rank's stages, in chunk order."""
         return range(pp_rank, self.num_stages, self.num_pp_ranks)
+
+
+def compute_kinds(*, splits_backward: bool) -> tuple[str, ...]:
+    """The kinds of compute action that every stage runs once per microbatch."""
+    return (F, B, W) if splits_backward else (F, B)
+
+
+def has_weight_actions(lists: Sequence[Iterable[Action]]) -> bool:
+    """Whether complete lists split the backward; then every rank's list has a W."""
+    return any(kind == W for _, kind, _ in lists[0])
 
 
 def to_text(actions: Iterable[Action]) -> str:

@@ -1,4 +1,10 @@
-"""Finds ranks that would wait for each other for ever."""
+"""Finds ranks that would wait for each other for ever, and says under which kind of sends.
+
+- Buffered: a send returns at once, so only a forward or backward waits, for its message. What
+  deadlocks here is wrong in the order of compute, and deadlocks however sends behave.
+- Blocking: a send returns when its receive has been posted. What deadlocks only here is mended by
+  posting receives earlier.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,31 @@ from launcher.schedule.actions import COMPUTE
 from launcher.schedule.finding import Finding
 from launcher.schedule.flow import ABSENT, Flow, Lists
 
+_ALWAYS, _BLOCKING = "deadlock however sends behave", "deadlock when sends block until received"
+
 
 def find_deadlock(lists: Lists, flow: Flow) -> Iterator[Finding]:
-    """The ranks of a circle of waiting, when each send blocks until its receive is posted.
+    """The ranks of a circle of waiting, if there is one under either kind of sends.
 
-    ``lists`` must be complete and in order on every rank. A list free of deadlock under such sends
-    is free of it under sends that return at once, too.
+    ``lists`` must be complete and in order on every rank. A list free of deadlock under blocking
+    sends is free of it under buffered ones, so these are tried only where those fail.
     """
-    waits_for = _waits(flow)
-    position = _run(flow, waits_for)
+    blocking = _waits(flow, sends_block=True)
+    blocked_at = _run(flow, blocking)
+    if blocked_at == flow.first[1:]:
+        return
+    buffered = _waits(flow, sends_block=False)
+    buffered_at = _run(flow, buffered)
+    if buffered_at != flow.first[1:]:
+        yield from _findings(lists, flow, buffered, buffered_at, _ALWAYS)
+    else:
+        yield from _findings(lists, flow, blocking, blocked_at, _BLOCKING)
+
+
+def _findings(
+    lists: Lists, flow: Flow, waits_for: list[int], position: list[int], kind: str
+) -> Iterator[Finding]:
+    """Who waits for whom, rank by rank round the circle."""
     for pp_rank in _circle(position, waits_for, flow):
         here, needed = position[pp_rank], waits_for[position[pp_rank]]
         other = flow.owner[needed]
@@ -28,22 +50,23 @@ def find_deadlock(lists: Lists, flow: Flow) -> Iterator[Finding]:
             pp_rank=pp_rank,
             index=here - flow.first[pp_rank],
             given=str(action),
-            rule=f"deadlock: waits for pp_rank {other} to {verb} {awaited}, "
+            rule=f"{kind}: waits for pp_rank {other} to {verb} {awaited}, "
             f"which stands behind {blocked} there",
             fix=f"Let pp_rank {other} {verb} {awaited} before {blocked}.",
         )
 
 
-def _waits(flow: Flow) -> list[int]:
+def _waits(flow: Flow, *, sends_block: bool) -> list[int]:
     """For each action, the one on another rank that must have been reached first, or `ABSENT`.
 
-    A send waits for its receive to be posted; a forward or backward for its message to be sent.
+    A forward or backward waits for its message to be sent; a send that blocks, for its receive.
     """
     waits_for = [ABSENT] * len(flow.owner)
     for send, receive, consumer in flow.messages():
         if send != ABSENT:
-            waits_for[send] = receive
             waits_for[consumer] = send
+            if sends_block:
+                waits_for[send] = receive
     return waits_for
 
 
@@ -66,15 +89,14 @@ def _run(flow: Flow, waits_for: list[int]) -> list[int]:
 
 
 def _circle(position: list[int], waits_for: list[int], flow: Flow) -> list[int]:
-    """The ranks of one circle of waiting, each waiting for the next; empty when all ranks are done.
+    """The ranks of one circle of waiting, each waiting for the next.
 
     A rank that has finished keeps nobody waiting, so following a blocked rank's wait always leads to
     another blocked rank, and in the end round.
     """
-    blocked = [rank for rank, end in enumerate(flow.first[1:]) if position[rank] < end]
+    rank = next(rank for rank, end in enumerate(flow.first[1:]) if position[rank] < end)
     path: list[int] = []
-    rank = blocked[0] if blocked else None
-    while rank is not None and rank not in path:
+    while rank not in path:
         path.append(rank)
         rank = flow.owner[waits_for[position[rank]]]
-    return path[path.index(rank) :] if rank is not None else []
+    return path[path.index(rank) :]

@@ -49,7 +49,7 @@ class Flow:
         ([0, 2], [1, 3], [2, -1, -1, 1])
         """
         m = shape.num_microbatches
-        place = {kind: [ABSENT] * (shape.num_stages * m) for kind in (F, B, RF, SF, RB, SB)}
+        place = {kind: [ABSENT] * (shape.num_stages * m) for kind in (*COMPUTE, RF, SF, RB, SB)}
         lengths = [len(actions) for actions in lists]
         first = list(accumulate(lengths, initial=0))
         for start, actions in zip(first, lists, strict=False):
@@ -87,7 +87,7 @@ class Flow:
 
 
 def compute_only(lists: Lists) -> list[list[Action]]:
-    """The forwards and backwards of every rank, without sends and receives."""
+    """The compute actions of every rank, without sends and receives."""
     return [[action for action in actions if action[1] in COMPUTE] for actions in lists]
 
 

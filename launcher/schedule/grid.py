@@ -1,18 +1,18 @@
 """Draws a schedule in the terminal: a row per rank, a column per time slot.
 
-A forward takes one slot and a backward two, so that the picture is that of the textbooks whatever
-the stages cost.
+A forward takes one slot and a backward two, or one for each half where it is split, so that the
+picture is that of the textbooks whatever the stages cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from launcher.schedule.actions import Action, B, F, PipelineShape
+from launcher.schedule.actions import Action, B, F, PipelineShape, W, has_weight_actions
 from launcher.schedule.flow import Lists
-from launcher.schedule.simulate import Costs, simulate
+from launcher.schedule.phases import phases
+from launcher.schedule.simulate import simulate, textbook_costs
 
 MAX_ROWS = 16
 """Ranks drawn; of more, the first and the last of them."""
@@ -20,7 +20,7 @@ MIN_SLOTS = 8
 """Time slots drawn however narrow the terminal is."""
 
 _MARGIN = "pp_rank  "
-_COLORS = {F: (25, 31, 61, 67), B: (22, 29, 58, 65)}
+_COLORS = {F: (25, 31, 61, 67), B: (22, 29, 58, 65), W: (94, 95, 96, 130)}
 """256-colour backgrounds of each kind, by chunk."""
 
 
@@ -35,7 +35,7 @@ def draw(lists: Lists, shape: PipelineShape, *, width: int, color: bool) -> str:
           1  · 0 0━━ 1 1━━ · ·
     1 forward, 1━━ backward of microbatch 1 · idle | after warm-up, before cool-down
     """
-    pen = _Pen(shape=shape, color=color)
+    pen = _Pen(shape=shape, is_split=has_weight_actions(lists), color=color)
     ranks = _kept(shape.num_pp_ranks, MAX_ROWS)
     rows = _rows(lists, pen, [rank for rank in ranks if rank is not None])
     num_slots = len(next(iter(rows.values())))
@@ -50,24 +50,6 @@ def draw(lists: Lists, shape: PipelineShape, *, width: int, color: bool) -> str:
     lines.append(pen.legend())
     lines += _left_out(ranks, shape.num_pp_ranks, "pp_ranks") + _left_out(slots, num_slots, "slots")
     return "\n".join(line.rstrip() for line in lines)
-
-
-def phases(actions: Sequence[Action]) -> tuple[int, int, int]:
-    """Compute actions of one rank in warm-up, steady phase and cool-down.
-
-    Warm-up: the forwards before the first forward-backward pair. Cool-down: the backwards after the
-    last such pair.
-
-    >>> from launcher.schedule.actions import from_text
-    >>> phases(from_text("0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"))
-    (2, 4, 2)
-    """
-    kinds = [kind for _, kind, _ in actions]
-    if F not in kinds or B not in kinds:
-        return 0, len(kinds), 0
-    num_warmup = max(0, kinds.index(B) - 1)
-    num_cooldown = max(0, kinds[::-1].index(F) - 1)
-    return num_warmup, len(kinds) - num_warmup - num_cooldown, num_cooldown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +75,14 @@ class _Pen:
     """Draws the actions of one shape."""
 
     shape: PipelineShape
+    is_split: bool
+    """Whether there are weight gradients apart."""
     color: bool
 
     @property
     def width(self) -> int:
-        """Columns of a slot's text."""
-        return len(str(self.shape.num_microbatches - 1)) + (self.shape.num_chunks > 1)
+        """Columns of a slot's text: the microbatch, its chunk, and a mark that tells B from W."""
+        return len(str(self.shape.num_microbatches - 1)) + (self.shape.num_chunks > 1) + self.is_split
 
     def plain(self, text: str) -> _Slot:
         """A slot without an action."""
@@ -108,7 +92,8 @@ class _Pen:
         """An action's slots: its label in the first, a bar through the others."""
         chunk = action.stage // self.shape.num_pp_ranks
         label = str(action.microbatch) + (_letter(chunk) if self.shape.num_chunks > 1 else "")
-        fill = " " if self.color or num_slots == 1 else "━"
+        label += "w" if action.kind == W else ""
+        fill = "━" if action.kind == B and not self.color else " "
         text = label.ljust((self.width + 1) * num_slots - 1, fill) + " "
         colors = _COLORS[action.kind]
         return [
@@ -124,16 +109,16 @@ class _Pen:
     def legend(self) -> str:
         """What the signs mean."""
         last = self.shape.num_microbatches - 1
-        forward, backward = (
+        halves = ((F, 1, "forward"), (B, 1, "input gradient"), (W, 1, "weight gradients"))
+        samples = halves if self.is_split else ((F, 1, "forward"), (B, 2, "backward"))
+        names = [
             "".join(slot.draw() for slot in self.action(Action(0, kind, last), num_slots)).rstrip()
-            for kind, num_slots in ((F, 1), (B, 2))
-        )
+            + f" {name}"
+            for kind, num_slots, name in samples
+        ]
         is_chunked = self.shape.num_chunks > 1
         chunks = f" in chunk a (of a-{_letter(self.shape.num_chunks - 1)})" if is_chunked else ""
-        return (
-            f"{forward} forward, {backward} backward of microbatch {last}{chunks} · idle "
-            "| after warm-up, before cool-down"
-        )
+        return f"{', '.join(names)} of microbatch {last}{chunks} · idle | after warm-up, before cool-down"
 
 
 def _letter(chunk: int) -> str:
@@ -143,8 +128,7 @@ def _letter(chunk: int) -> str:
 def _rows(lists: Lists, pen: _Pen, ranks: list[int]) -> dict[int, list[_Slot]]:
     """The time slots of some ranks, all equally many."""
     shape = pen.shape
-    ones, twos = (1.0,) * shape.num_stages, (2.0,) * shape.num_stages
-    timeline = simulate(lists, shape, Costs(forward_s=ones, backward_s=twos))
+    timeline = simulate(lists, shape, textbook_costs(shape, splits_backward=pen.is_split))
     rows = {}
     for rank in ranks:
         row = [pen.plain("·")] * round(timeline.makespan_s)

@@ -1,4 +1,4 @@
-"""From a schedule's forwards and backwards to the action lists that the ranks execute.
+"""From a schedule's compute actions to the action lists that the ranks execute.
 
 Where the messages go:
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 from itertools import chain
 
 from launcher.errors import PlanError
-from launcher.interfaces import Schedule
+from launcher.interfaces import Schedule, splits_backward
 from launcher.schedule.actions import RB, RF, SB, SF, Action, F, PipelineShape
 from launcher.schedule.collector import paused_collector
 from launcher.schedule.depth import deadlines, smallest_depth
@@ -48,11 +48,12 @@ def lower(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Action, ...],
     if faults := tuple(schedule.check(shape)):
         raise PlanError(faults)
     compute = [tuple(schedule.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
-    flow = validate_compute(compute, shape)
+    is_split = splits_backward(schedule)
+    flow = validate_compute(compute, shape, splits_backward=is_split)
     deadline = deadlines(flow)
     depth = max(OVERLAP_DEPTH, smallest_depth(flow, deadline))
     lists = _with_messages(compute, flow, deadline, depth)
-    validate(lists, shape)
+    validate(lists, shape, splits_backward=is_split)
     return lists
 
 

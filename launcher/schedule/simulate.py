@@ -1,4 +1,4 @@
-"""When every forward and backward runs, given what each costs."""
+"""When every compute action runs, given what each costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
-from launcher.schedule.actions import COMPUTE, Action, B, F, PipelineShape
+from launcher.schedule.actions import Action, B, F, PipelineShape, W, has_weight_actions
 from launcher.schedule.collector import paused_collector
 from launcher.schedule.flow import ABSENT, Flow, Lists, compute_only
 
@@ -21,9 +21,24 @@ class Costs:
     forward_s: tuple[float, ...]
     """Forward of one microbatch, per stage."""
     backward_s: tuple[float, ...]
-    """Backward of one microbatch, per stage."""
+    """B of one microbatch, per stage: the whole backward, or the gradient of the input alone where the
+    schedule splits it."""
+    weight_s: tuple[float, ...] = ()
+    """W of one microbatch, per stage: the weight gradients. Empty where the schedule has no W."""
     transfer_s: float = 0.0
     """One message between two ranks."""
+
+
+def textbook_costs(shape: PipelineShape, *, splits_backward: bool) -> Costs:
+    """Equal stages and free messages, each gradient as long as a forward.
+
+    >>> textbook_costs(PipelineShape(num_pp_ranks=2), splits_backward=False)
+    Costs(forward_s=(1.0, 1.0), backward_s=(2.0, 2.0), weight_s=(), transfer_s=0.0)
+    """
+    ones, twos = (1.0,) * shape.num_stages, (2.0,) * shape.num_stages
+    if splits_backward:
+        return Costs(forward_s=ones, backward_s=ones, weight_s=ones)
+    return Costs(forward_s=ones, backward_s=twos)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +46,7 @@ class Timeline:
     """One simulated step; time counts from its start."""
 
     spans: tuple[tuple[tuple[Action, float, float], ...], ...]
-    """Per pp_rank: each forward and backward with its start and end in seconds."""
+    """Per pp_rank: each compute action with its start and end in seconds."""
     makespan_s: float
     """End of the last action."""
     busy_s: tuple[float, ...]
@@ -49,9 +64,9 @@ class Timeline:
 def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
     """Runs validated lists against a clock.
 
-    An action starts when its rank is free and its message has arrived: `transfer_s` after its
-    producer ended when that is on another rank, at once on the same. Sends do not block, and
-    receives count as posted in time.
+    A W starts when its rank is free: its B stands before it in the list. A forward or backward starts when
+    its rank is free and its message has arrived: `transfer_s` after its producer ended when that is
+    on another rank, at once on the same. Sends do not block, and receives count as posted in time.
 
     >>> from launcher.schedule.actions import from_text
     >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
@@ -61,7 +76,8 @@ def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
     (7.0, (3, 3), 2)
     """
     compute = compute_only(lists)
-    seconds = dict(zip(COMPUTE, (costs.forward_s, costs.backward_s), strict=True))
+    assert bool(costs.weight_s) == has_weight_actions(lists), "weight_s goes with a schedule that has W"
+    seconds = {F: costs.forward_s, B: costs.backward_s, W: costs.weight_s}
     durations = [[seconds[kind][stage] for stage, kind, _ in actions] for actions in compute]
     return _timeline(compute, shape, durations, costs.transfer_s)
 
@@ -69,12 +85,12 @@ def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
 def replay(
     lists: Lists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], *, transfer_s: float
 ) -> Timeline:
-    """Like `simulate`, with a time of its own for each forward and backward, such as a measured one.
+    """Like `simulate`, with a time of its own for each compute action, such as a measured one.
 
-    ``durations_s``: per pp_rank, the seconds of its forwards and backwards in the order of its list.
+    ``durations_s``: per pp_rank, the seconds of its compute actions in the order of its list.
 
     Raises:
-        ValueError: when a rank's times are not as many as its forwards and backwards.
+        ValueError: when a rank's times are not as many as its compute actions.
     """
     compute = compute_only(lists)
     for pp_rank, (actions, durations) in enumerate(zip(compute, durations_s, strict=True)):
@@ -100,14 +116,18 @@ def _timeline(
 
 
 def peak_held(lists: Lists, shape: PipelineShape) -> tuple[int, ...]:
-    """Per pp_rank, the most stage inputs held at once: forward done, backward not yet.
+    """Per pp_rank, the most stage inputs held at once: from a forward to its backward, or to its W
+    where the schedule splits the backward.
 
     >>> from launcher.schedule.actions import from_text
-    >>> peak_held([from_text("0F0 0F1 0B0 0F2 0B1 0B2")], PipelineShape(num_pp_ranks=1, num_microbatches=3))
+    >>> shape = PipelineShape(num_pp_ranks=1, num_microbatches=3)
+    >>> peak_held([from_text("0F0 0F1 0B0 0F2 0B1 0B2")], shape)
     (2,)
+    >>> peak_held([from_text("0F0 0F1 0B0 0F2 0B1 0W0 0B2 0W1 0W2")], shape)
+    (3,)
     """
     assert len(lists) == shape.num_pp_ranks, f"{len(lists)} lists for {shape.num_pp_ranks} pp_ranks"
-    change = {F: 1, B: -1}
+    change = {F: 1, W if has_weight_actions(lists) else B: -1}
     return tuple(max(accumulate(change.get(kind, 0) for _, kind, _ in actions)) for actions in lists)
 
 

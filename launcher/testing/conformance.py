@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 
 from launcher import registry
 from launcher.errors import Fault
-from launcher.interfaces import Action, PipelineShape, Schedule
-from launcher.schedule.actions import COMPUTE
+from launcher.interfaces import Action, PipelineShape, Schedule, splits_backward
+from launcher.schedule.actions import compute_kinds
 from launcher.schedule.passes import lower
-from launcher.schedule.simulate import Costs, simulate
+from launcher.schedule.simulate import simulate, textbook_costs
 
 SHAPES = tuple(
     PipelineShape(num_pp_ranks=p, num_chunks=v, num_microbatches=m)
@@ -49,6 +49,11 @@ class ScheduleConformance:
         if "shape" in metafunc.fixturenames:
             names = [f"p{s.num_pp_ranks}-v{s.num_chunks}-m{s.num_microbatches}" for s in self.shapes]
             metafunc.parametrize("shape", self.shapes, ids=names)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the schedule says that it splits the backward."""
+        return splits_backward(self.plugin())
 
     def accepts(self, shape: PipelineShape) -> bool:
         """Whether the schedule runs this shape."""
@@ -78,11 +83,16 @@ class ScheduleConformance:
             assert fault.allowed, f"{fault}: by which rule?"
             assert fault.fix, f"{fault}: how is it mended?"
 
-    def test_gives_forwards_and_backwards_only(self, shape: PipelineShape) -> None:
-        """Sends and receives are the launcher's part."""
+    def test_gives_the_kinds_of_action_that_it_says(self, shape: PipelineShape) -> None:
+        """W stands in the lists exactly when the schedule says that it splits the backward, and sends and
+        receives are the launcher's part."""
         if self.accepts(shape):
-            kinds = {action.kind for actions in self._actions(shape) for action in actions}
-            assert kinds <= set(COMPUTE), f"{kinds - set(COMPUTE)}: the launcher adds sends and receives"
+            given = {action.kind for actions in self._actions(shape) for action in actions}
+            expected = set(compute_kinds(splits_backward=self.splits_backward))
+            assert given == expected, (
+                f"kinds {sorted(given)}, expected {sorted(expected)}: W goes with splits_backward = True, "
+                "and the launcher adds sends and receives"
+            )
 
     def test_gives_the_same_every_time(self, shape: PipelineShape) -> None:
         """The lists depend on the shape alone."""
@@ -95,11 +105,12 @@ class ScheduleConformance:
             lower(self.plugin(), shape)
 
     def test_bubble_formula_is_what_a_simulation_gives(self, shape: PipelineShape) -> None:
-        """The closed form, where there is one, is exact for equal stages with backward = 2 forward."""
+        """The closed form, where there is one, is exact for equal stages and free messages, when each
+        gradient takes as long as a forward."""
         if not self.accepts(shape) or (formula := self.plugin().bubble_fraction(shape)) is None:
             return
-        ones, twos = (1.0,) * shape.num_stages, (2.0,) * shape.num_stages
-        timeline = simulate(self._actions(shape), shape, Costs(forward_s=ones, backward_s=twos))
+        costs = textbook_costs(shape, splits_backward=self.splits_backward)
+        timeline = simulate(self._actions(shape), shape, costs)
         assert abs(timeline.bubble_fraction - formula) < 1e-9, (
             f"formula {formula}, simulation {timeline.bubble_fraction}"
         )

@@ -47,6 +47,6 @@ def test_example_is_unknown_where_it_is_not_installed(tmp_path: Path) -> None:
         tmp_path, "-c", "from launcher.registry import record; record('launcher.schedules', 'one_at_a_time')"
     )
     assert (
-        "no plugin 'one_at_a_time' in launcher.schedules. Known: 1f1b, gpipe, interleaved_1f1b"
+        "no plugin 'one_at_a_time' in launcher.schedules. Known: 1f1b, gpipe, interleaved_1f1b, naive, zb_h1"
         in ended.stderr
     )

@@ -133,6 +133,19 @@ def test_a_custom_model_without_operations_or_parameters_is_planned():
     assert all(row.purpose != "gradients" for row in plan.traffic)
 
 
+def test_a_plan_says_which_layers_run_a_split_backward_whole():
+    layers = (*LAYERS[:2], replace(LAYERS[2], weight_flops=100.0))
+    shape = ModelShape(family="custom", layers=layers, prologue=None, epilogue=None, num_tied_parameters=0)
+    plan = build(custom({"pp": 3, "schedule": "zb_h1"}), describe=lambda model, batch: shape)
+    assert plan.schedule.weight_s[:2] == (0.0, 0.0) != plan.schedule.weight_s[2:]
+    assert (
+        "zb_h1 splits the backward, which 2 of 3 layers cannot: their B computes the weight gradients, too, "
+        "and their W nothing."
+    ) in plan.notes
+    whole = build(custom({"pp": 3}), describe=lambda model, batch: shape)
+    assert not any("splits the backward" in note for note in whole.notes)
+
+
 def test_a_custom_model_cannot_be_split():
     shape = ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
     with pytest.raises(

@@ -113,8 +113,10 @@ def test_a_stage_keeps_the_message_that_it_sent():
 @pytest.mark.parametrize(
     ("schedule", "num_chunks", "peaks"),
     [
+        ("naive", 1, lambda p, v, m, r: 1),
         ("gpipe", 1, lambda p, v, m, r: m),
         ("1f1b", 1, lambda p, v, m, r: min(m, p - r)),
+        ("zb_h1", 1, lambda p, v, m, r: min(m, p)),
         ("interleaved_1f1b", 2, lambda p, v, m, r: min(v * m, (v + 1) * p - 1 - 2 * r)),
     ],
 )
@@ -134,6 +136,22 @@ def test_the_peak_of_1f1b_multiplies_what_one_microbatch_keeps():
     plan, job = build(config), job_shape(config)
     expected = [(4 - stage.stage) * kept_bytes(job, stage) for stage in job.stages]
     assert [ranks.activations_bytes for ranks in plan.memory] == expected
+
+
+def test_zb_h1_keeps_as_much_on_every_rank_as_1f1b_on_the_first():
+    config = launch_config(batch={"global_size": 8}, parallel={"pp": 4, "schedule": "zb_h1"})
+    plan, job = build(config), job_shape(config)
+    assert [ranks.activations_bytes for ranks in plan.memory] == [4 * kept_bytes(job, s) for s in job.stages]
+
+
+def test_what_a_split_backward_recomputes_is_held_until_its_weight_gradients():
+    parallel = {"pp": 2, "schedule": "zb_h1", "recompute": "full"}
+    batch = {"global_size": 4}
+    plan = build(launch_config(batch=batch, parallel=parallel))
+    inputs = kept_bytes(job := job_shape(launch_config(batch=batch, parallel=parallel)), job.stages[1])
+    whole = kept_bytes(job := job_shape(launch_config(batch=batch, parallel={"pp": 2})), job.stages[1])
+    # 1F0 1B0 1F1 1B1 1W0: two microbatches have been recomputed and wait for their weight gradients.
+    assert plan.memory[1].activations_bytes == 2 * whole > 2 * inputs
 
 
 def test_receives_posted_ahead_take_buffers():

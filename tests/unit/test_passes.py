@@ -1,6 +1,7 @@
 """Messages are added where they cannot deadlock and overlap with compute."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,15 +11,30 @@ from hypothesis import strategies as st
 
 from launcher.errors import Fault, PlanError
 from launcher.interfaces import Schedule
-from launcher.schedule.actions import COMPUTE, RB, RF, SB, SF, Action, B, F, PipelineShape, from_text, to_text
+from launcher.schedule.actions import (
+    COMPUTE,
+    RB,
+    RF,
+    SB,
+    SF,
+    Action,
+    B,
+    F,
+    PipelineShape,
+    W,
+    from_text,
+    to_text,
+)
 from launcher.schedule.depth import deadlines, smallest_depth
 from launcher.schedule.flow import Flow
 from launcher.schedule.passes import add_communication, lower
-from launcher.schedule.simulate import Costs, simulate
+from launcher.schedule.simulate import simulate, textbook_costs
 from launcher.schedule.validate import validate
 from launcher_plugins.schedules.gpipe import GPipe
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
+from launcher_plugins.schedules.naive import Naive
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
+from launcher_plugins.schedules.zb_h1 import ZBH1
 
 Lists = Sequence[Sequence[Action]]
 
@@ -38,7 +54,7 @@ def depth_of(schedule: Schedule, shape: PipelineShape) -> int:
 
 def accepted_shapes() -> Iterator[tuple[Any, PipelineShape]]:
     for p, v, m in product(range(1, 9), range(1, 5), range(1, 17)):
-        for schedule in (GPipe(), OneFOneB(), Interleaved1F1B()):
+        for schedule in (Naive(), GPipe(), OneFOneB(), Interleaved1F1B(), ZBH1()):
             if not list(schedule.check(shape_of(p, v, m))):
                 yield schedule, shape_of(p, v, m)
 
@@ -62,12 +78,20 @@ def test_add_communication_puts_receives_depth_actions_ahead() -> None:
 def test_stages_of_one_rank_exchange_no_messages() -> None:
     shape = shape_of(1, 3, 2)
     (actions,) = lower(Interleaved1F1B(), shape)
-    assert {action.kind for action in actions} == set(COMPUTE)
+    assert {action.kind for action in actions} == {F, B}
+
+
+def test_input_gradients_are_sent_before_the_weight_gradients_are_computed() -> None:
+    shape = shape_of(2, 1, 1)
+    assert list(map(to_text, lower(ZBH1(), shape))) == [
+        "0RB0 0F0 0SF0 0B0 0W0",
+        "1RF0 1F0 1B0 1SB0 1W0",
+    ]
 
 
 def test_every_accepted_shape_lowers_to_valid_lists() -> None:
     for schedule, shape in accepted_shapes():
-        validate(lower(schedule, shape), shape)
+        validate(lower(schedule, shape), shape, splits_backward=schedule.splits_backward)
 
 
 def test_messages_per_boundary_are_one_each_way_and_microbatch() -> None:
@@ -86,8 +110,8 @@ def test_interleaving_multiplies_the_messages() -> None:
 
 
 def count_messages(schedule: Schedule, shape: PipelineShape) -> int:
-    ones = (1.0,) * shape.num_stages
-    return simulate(lower(schedule, shape), shape, Costs(forward_s=ones, backward_s=ones)).transfers
+    costs = textbook_costs(shape, splits_backward=False)
+    return simulate(lower(schedule, shape), shape, costs).transfers
 
 
 @pytest.mark.parametrize(
@@ -107,10 +131,13 @@ def test_smallest_depth_is_the_least_that_the_validator_accepts() -> None:
             continue
         depth = depth_of(schedule, shape)
         compute = compute_of(schedule, shape)
-        validate(add_communication(compute, shape, depth), shape)
+        splits = schedule.splits_backward
+        validate(add_communication(compute, shape, depth), shape, splits_backward=splits)
         if depth:
-            with pytest.raises(PlanError, match="deadlock: waits for pp_rank"):
-                validate(add_communication(compute, shape, depth - 1), shape)
+            with pytest.raises(
+                PlanError, match="deadlock when sends block until received: waits for pp_rank"
+            ):
+                validate(add_communication(compute, shape, depth - 1), shape, splits_backward=splits)
 
 
 def test_receives_are_posted_in_the_order_of_the_sends_even_when_needed_otherwise() -> None:
@@ -123,8 +150,10 @@ def test_receives_are_posted_in_the_order_of_the_sends_even_when_needed_otherwis
 
 
 @st.composite
-def random_order(draw: st.DrawFn) -> tuple[PipelineShape, list[list[Action]]]:
-    """Any lists whose data flow is acyclic: each rank's share of one random global order."""
+def random_order(draw: st.DrawFn) -> tuple[PipelineShape, list[list[Action]], bool]:
+    """Any lists whose data flow is acyclic: each rank's share of one random global order. The last value
+    is whether the backward is split."""
+    is_split = draw(st.booleans())
     shape = shape_of(draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
     last = shape.num_stages - 1
     ready = [Action(0, F, microbatch) for microbatch in range(shape.num_microbatches)]
@@ -138,24 +167,27 @@ def random_order(draw: st.DrawFn) -> tuple[PipelineShape, list[list[Action]]]:
                 if action.stage == last
                 else action._replace(stage=action.stage + 1)
             )
-        elif action.stage:
+        if action.kind == B and is_split:
+            ready.append(action._replace(kind=W))
+        if action.kind == B and action.stage:
             ready.append(action._replace(stage=action.stage - 1))
-    return shape, lists
+    return shape, lists, is_split
 
 
 @settings(max_examples=150, deadline=None)
 @given(random_order())
-def test_any_acyclic_order_can_be_lowered(case: tuple[PipelineShape, list[list[Action]]]) -> None:
-    shape, lists = case
-    lowered = lower(Given(lists), shape)
+def test_any_acyclic_order_can_be_lowered(case: tuple[PipelineShape, list[list[Action]], bool]) -> None:
+    shape, lists, is_split = case
+    lowered = lower(Given(lists, splits_backward=is_split), shape)
     assert [[action for action in actions if action.kind in COMPUTE] for actions in lowered] == lists
 
 
 class Given:
     """A schedule that gives the lists it was made with."""
 
-    def __init__(self, lists: Lists, faults: Sequence[Fault] = ()) -> None:
+    def __init__(self, lists: Lists, faults: Sequence[Fault] = (), *, splits_backward: bool = False) -> None:
         self.lists = lists
+        self.splits_backward = splits_backward
         self.faults = faults
 
     def check(self, shape: PipelineShape) -> Sequence[Fault]:
@@ -179,13 +211,19 @@ def test_lower_names_a_cycle_in_the_data_flow() -> None:
     with pytest.raises(PlanError) as raised:
         lower(Given(lists), shape_of(2, 1, 2))
     text = str(raised.value)
-    assert "=0B0: deadlock: waits for pp_rank 1 to send 1SB0, which stands behind 1F1 there." in text
-    assert "=1F1: deadlock: waits for pp_rank 0 to send 0SF1, which stands behind 0B0 there." in text
+    assert (
+        "=0B0: deadlock however sends behave: waits for pp_rank 1 to send 1SB0, which stands behind 1F1 "
+        in text
+    )
+    assert (
+        "=1F1: deadlock however sends behave: waits for pp_rank 0 to send 0SF1, which stands behind 0B0 "
+        in text
+    )
     assert ">0B0<" in text
     assert ">1F1<" in text
 
 
-def rendezvous_makespan(lists: Lists, forward_s: float, backward_s: float, transfer_s: float) -> float:
+def rendezvous_makespan(lists: Lists, seconds: dict[str, float], transfer_s: float) -> float:
     """Brute force: a transfer starts when the send has started *and* the receive is posted."""
     posted: dict[tuple[int, str, int], float] = {}
     sent: dict[tuple[int, str, int], float] = {}
@@ -202,12 +240,12 @@ def rendezvous_makespan(lists: Lists, forward_s: float, backward_s: float, trans
             elif kind == SB:
                 sent[stage - 1, RB, microbatch] = clock[rank]
             else:
-                message = (stage, RF if kind == F else RB, microbatch)
+                message = (stage, {F: RF, B: RB, W: ""}[kind], microbatch)
                 if message in posted:
                     if message not in sent:
                         continue
                     clock[rank] = max(clock[rank], posted[message] + transfer_s, sent[message] + transfer_s)
-                clock[rank] += forward_s if kind == F else backward_s
+                clock[rank] += seconds[kind]
             position[rank] += 1
     return max(clock)
 
@@ -215,16 +253,19 @@ def rendezvous_makespan(lists: Lists, forward_s: float, backward_s: float, trans
 @pytest.mark.parametrize("transfer_s", [0.25, 1.0, 1.5])
 def test_receives_of_lowered_lists_delay_no_transfer(transfer_s: float) -> None:
     shapes = [(GPipe(), (4, 1, 8)), (OneFOneB(), (4, 1, 8)), (OneFOneB(), (2, 1, 8))]
-    shapes += [(Interleaved1F1B(), (4, 2, 8)), (Interleaved1F1B(), (2, 3, 8))]
+    shapes += [(Interleaved1F1B(), (4, 2, 8)), (Interleaved1F1B(), (2, 3, 8)), (ZBH1(), (4, 1, 8))]
     for schedule, (p, v, m) in shapes:
         shape = shape_of(p, v, m)
-        costs = Costs(forward_s=(1.0,) * (p * v), backward_s=(2.0,) * (p * v), transfer_s=transfer_s)
+        is_split = schedule.splits_backward
+        costs = replace(textbook_costs(shape, splits_backward=is_split), transfer_s=transfer_s)
         lists = lower(schedule, shape)
-        assert rendezvous_makespan(lists, 1.0, 2.0, transfer_s) == simulate(lists, shape, costs).makespan_s
+        seconds = {F: 1.0, B: 1.0 if is_split else 2.0, W: 1.0}
+        assert rendezvous_makespan(lists, seconds, transfer_s) == simulate(lists, shape, costs).makespan_s
 
 
 def test_receives_posted_late_delay_the_step() -> None:
     shape = shape_of(4, 1, 8)
     compute = compute_of(OneFOneB(), shape)
-    late = rendezvous_makespan(add_communication(compute, shape, 0), 1.0, 2.0, 1.0)
-    assert late > rendezvous_makespan(lower(OneFOneB(), shape), 1.0, 2.0, 1.0)
+    seconds = {F: 1.0, B: 2.0}
+    late = rendezvous_makespan(add_communication(compute, shape, 0), seconds, 1.0)
+    assert late > rendezvous_makespan(lower(OneFOneB(), shape), seconds, 1.0)

@@ -37,7 +37,8 @@ TRILLION = launch_config(
     device={"peak_flops": {"bf16": 312e12}},
     cluster={"nodes": 384},
 )
-PLANS = {"one_rank": ONE_RANK, "hybrid": HYBRID, "trillion": TRILLION}
+SPLIT = launch_config(name="split", batch={"global_size": 8}, parallel={"pp": 4, "schedule": "zb_h1"})
+PLANS = {"one_rank": ONE_RANK, "hybrid": HYBRID, "trillion": TRILLION, "split": SPLIT}
 
 
 @pytest.mark.parametrize("name", PLANS)

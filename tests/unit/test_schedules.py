@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from launcher.interfaces import Schedule
-from launcher.schedule.actions import COMPUTE, PipelineShape, to_text
-from launcher.schedule.grid import draw, phases
+from launcher.schedule.actions import B, F, PipelineShape, to_text
+from launcher.schedule.grid import draw
 from launcher.schedule.passes import lower
-from launcher.schedule.simulate import Costs, peak_held, simulate
+from launcher.schedule.phases import phases
+from launcher.schedule.simulate import Costs, peak_held, simulate, textbook_costs
 from launcher.testing.conformance import ScheduleConformance
 from launcher_plugins.schedules.gpipe import GPipe
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
+from launcher_plugins.schedules.naive import Naive
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
+from launcher_plugins.schedules.zb_h1 import ZBH1
 
 SINGLE_CHUNK = [(p, m) for p in range(1, 9) for m in range(1, 17)]
 INTERLEAVED = [(p, v, m) for p, v, m in product(range(1, 9), range(2, 5), range(1, 17)) if m % p == 0]
@@ -26,6 +29,11 @@ def shape_of(p: int, v: int, m: int) -> PipelineShape:
 
 def texts(schedule: Schedule, shape: PipelineShape) -> list[str]:
     return [to_text(schedule.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
+
+
+class TestNaiveConforms(ScheduleConformance):
+    plugin = Naive
+    name = "naive"
 
 
 class TestGPipeConforms(ScheduleConformance):
@@ -41,6 +49,15 @@ class TestOneFOneBConforms(ScheduleConformance):
 class TestInterleaved1F1BConforms(ScheduleConformance):
     plugin = Interleaved1F1B
     name = "interleaved_1f1b"
+
+
+class TestZBH1Conforms(ScheduleConformance):
+    plugin = ZBH1
+    name = "zb_h1"
+
+
+def test_naive_runs_one_microbatch_at_a_time() -> None:
+    assert texts(Naive(), shape_of(2, 1, 3)) == ["0F0 0B0 0F1 0B1 0F2 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"]
 
 
 def test_gpipe_runs_all_forwards_then_all_backwards() -> None:
@@ -64,6 +81,31 @@ def test_1f1b_with_fewer_microbatches_than_ranks() -> None:
     ]
 
 
+def test_zb_h1_lists_of_three_ranks_and_four_microbatches() -> None:
+    assert texts(ZBH1(), shape_of(3, 1, 4)) == [
+        "0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3",
+        "1F0 1F1 1B0 1F2 1B1 1W0 1F3 1B2 1W1 1B3 1W2 1W3",
+        "2F0 2B0 2F1 2B1 2F2 2B2 2W0 2F3 2B3 2W1 2W2 2W3",
+    ]
+
+
+def test_zb_h1_with_fewer_microbatches_than_ranks() -> None:
+    assert texts(ZBH1(), shape_of(4, 1, 2)) == [
+        "0F0 0F1 0B0 0W0 0B1 0W1",
+        "1F0 1F1 1B0 1B1 1W0 1W1",
+        "2F0 2F1 2B0 2B1 2W0 2W1",
+        "3F0 3B0 3F1 3B1 3W0 3W1",
+    ]
+
+
+def test_zb_h1_without_weight_gradients_is_1f1b() -> None:
+    for p, m in SINGLE_CHUNK:
+        for pp_rank in range(p):
+            shape = shape_of(p, 1, m)
+            others = [action for action in ZBH1().actions(shape, pp_rank) if action.kind in (F, B)]
+            assert others == list(OneFOneB().actions(shape, pp_rank))
+
+
 def test_interleaved_lists_of_two_ranks_two_chunks_and_four_microbatches() -> None:
     assert texts(Interleaved1F1B(), shape_of(2, 2, 4)) == [
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
@@ -80,7 +122,9 @@ def test_a_rank_holds_every_pth_stage() -> None:
         assert stages == {shape.stage(pp_rank, chunk) for chunk in (0, 1)}
 
 
-@pytest.mark.parametrize("schedule", [GPipe(), OneFOneB()], ids=["gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    "schedule", [Naive(), GPipe(), OneFOneB(), ZBH1()], ids=["naive", "gpipe", "1f1b", "zb_h1"]
+)
 def test_one_chunk_schedules_refuse_two_and_name_the_one_that_interleaves(schedule: Schedule) -> None:
     (fault,) = schedule.check(shape_of(4, 2, 8))
     assert str(fault).startswith("parallel.num_chunks=2: ")
@@ -140,13 +184,48 @@ def test_bubble_is_the_closed_form(schedule: Schedule) -> None:
         assert_bubble(schedule, shape_of(p, 1, m), (p - 1) / (m + p - 1))
 
 
+def test_naive_leaves_all_but_one_rank_idle() -> None:
+    for p, m in SINGLE_CHUNK:
+        assert_bubble(Naive(), shape_of(p, 1, m), (p - 1) / p)
+
+
+def idle_s(schedule: Schedule, shape: PipelineShape, costs: Costs) -> float:
+    """Seconds that each rank is idle; the same on all, for they do equal work."""
+    lists = [list(schedule.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
+    timeline = simulate(lists, shape, costs)
+    assert len(set(timeline.busy_s)) == 1
+    return timeline.makespan_s - timeline.busy_s[0]
+
+
+def test_zb_h1_idles_f_plus_b_minus_w_where_1f1b_idles_f_plus_b_plus_w() -> None:
+    for p, extra, f, b, w in product(range(1, 7), range(4), (2, 3, 5), (2, 3, 5), (1, 2)):
+        shape = shape_of(p, 1, p + extra)
+        whole = Costs(forward_s=(f,) * p, backward_s=(b + w,) * p)
+        halves = Costs(forward_s=(f,) * p, backward_s=(b,) * p, weight_s=(w,) * p)
+        assert idle_s(OneFOneB(), shape, whole) == (p - 1) * (f + b + w)
+        assert idle_s(ZBH1(), shape, halves) == (p - 1) * (f + b - w)
+
+
+def test_zb_h1_idles_by_the_shortest_of_the_three_whatever_the_number_of_microbatches() -> None:
+    for p, m, f, b, w in product(range(1, 6), range(1, 9), (1, 2, 3), (1, 2, 3), (1, 2, 3)):
+        halves = Costs(forward_s=(f,) * p, backward_s=(b,) * p, weight_s=(w,) * p)
+        expected = (p - 1) * (f + b) - (min(m, p) - 1) * min(f, b, w)
+        assert idle_s(ZBH1(), shape_of(p, 1, m), halves) == expected, (p, m, f, b, w)
+
+
+def test_zb_h1_has_a_third_of_the_idle_time_of_1f1b() -> None:
+    for p, m in SINGLE_CHUNK:
+        if m >= p:
+            assert_bubble(ZBH1(), shape_of(p, 1, m), (p - 1) / (3 * m + p - 1))
+
+
 def test_interleaving_divides_the_idle_time_by_v() -> None:
     for p, v, m in INTERLEAVED:
         assert_bubble(Interleaved1F1B(), shape_of(p, v, m), (p - 1) / (v * m + p - 1))
 
 
 def assert_bubble(schedule: Schedule, shape: PipelineShape, expected: float) -> None:
-    costs = Costs(forward_s=(1.0,) * shape.num_stages, backward_s=(2.0,) * shape.num_stages)
+    costs = textbook_costs(shape, splits_backward=schedule.splits_backward)
     lists = [list(schedule.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
     assert simulate(lists, shape, costs).bubble_fraction == pytest.approx(expected, abs=1e-12), shape
     assert schedule.bubble_fraction(shape) == pytest.approx(expected, abs=1e-15), shape
@@ -154,6 +233,17 @@ def assert_bubble(schedule: Schedule, shape: PipelineShape, expected: float) -> 
 
 def held(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]:
     return peak_held([list(schedule.actions(shape, r)) for r in range(shape.num_pp_ranks)], shape)
+
+
+def test_naive_holds_one_microbatch() -> None:
+    for p, m in SINGLE_CHUNK:
+        assert held(Naive(), shape_of(p, 1, m)) == (1,) * p
+
+
+def test_zb_h1_holds_on_every_rank_what_1f1b_holds_on_its_worst() -> None:
+    for p, m in SINGLE_CHUNK:
+        shape = shape_of(p, 1, m)
+        assert held(ZBH1(), shape) == (max(held(OneFOneB(), shape)),) * p == (min(m, p),) * p
 
 
 def test_gpipe_holds_all_microbatches() -> None:
@@ -204,7 +294,7 @@ def test_warmup_of_interleaved_grows_by_a_round_per_chunk() -> None:
 
 def test_forwards_of_a_stage_keep_the_order_of_the_microbatches() -> None:
     for p, v, m in INTERLEAVED:
-        for kind in COMPUTE:
+        for kind in (F, B):
             actions = [a for a in Interleaved1F1B().actions(shape_of(p, v, m), p - 1) if a.kind == kind]
             for stage in shape_of(p, v, m).stages(p - 1):
                 assert [a.microbatch for a in actions if a.stage == stage] == list(range(m))
@@ -212,8 +302,14 @@ def test_forwards_of_a_stage_keep_the_order_of_the_microbatches() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "shape"),
-    [(GPipe(), (3, 1, 4)), (OneFOneB(), (3, 1, 4)), (Interleaved1F1B(), (2, 2, 4))],
-    ids=["gpipe", "1f1b", "interleaved_1f1b"],
+    [
+        (Naive(), (3, 1, 2)),
+        (GPipe(), (3, 1, 4)),
+        (OneFOneB(), (3, 1, 4)),
+        (Interleaved1F1B(), (2, 2, 4)),
+        (ZBH1(), (3, 1, 4)),
+    ],
+    ids=["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1"],
 )
 def test_the_drawing_in_the_docstring_is_the_schedule(schedule: Any, shape: tuple[int, int, int]) -> None:
     drawn = draw(lower(schedule, shape_of(*shape)), shape_of(*shape), width=200, color=False)

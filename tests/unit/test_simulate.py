@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from launcher.interfaces import Schedule
 from launcher.schedule.actions import F, PipelineShape, from_text
 from launcher.schedule.passes import lower
-from launcher.schedule.simulate import Costs, Timeline, peak_held, replay, simulate
+from launcher.schedule.simulate import Costs, Timeline, peak_held, replay, simulate, textbook_costs
 from launcher_plugins.schedules.gpipe import GPipe
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
+from launcher_plugins.schedules.zb_h1 import ZBH1
 
 
 def shape_of(p: int, v: int, m: int) -> PipelineShape:
@@ -39,6 +40,38 @@ def test_spans_of_two_ranks_and_two_microbatches() -> None:
     assert timeline.busy_s == (6, 6)
     assert timeline.transfers == 4
     assert timeline.bubble_fraction == pytest.approx(1 - 12 / 20)
+
+
+def test_spans_of_a_split_backward() -> None:
+    shape = shape_of(2, 1, 2)
+    costs = Costs(forward_s=(1, 1), backward_s=(2, 2), weight_s=(3, 4), transfer_s=0.5)
+    timeline = run(ZBH1(), shape, costs)
+    assert [[(str(action), start, end) for action, start, end in spans] for spans in timeline.spans] == [
+        [("0F0", 0, 1), ("0F1", 1, 2), ("0B0", 5, 7), ("0W0", 7, 10), ("0B1", 10, 12), ("0W1", 12, 15)],
+        [
+            ("1F0", 1.5, 2.5),
+            ("1B0", 2.5, 4.5),
+            ("1F1", 4.5, 5.5),
+            ("1B1", 5.5, 7.5),
+            ("1W0", 7.5, 11.5),
+            ("1W1", 11.5, 15.5),
+        ],
+    ]
+    assert timeline.busy_s == (12, 14)
+    assert timeline.transfers == 4
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), ZBH1()], ids=["1f1b", "zb_h1"])
+def test_times_of_weight_gradients_go_with_a_schedule_that_splits(schedule: Schedule) -> None:
+    shape = shape_of(2, 1, 2)
+    others = textbook_costs(shape, splits_backward=not schedule.splits_backward)
+    with pytest.raises(AssertionError, match="weight_s goes with a schedule that has W"):
+        run(schedule, shape, others)
+
+
+def test_what_is_held_is_let_go_by_the_weight_gradients() -> None:
+    assert peak_held([from_text("0F0 0B0 0F1 0W0 0B1 0W1")], shape_of(1, 1, 2)) == (2,)
+    assert peak_held([from_text("0F0 0B0 0W0 0F1 0B1 0W1")], shape_of(1, 1, 2)) == (1,)
 
 
 def test_messages_between_stages_of_one_rank_take_no_time() -> None:

@@ -113,3 +113,58 @@ def test_the_trillion_parameter_run_of_narayanan_is_predicted_within_a_tenth():
         },
     )
     assert build(config).schedule.step_s == pytest.approx(102.63, rel=0.1)
+
+
+SPLIT = {"pp": 2, "schedule": "zb_h1"}
+
+
+def test_a_split_backward_takes_the_weight_gradients_out_of_it():
+    batch = {"global_size": 4}
+    whole = build(launch_config(batch=batch, parallel={"pp": 2})).schedule
+    split = build(launch_config(batch=batch, parallel=SPLIT)).schedule
+    stages = job_shape(launch_config(batch=batch, parallel=SPLIT)).stages
+    layer, _, head = _parts(launch_config())
+    weights = [stage.num_layers * layer.weight_flops / RATE for stage in stages]
+    weights[-1] += head.weight_flops / RATE
+    assert split.weight_s == pytest.approx(weights)
+    assert split.forward_s == whole.forward_s
+    both = [b + w for b, w in zip(split.backward_s, split.weight_s, strict=True)]
+    assert both == pytest.approx(whole.backward_s)
+    assert (whole.splits_backward, whole.weight_s) == (False, ())
+    assert split.splits_backward
+
+
+def _parts(config):
+    model = job_shape(config).model
+    return model.layers[0], model.prologue, model.epilogue
+
+
+def test_attention_without_weights_stays_in_the_input_gradient():
+    layer, embedding, head = _parts(launch_config())
+    seq, hidden = launch_config().batch.seq_length, launch_config().model.hidden_size
+    assert layer.forward_flops - layer.weight_flops == 4 * seq * seq * hidden
+    assert (embedding.weight_flops, head.weight_flops) == (0, head.forward_flops)
+
+
+def test_a_split_backward_hides_the_gradient_exchange_in_the_weight_gradients_alone():
+    parallel = {"dp": 2, "bucket_bytes": 20_000}
+    plain, split = (
+        build(launch_config(batch={"global_size": 2}, parallel={**parallel, "schedule": schedule}))
+        for schedule in ("1f1b", "zb_h1")
+    )
+    exchange = next(row for row in plain.traffic if row.purpose == "gradients")
+    exposed_s = [
+        max(exchange.time_s - hidden_s, exchange.time_s / exchange.count)
+        for hidden_s in (plain.schedule.backward_s[0], split.schedule.weight_s[0])
+    ]
+    assert split.schedule.step_s - plain.schedule.step_s == pytest.approx(exposed_s[1] - exposed_s[0])
+    assert exposed_s[1] > exposed_s[0]
+
+
+def test_zb_h1_takes_a_shorter_step_than_1f1b():
+    steps = [
+        build(launch_config(batch={"global_size": 8}, parallel={"pp": 4, "schedule": schedule})).schedule
+        for schedule in ("zb_h1", "1f1b", "naive")
+    ]
+    assert steps[0].step_s < steps[1].step_s < steps[2].step_s
+    assert steps[0].bubble_formula == pytest.approx(3 / (3 * 8 + 3))

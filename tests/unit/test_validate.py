@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import PlanError
+from launcher.interfaces import Schedule
 from launcher.schedule.actions import Action, PipelineShape, from_text
 from launcher.schedule.finding import ScheduleError
 from launcher.schedule.passes import add_communication, lower
 from launcher.schedule.validate import validate, validate_compute
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
+from launcher_plugins.schedules.zb_h1 import ZBH1
 
 SHAPE = PipelineShape(num_pp_ranks=3, num_microbatches=4)
 Lists = list[list[Action]]
@@ -63,7 +65,8 @@ def test_repeated_action_is_named_with_its_first_place(lists: Lists) -> None:
 def test_action_of_another_rank_is_named(lists: Lists) -> None:
     lists[0].insert(3, act("1F0"))
     expected = (
-        "pp_rank 0, action 3=1F0: not among the actions of pp_rank 0 (stage 0; microbatch 0 to 3). Remove it."
+        "pp_rank 0, action 3=1F0: not among the actions of pp_rank 0 "
+        "(stage 0; microbatch 0 to 3; F, B and messages). Remove it."
     )
     assert expected in message(lists)
 
@@ -120,16 +123,16 @@ def test_receives_in_another_order_than_the_sends_are_named(lists: Lists) -> Non
     ) in message(lists)
 
 
-def test_deadlock_of_blocking_sends_shows_who_waits_for_whom() -> None:
+def test_deadlock_of_blocking_sends_alone_shows_who_waits_for_whom() -> None:
     shape = PipelineShape(num_pp_ranks=2, num_microbatches=3)
     compute = [list(OneFOneB().actions(shape, pp_rank)) for pp_rank in range(2)]
     text = message([list(actions) for actions in add_communication(compute, shape, 0)], shape)
     assert text == (
         "2 faults:\n"
-        "  1. pp_rank 0, action 3=0SF1: deadlock: waits for pp_rank 1 to post 1RF1, which stands behind "
-        "1SB0 there. Let pp_rank 1 post 1RF1 before 1SB0.\n"
-        "  2. pp_rank 1, action 3=1SB0: deadlock: waits for pp_rank 0 to post 0RB0, which stands behind "
-        "0SF1 there. Let pp_rank 0 post 0RB0 before 0SF1.\n"
+        "  1. pp_rank 0, action 3=0SF1: deadlock when sends block until received: waits for pp_rank 1 to "
+        "post 1RF1, which stands behind 1SB0 there. Let pp_rank 1 post 1RF1 before 1SB0.\n"
+        "  2. pp_rank 1, action 3=1SB0: deadlock when sends block until received: waits for pp_rank 0 to "
+        "post 0RB0, which stands behind 0SF1 there. Let pp_rank 0 post 0RB0 before 0SF1.\n"
         "\n"
         "  pp_rank 0  0F0 0SF0 0F1 >0SF1< 0RB0 0B0 0F2 0SF2 ...\n"
         "  pp_rank 1  1RF0 1F0 1B0 >1SB0< 1RF1 1F1 1B1 1SB1 ..."
@@ -142,8 +145,14 @@ def test_cyclic_order_over_three_ranks_names_only_the_ranks_of_the_circle() -> N
     shape = PipelineShape(num_pp_ranks=3, num_microbatches=2)
     text = message([list(actions) for actions in add_communication(compute, shape, 2)], shape)
     assert text.startswith("2 faults:")
-    assert "=0B0: deadlock: waits for pp_rank 1 to send 1SB0, which stands behind 1F1 there." in text
-    assert "=1F1: deadlock: waits for pp_rank 0 to send 0SF1, which stands behind 0B0 there." in text
+    assert (
+        "=0B0: deadlock however sends behave: waits for pp_rank 1 to send 1SB0, which stands behind 1F1 "
+        in text
+    )
+    assert (
+        "=1F1: deadlock however sends behave: waits for pp_rank 0 to send 0SF1, which stands behind 0B0 "
+        in text
+    )
     assert "pp_rank 2" not in text
 
 
@@ -155,9 +164,40 @@ def test_wrong_number_of_lists_is_refused(lists: Lists) -> None:
 def test_schedule_that_gives_messages_itself_is_refused(lists: Lists) -> None:
     with pytest.raises(
         ScheduleError,
-        match=r"not among .* pp_rank 0 \(stage 0; .*; F and B only, sends and receives are added",
+        match=r"not among .* pp_rank 0 \(stage 0; .*; F and B only, the launcher adds messages\)\. Remove it",
     ):
         validate_compute(lists, SHAPE)
+
+
+def test_weight_gradients_of_a_schedule_that_does_not_split_are_refused_with_how_to_say_so() -> None:
+    compute = [from_text("0F0 0B0 0W0")]
+    expected = (
+        r"action 2=0W0: not among the actions of pp_rank 0 \(stage 0; microbatch 0 to 0; F and B only, .*\)"
+        r"\. Set splits_backward = True on the schedule, or remove every W\."
+    )
+    with pytest.raises(ScheduleError, match=expected):
+        validate_compute(compute, PipelineShape(num_pp_ranks=1))
+
+
+def test_missing_weight_gradients_are_named() -> None:
+    compute = [from_text("0F0 0F1 0B0 0B1 0W1")]
+    expected = "action 0=0F0: 0W0 missing; .* once backward, once for its weight gradients, and each message"
+    with pytest.raises(ScheduleError, match=expected):
+        validate_compute(compute, PipelineShape(num_pp_ranks=1, num_microbatches=2), splits_backward=True)
+
+
+def test_weight_gradients_before_their_backward_are_named() -> None:
+    compute = [from_text("0F0 0W0 0B0")]
+    with pytest.raises(
+        ScheduleError, match=r"=0W0: needs 0B0, which stands later, at action 2\. Put 0B0 bef"
+    ):
+        validate_compute(compute, PipelineShape(num_pp_ranks=1), splits_backward=True)
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), ZBH1()], ids=["1f1b", "zb_h1"])
+def test_the_memory_high_water_mark_is_returned(schedule: Schedule) -> None:
+    marks = validate(lower(schedule, SHAPE), SHAPE, splits_backward=schedule.splits_backward)
+    assert marks == ((3, 3, 3) if schedule.splits_backward else (3, 2, 1))
 
 
 def test_long_lists_of_faults_are_cut() -> None:

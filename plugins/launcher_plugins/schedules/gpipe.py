@@ -23,6 +23,8 @@ from launcher.schedule.actions import B, F
 class GPipe:
     """All forwards, then all backwards, in the order of the microbatches."""
 
+    splits_backward = False
+
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Refuses more than one model chunk per rank."""
         if shape.num_chunks > 1:

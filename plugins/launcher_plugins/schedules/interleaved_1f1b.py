@@ -25,6 +25,8 @@ from launcher.schedule.actions import B, F
 class Interleaved1F1B:
     """1F1B over v model chunks per rank, in groups of p microbatches."""
 
+    splits_backward = False
+
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """At least two chunks, and a multiple of p microbatches."""
         p, m = shape.num_pp_ranks, shape.num_microbatches

@@ -25,6 +25,8 @@ from launcher.schedule.actions import B, F
 class OneFOneB:
     """One forward, one backward, after a warm-up of p-1-r forwards."""
 
+    splits_backward = False
+
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Refuses more than one model chunk per rank."""
         if shape.num_chunks > 1:

@@ -1,0 +1,49 @@
+"""Naive model parallelism: one microbatch at a time, forward to the end and back again.
+
+Three ranks and two microbatches, a row per rank, time to the right (a backward takes two slots):
+
+    0  0 · · · · · · 0━━ 1 · · · · · · 1━━
+    1  · 0 · · · 0━━ · · · 1 · · · 1━━ · ·
+    2  · · 0 0━━ · · · · · · 1 1━━ · · · ·
+
+One rank works while all others wait: splitting the model makes room for it, and nothing faster. This
+is what pipelining starts from. Of p ranks p-1 are idle at any time, whatever m is, and each holds
+one microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from launcher.interfaces import Action, Fault, PipelineShape
+from launcher.schedule.actions import B, F
+
+
+class Naive:
+    """Each microbatch forward and backward before the next one starts."""
+
+    splits_backward = False
+
+    def check(self, shape: PipelineShape) -> Iterable[Fault]:
+        """Refuses more than one model chunk per rank."""
+        if shape.num_chunks > 1:
+            yield Fault(
+                "parallel.num_chunks",
+                shape.num_chunks,
+                "naive runs one model chunk per pipeline rank",
+                "Set parallel.num_chunks=1, or parallel.schedule=interleaved_1f1b.",
+            )
+
+    def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
+        """Forward and backward of every microbatch in turn."""
+        for microbatch in range(shape.num_microbatches):
+            yield Action(pp_rank, F, microbatch)
+            yield Action(pp_rank, B, microbatch)
+
+    def bubble_fraction(self, shape: PipelineShape) -> float:
+        """(p - 1) / p.
+
+        >>> Naive().bubble_fraction(PipelineShape(num_pp_ranks=4, num_microbatches=9))
+        0.75
+        """
+        return (shape.num_pp_ranks - 1) / shape.num_pp_ranks
