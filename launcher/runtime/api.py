@@ -13,6 +13,7 @@ from launcher.config.schema import LaunchConfig
 from launcher.plan.model import RankPlan
 from launcher.runtime.groups import Groups
 from launcher.runtime.metrics import Clock
+from launcher.runtime.split_backward import SplitBackward, WeightProduct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +102,9 @@ class StepOutcome:
 class Update(Protocol):
     """Owns the parameters' update; exactly one per run, so that the loop never forks.
 
-    The executor calls `backward` for every B of the rank; ``last`` is true for the last B of each
-    chunk in the step, from which on that chunk's gradients are final.
+    The executor calls `backward` for every B of the rank and `finish_backward` for every W; ``last``
+    is true for the last B, and the last W, of each chunk in the step. A chunk's gradients are final
+    after its last B, or after its last W where the schedule splits the backward.
     """
 
     @property
@@ -120,6 +122,10 @@ class Update(Protocol):
 
     def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Backward of one microbatch. ``grad``: gradient of ``out``, None for the loss."""
+        ...
+
+    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has put off."""
         ...
 
     def apply(self, step: int) -> StepOutcome:
@@ -209,6 +215,8 @@ class RankContext:
     device: torch.device
     groups: Groups
     clock: Clock
+    split_backward: SplitBackward
+    """Puts off weight gradients where the schedule asks for it."""
     layers: Layers
     """Whole layers; tensor parallelism puts its own in place."""
     transport: Transport | None = None

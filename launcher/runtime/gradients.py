@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from launcher.runtime.api import Handle
+from launcher.runtime.split_backward import WeightProduct
 
 
 @dataclass
 class Bucket:
     """Some parameters' gradients as views into one flat tensor."""
 
+    chunk: int
     flat: Tensor
     params: list[nn.Parameter]
     num_missing: int = 0
-    """Gradients that the running last backward has still to add."""
+    """Gradients that the chunk's last backward has still to add."""
     handle: Handle | None = None
 
 
@@ -27,9 +30,9 @@ class GradientBuckets:
     """The gradients of every chunk of a rank.
 
     Each parameter belongs to one chunk, the first that holds it: that one is the last to run
-    backward. During a chunk's last backward a bucket is exchanged when its last gradient is added,
-    while the backward goes on. Buckets are filled from the last parameter to the first, the order
-    in which a backward reaches them.
+    backward. During a chunk's last backward, or during its last weight gradients where these are put
+    off, a bucket is exchanged when its last gradient is added, while the rest goes on. Buckets are
+    filled from the last parameter to the first, the order in which a backward reaches them.
     """
 
     dtype: torch.dtype
@@ -39,6 +42,7 @@ class GradientBuckets:
     """Starts a sum over the replicas, in place; None: there is one replica."""
     _chunks: list[list[Bucket]] = field(default_factory=list)
     _views: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    _bucket_of: dict[nn.Parameter, Bucket] = field(default_factory=dict)
     _last_chunk: int | None = None
     """The chunk whose last backward is running."""
 
@@ -64,6 +68,21 @@ class GradientBuckets:
             for bucket in self._chunks[chunk]:
                 if bucket.handle is None:  # holds a parameter that took no part in this backward
                     self._start(bucket)
+
+    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
+        """Computes and adds weight gradients that were put off; with ``last`` also exchanges the
+        chunk's buckets, whose other gradients are all there by then."""
+        if last:
+            weights = Counter(product.weight for product in products)
+            for bucket in self._chunks[chunk]:
+                bucket.num_missing = sum(weights[param] for param in bucket.params)
+                if bucket.num_missing == 0:
+                    self._start(bucket)
+        for product in products:
+            self._views[product.weight].add_(product.compute())
+            bucket = self._bucket_of[product.weight]
+            if last and bucket.chunk == chunk:
+                self._count_down(bucket)
 
     def wait(self) -> None:
         """Returns when every exchange is done."""
@@ -95,31 +114,31 @@ class GradientBuckets:
     def _bucket(self, params: list[nn.Parameter], chunk: int) -> Bucket:
         numel = sum(param.numel() for param in params)
         flat = torch.zeros(numel, dtype=self.dtype, device=params[0].device)
-        bucket = Bucket(flat=flat, params=params)
+        bucket = Bucket(chunk=chunk, flat=flat, params=params)
         start = 0
         for param in params:
             view = flat[start : start + param.numel()].view_as(param)
             start += param.numel()
-            self._views[param] = view
+            self._views[param], self._bucket_of[param] = view, bucket
             if param.dtype == self.dtype:
                 param.grad = view  # autograd adds in place
-            param.register_post_accumulate_grad_hook(self._hook(bucket, chunk))  # type: ignore[no-untyped-call]
+            param.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
         return bucket
 
-    def _hook(self, bucket: Bucket, chunk: int) -> Callable[[Tensor], None]:
-        def accumulated(param: Tensor) -> None:
-            assert isinstance(param, nn.Parameter), "a hook on what is not a parameter"
-            assert param.grad is not None, "the hook runs after a gradient was accumulated"
-            view = self._views[param]
-            if param.grad.data_ptr() != view.data_ptr():
-                view.add_(param.grad)
-                param.grad = None
-            if self._last_chunk == chunk:
-                bucket.num_missing -= 1
-                if bucket.num_missing == 0:
-                    self._start(bucket)
+    def _accumulated(self, param: nn.Parameter) -> None:
+        """Runs after autograd has added to a parameter's gradient."""
+        assert param.grad is not None, "the hook runs after a gradient was accumulated"
+        view, bucket = self._views[param], self._bucket_of[param]
+        if param.grad.data_ptr() != view.data_ptr():
+            view.add_(param.grad)
+            param.grad = None
+        if self._last_chunk == bucket.chunk:
+            self._count_down(bucket)
 
-        return accumulated
+    def _count_down(self, bucket: Bucket) -> None:
+        bucket.num_missing -= 1
+        if bucket.num_missing == 0:
+            self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
         if self.exchange is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launcher.runtime.api import IGNORED, GlobalSlice, new_parameter
+from launcher.runtime.split_backward import SplitBackward
 
 
 class WholeLayers:
@@ -18,8 +19,8 @@ class WholeLayers:
     size = 1
     splits_sequence = False
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+    def __init__(self, device: torch.device, dtype: torch.dtype, split: SplitBackward) -> None:
+        self._device, self._dtype, self._split = device, dtype, split
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq, size]."""
@@ -36,8 +37,8 @@ class WholeLayers:
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq, size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
         if embedding is not None:
-            return WholeHead(cast(WholeEmbedding, embedding).weight)
-        return WholeHead(self._parameter(f"{name}.weight", num_rows, size))
+            return WholeHead(cast(WholeEmbedding, embedding).weight, self._split)
+        return WholeHead(self._parameter(f"{name}.weight", num_rows, size), self._split)
 
     def positions(self, seq_length: int) -> slice:
         """The whole sequence."""
@@ -45,7 +46,7 @@ class WholeLayers:
 
     def _linear(self, name: str, in_size: int, out_size: int, bias: bool) -> WholeLinear:
         weight = self._parameter(f"{name}.weight", out_size, in_size)
-        return WholeLinear(weight, self._parameter(f"{name}.bias", out_size) if bias else None)
+        return WholeLinear(weight, self._parameter(f"{name}.bias", out_size) if bias else None, self._split)
 
     def _parameter(self, name: str, *shape: int) -> nn.Parameter:
         where = GlobalSlice(name=name, shape=shape, offset=(0,) * len(shape), is_sharded=False)
@@ -55,13 +56,14 @@ class WholeLayers:
 class WholeLinear(nn.Module):
     """x [..., in] -> [..., out]."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, split: SplitBackward) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
+        self._split = split
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        return functional.linear(x, self.weight, self.bias)
+        return self._split.linear(x, self.weight, self.bias)
 
 
 class WholeColumn(nn.Module):
@@ -91,13 +93,14 @@ class WholeEmbedding(nn.Module):
 class WholeHead(nn.Module):
     """Projection to the vocabulary and the loss."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: nn.Parameter, split: SplitBackward) -> None:
         super().__init__()
         self.weight = weight
+        self._split = split
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(hidden [batch, seq, size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
-        logits = functional.linear(hidden, self.weight).float()
+        logits = self._split.linear(hidden, self.weight).float()
         return functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )

@@ -104,6 +104,7 @@ def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> Pipel
         modules={stage.stage: module for stage, module in zip(ctx.plan.stages, modules, strict=True)},
         actions=from_text(ctx.plan.actions),
         input_shapes={stage.stage: local(stage.input_shape) for stage in plan.stages[1:]},
+        split=ctx.split_backward,
         dtype=DTYPES[plan.config.precision.compute],
         device=ctx.device,
     )

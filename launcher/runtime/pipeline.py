@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from launcher.metrics.records import PIPELINE
 from launcher.runtime.api import Handle, Transport, Update
 from launcher.runtime.metrics import Clock
-from launcher.schedule.actions import RB, RF, SB, SF, Action, B, F, PipelineShape
+from launcher.runtime.split_backward import SplitBackward, WeightProduct
+from launcher.schedule.actions import RB, RF, SB, SF, Action, B, F, PipelineShape, W
 
 Key = tuple[str, int, int]
 """Kind, stage and microbatch of the action that receives a message."""
@@ -66,6 +67,8 @@ class PipelinePart:
     actions: Sequence[Action]
     input_shapes: Mapping[int, tuple[int, ...]]
     """Local shape of one microbatch's input, for every stage of the model but the first."""
+    split: SplitBackward
+    """Where the modules' backwards put off their weight gradients."""
     dtype: torch.dtype
     """Number format of the messages."""
     device: torch.device
@@ -92,6 +95,15 @@ class _Held:
     """The pool's buffer under ``input``; None where the previous stage is on this rank."""
 
 
+@dataclass(frozen=True)
+class _PutOff:
+    """What a split backward leaves to its W."""
+
+    products: list[WeightProduct]
+    buffers: tuple[Tensor | None, ...]
+    """The pool's buffers that the products may still read."""
+
+
 @dataclass
 class _Step:
     """All that is under way in one step."""
@@ -106,6 +118,7 @@ class _Step:
     it arrived; what gets no answer leaves in the order of its send."""
     unanswered: deque[Key] = field(default_factory=deque)
     held: dict[tuple[int, int], _Held] = field(default_factory=dict)
+    put_off: dict[tuple[int, int], _PutOff] = field(default_factory=dict)
     loss_sum: Tensor | None = None
     num_receives: int = 0
 
@@ -116,7 +129,8 @@ class PipelineExecutor:
     def __init__(self, part: PipelinePart, transport: Transport | None, clock: Clock) -> None:
         self._part, self._transport, self._clock = part, transport, clock
         self._last_stage = part.shape.num_stages - 1
-        self._last_backward = {a.stage: place for place, a in enumerate(part.actions) if a.kind == B}
+        self._last = {(a.kind, a.stage): place for place, a in enumerate(part.actions)}
+        """Where in the list a stage has its last action of each kind."""
         self.pool = BufferPool(part.dtype, part.device)
 
     def train(self, microbatches: Sequence[Any], update: Update, loss_scale: float) -> StepResult:
@@ -127,10 +141,13 @@ class PipelineExecutor:
         """
         step = _Step()
         for place, action in enumerate(self._part.actions):
+            last = place == self._last[action.kind, action.stage]
             if action.kind == F:
                 self._forward(action, microbatches[action.microbatch], step, loss_scale)
             elif action.kind == B:
-                self._backward(action, step, update, last=place == self._last_backward[action.stage])
+                self._backward(action, step, update, last=last)
+            elif action.kind == W:
+                self._finish_backward(action, step, update, last=last)
             elif action.kind in (RF, RB):
                 self._post_receive(action, step)
             else:
@@ -181,14 +198,29 @@ class PipelineExecutor:
             grad, grad_buffer = self._take((RB, stage, index), step)
             self._end_send((RF, stage + 1, index), step)
         held = step.held.pop((stage, index))
-        with self._clock.action():
-            chunk = stage // self._part.shape.num_pp_ranks
-            update.backward(held.output, grad, chunk=chunk, last=last)
-        self.pool.give(grad_buffer)
-        self.pool.give(held.buffer)
+        with self._clock.action(), self._part.split.collecting() as products:
+            update.backward(held.output, grad, chunk=self._chunk(stage), last=last)
+        step.put_off[stage, index] = _PutOff(products, (grad_buffer, held.buffer))
+        if not self._part.split.is_enabled:
+            self._let_go(stage, index, step)
         if held.input is not None:
             assert held.input.grad is not None, f"stage {stage} gave its input no gradient"
             self._pass_on((RB, stage - 1, index), held.input.grad, step)
+
+    def _finish_backward(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
+        stage, _, index = action
+        with self._clock.action():
+            products = step.put_off[stage, index].products
+            update.finish_backward(products, chunk=self._chunk(stage), last=last)
+        self._let_go(stage, index, step)
+
+    def _let_go(self, stage: int, index: int, step: _Step) -> None:
+        """Ends what a microbatch held on a stage."""
+        for buffer in step.put_off.pop((stage, index)).buffers:
+            self.pool.give(buffer)
+
+    def _chunk(self, stage: int) -> int:
+        return stage // self._part.shape.num_pp_ranks
 
     def _pass_on(self, key: Key, message: Tensor, step: _Step) -> None:
         """Hands a result to its stage: at once when that is on this rank, else to the coming send."""

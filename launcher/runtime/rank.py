@@ -17,6 +17,7 @@ from launcher.runtime.layers import WholeLayers
 from launcher.runtime.loop import train
 from launcher.runtime.metrics import Clock
 from launcher.runtime.place import Place
+from launcher.runtime.split_backward import SplitBackward
 
 
 def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
@@ -48,12 +49,14 @@ def choose_device(plan: Plan, place: Place) -> torch.device:
 
 def make_context(plan: RankPlan, device: torch.device) -> RankContext:
     """The rank's context, equipped by the plan's parallel plugins. Collective over all ranks."""
+    split = SplitBackward(is_enabled=plan.plan.schedule.splits_backward)
     ctx = RankContext(
         plan=plan,
         device=device,
         groups=make_groups(plan, plan.plan.config.run.timeout_s),
         clock=Clock(device),
-        layers=WholeLayers(device, DTYPES[plan.plan.config.precision.compute]),
+        split_backward=split,
+        layers=WholeLayers(device, DTYPES[plan.plan.config.precision.compute], split),
     )
     for apply in plan.plan.parallels:
         resolve(apply)(ctx)

@@ -25,6 +25,7 @@ from launcher.runtime.gradients import GradientBuckets
 from launcher.runtime.groups import Group
 from launcher.runtime.learning_rate import learning_rate
 from launcher.runtime.loss_scale import LossScale
+from launcher.runtime.split_backward import WeightProduct
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -59,7 +60,12 @@ class NativeUpdate:
 
     def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Backward of one microbatch, with the exchange of what it completes."""
-        self._buckets.backward(out, grad, chunk=chunk, last=last)
+        is_final = last and not self._ctx.split_backward.is_enabled
+        self._buckets.backward(out, grad, chunk=chunk, last=is_final)
+
+    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has put off."""
+        self._buckets.finish_backward(products, chunk=chunk, last=last)
 
     def apply(self, step: int) -> StepOutcome:
         """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""

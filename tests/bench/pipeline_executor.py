@@ -30,6 +30,7 @@ from launcher.registry import load
 from launcher.runtime.groups import Group
 from launcher.runtime.metrics import Clock
 from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.split_backward import SplitBackward
 from launcher.schedule.actions import PipelineShape
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import replay
@@ -59,6 +60,7 @@ def ours(shape: PipelineShape, schedule: str, times: SleepTimes, groups: tuple[G
         },
         actions=lower(load("launcher.schedules", schedule), shape)[rank],
         input_shapes=dict.fromkeys(range(1, p * v), MESSAGE),
+        split=SplitBackward(is_enabled=False),
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

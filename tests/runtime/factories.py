@@ -29,9 +29,11 @@ from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.groups import Group, Groups, make_groups
 from launcher.runtime.layers import WholeLayers
 from launcher.runtime.metrics import Clock
+from launcher.runtime.split_backward import SplitBackward
 from launcher.topology.mesh import Mesh
 
 CPU = torch.device("cpu")
+WHOLE = SplitBackward(is_enabled=False)
 
 
 def make_config(**sections: dict[str, Any]) -> LaunchConfig:
@@ -93,7 +95,8 @@ def make_context(plan: Plan, rank: int = 0) -> RankContext:
         device=CPU,
         groups=_lonely_groups(rank) if is_alone else _groups(plan.mesh, rank, rank_plan),
         clock=Clock(CPU),
-        layers=WholeLayers(CPU, DTYPES[plan.config.precision.compute]),
+        split_backward=WHOLE,
+        layers=WholeLayers(CPU, DTYPES[plan.config.precision.compute], WHOLE),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import CPU
+from factories import CPU, WHOLE
 from torch import nn
 from torch.nn import functional
 
@@ -14,7 +14,7 @@ from launcher.runtime.layers import WholeLayers
 
 @pytest.fixture
 def layers() -> WholeLayers:
-    return WholeLayers(CPU, torch.float32)
+    return WholeLayers(CPU, torch.float32, WHOLE)
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -66,7 +66,7 @@ def test_a_tied_head_holds_the_very_same_parameter(layers: WholeLayers) -> None:
 
 
 def test_bf16_layers_give_an_fp32_loss() -> None:
-    layers = WholeLayers(CPU, torch.bfloat16)
+    layers = WholeLayers(CPU, torch.bfloat16, WHOLE)
     head = filled(layers.head("head", 5, 4, None))
     loss = head(torch.randn(1, 2, 4).bfloat16(), torch.tensor([[1, 2]]))
     assert loss.dtype == torch.float32

@@ -65,7 +65,7 @@ def test_parameters_are_as_many_as_planned(family: str, tied: bool) -> None:
     model = FAMILIES[family] | {"tied_embeddings": tied, "num_layers": 3}
     (chunk,) = build(make_config(model=model))
     resolved = {"num_kv_heads": model.get("num_kv_heads", 4), "ffn_size": model.get("ffn_size", 64)}
-    planned = model_shape(make_config(model=model | resolved).model, seq_length=6)
+    planned = model_shape(make_config(model=model | resolved).model, seq_length=6, has_fused_norm=True)
     assert sum(param.numel() for param in chunk.parameters()) == planned.num_parameters
 
 

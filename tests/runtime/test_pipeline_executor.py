@@ -14,6 +14,7 @@ from launcher.registry import load
 from launcher.runtime.groups import Group
 from launcher.runtime.metrics import Clock
 from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.split_backward import SplitBackward
 from launcher.schedule.actions import PipelineShape
 from launcher.schedule.passes import lower
 from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
@@ -56,6 +57,7 @@ def executor(rank: int, schedule: str, shape: PipelineShape, weights: list[float
         modules={stage: Stage(weights[stage], is_last=stage == last) for stage in shape.stages(rank)},
         actions=lower(load("launcher.schedules", schedule), shape)[rank],
         input_shapes=dict.fromkeys(range(1, shape.num_stages), SIZE),
+        split=SplitBackward(is_enabled=False),
         dtype=torch.float32,
         device=CPU,
     )

@@ -221,7 +221,7 @@ def _job(config: LaunchConfig) -> JobShape:
         config=config,
         cluster=Cluster(config=config.cluster, device=config.device),
         mesh=plan.mesh,
-        model=model_shape(resolved, config.batch.seq_length),
+        model=model_shape(resolved, config.batch.seq_length, has_fused_norm=True),
         pipeline=PipelineShape(num_pp_ranks=1),
         stages=plan.stages,
         micro_size=plan.batch.micro_size,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter
+from launcher.runtime.split_backward import SplitBackward
 from launcher_plugins.parallel.vocabulary_runtime import cross_entropy_sum
 from launcher_plugins.parallel.wire_runtime import TensorWire, enter, leave
 
@@ -38,6 +39,7 @@ class TensorLayers:
         self.splits_sequence = ctx.config.parallel.sequence_parallel
         self._wire = TensorWire(ctx, splits_sequence=self.splits_sequence)
         self._device, self._dtype = ctx.device, DTYPES[ctx.config.precision.compute]
+        self._split = ctx.split_backward
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq(local), size]."""
@@ -47,14 +49,14 @@ class TensorLayers:
         """[batch, seq(local), in_size] -> one [batch, seq, out / tp] per entry of ``outs``."""
         weights, biases = [], []
         for out, size in outs.items():
-            weights.append(self._split(f"{name}.{out}.weight", (size, in_size), dim=0))
+            weights.append(self._slice(f"{name}.{out}.weight", (size, in_size), dim=0))
             if bias:
-                biases.append(self._split(f"{name}.{out}.bias", (size,), dim=0))
-        return ColumnLinear(weights, biases, self._wire)
+                biases.append(self._slice(f"{name}.{out}.bias", (size,), dim=0))
+        return ColumnLinear(weights, biases, self._wire, self._split)
 
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
         """[batch, seq, in_size / tp] -> [batch, seq(local), out_size]."""
-        weight = self._split(f"{name}.weight", (out_size, in_size), dim=1)
+        weight = self._slice(f"{name}.weight", (out_size, in_size), dim=1)
         whole = GlobalSlice(
             name=f"{name}.bias",
             shape=(out_size,),
@@ -63,13 +65,15 @@ class TensorLayers:
             is_summed_over_tp=self.splits_sequence,
         )
         added = new_parameter(whole, whole.shape, self._device, self._dtype) if bias else None
-        return RowLinear(weight, added, self._wire)
+        return RowLinear(weight, added, self._wire, self._split)
 
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
         if embedding is not None:
-            return VocabularyHead(cast(VocabularyEmbedding, embedding).weight, num_rows, self._wire)
-        return VocabularyHead(self._vocabulary(name, num_rows, size), num_rows, self._wire)
+            weight = cast(VocabularyEmbedding, embedding).weight
+        else:
+            weight = self._vocabulary(name, num_rows, size)
+        return VocabularyHead(weight, num_rows, self._wire, self._split)
 
     def positions(self, seq_length: int) -> slice:
         """This rank's part of the sequence, or all of it without sequence parallelism."""
@@ -79,7 +83,7 @@ class TensorLayers:
         length = seq_length // self.size
         return slice(self._wire.rank * length, (self._wire.rank + 1) * length)
 
-    def _split(self, name: str, shape: tuple[int, ...], *, dim: int) -> nn.Parameter:
+    def _slice(self, name: str, shape: tuple[int, ...], *, dim: int) -> nn.Parameter:
         """A slice of equal size on every rank; the last ones overhang when tp does not divide."""
         local = list(shape)
         local[dim] = -(-shape[dim] // self.size)
@@ -89,37 +93,45 @@ class TensorLayers:
         return new_parameter(where, local, self._device, self._dtype)
 
     def _vocabulary(self, name: str, num_rows: int, size: int) -> nn.Parameter:
-        return self._split(f"{name}.weight", (num_rows, size), dim=0)
+        return self._slice(f"{name}.weight", (num_rows, size), dim=0)
 
 
 class ColumnLinear(nn.Module):
     """Linears of one input, each split by its outputs."""
 
-    def __init__(self, weights: list[nn.Parameter], biases: list[nn.Parameter], wire: TensorWire) -> None:
+    def __init__(
+        self,
+        weights: list[nn.Parameter],
+        biases: list[nn.Parameter],
+        wire: TensorWire,
+        split: SplitBackward,
+    ) -> None:
         super().__init__()
         self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
-        self._wire = wire
+        self._wire, self._split = wire, split
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [batch, seq(local), in] -> [batch, seq, out / tp] of each linear."""
         x = enter(x, self._wire)
         biases = list(self.biases) or [None] * len(self.weights)
         return tuple(
-            functional.linear(x, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)
+            self._split.linear(x, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)
         )
 
 
 class RowLinear(nn.Module):
     """A linear split by its inputs; its whole bias is added once, after the sum."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, wire: TensorWire) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, wire: TensorWire, split: SplitBackward
+    ) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
-        self._wire = wire
+        self._wire, self._split = wire, split
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq, in / tp] -> [batch, seq(local), out]."""
-        out = leave(functional.linear(x, self.weight), self._wire)
+        out = leave(self._split.linear(x, self.weight), self._wire)
         return out if self.bias is None else out + self.bias
 
 
@@ -143,15 +155,15 @@ class VocabularyEmbedding(nn.Module):
 class VocabularyHead(nn.Module):
     """Projection to this rank's part of the vocabulary, and the loss over all parts."""
 
-    def __init__(self, weight: nn.Parameter, vocab_size: int, wire: TensorWire) -> None:
+    def __init__(self, weight: nn.Parameter, vocab_size: int, wire: TensorWire, split: SplitBackward) -> None:
         super().__init__()
         self.weight = weight
         self._vocab_size = vocab_size
-        self._wire = wire
+        self._wire, self._split = wire, split
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
-        logits = functional.linear(enter(hidden, self._wire), self.weight).float()
+        logits = self._split.linear(enter(hidden, self._wire), self.weight).float()
         first_row = self._wire.rank * self.weight.shape[0]
         num_padding = min(max(0, first_row + self.weight.shape[0] - self._vocab_size), self.weight.shape[0])
         if num_padding:

@@ -1,0 +1,80 @@
+"""A backward in two halves: the gradient of the input at once, the weight gradients when they are asked for.
+
+The stages of a pipeline wait for the gradient of an input, and nobody waits for a weight's. A schedule
+that splits the backward therefore runs the products of the weight gradients in an action of its own.
+Only matrix products are put off; norms, biases and embeddings cost little and stay in the first half.
+
+Source: Qi et al., Zero Bubble Pipeline Parallelism (2023), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class WeightProduct:
+    """One weight gradient that is still to be computed."""
+
+    weight: nn.Parameter
+    compute: Callable[[], Tensor]
+    """Gives the gradient, in the weight's shape."""
+
+
+@dataclass
+class SplitBackward:
+    """Collects the products that the running backward puts off."""
+
+    is_enabled: bool
+    """Whether the schedule splits; otherwise every backward is whole."""
+    _products: list[WeightProduct] | None = field(default=None)
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[WeightProduct]]:
+        """A list that the backward inside fills."""
+        assert self._products is None, "one backward runs at a time"
+        self._products = []
+        try:
+            yield self._products
+        finally:
+            self._products = None
+
+    def linear(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None = None) -> Tensor:
+        """x [..., in] times weight [out, in] -> [..., out], as `torch.nn.functional.linear`."""
+        if not (self.is_enabled and torch.is_grad_enabled()):
+            return functional.linear(x, weight, bias)
+        out: Tensor = _SplitLinear.apply(x, weight, self)  # type: ignore[no-untyped-call]
+        return out if bias is None else out + bias
+
+    def put_off(self, weight: nn.Parameter, compute: Callable[[], Tensor]) -> Tensor | None:
+        """Keeps a product for later; computes it at once outside of `collecting`."""
+        if self._products is None:
+            return compute()
+        self._products.append(WeightProduct(weight, compute))
+        return None
+
+
+class _SplitLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, split: SplitBackward) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.split, ctx.weight = split, weight
+        return functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        grad_x = grad @ weight if ctx.needs_input_grad[0] else None
+
+        def product() -> Tensor:
+            return torch.mm(grad.flatten(0, -2).T, x.flatten(0, -2))
+
+        return grad_x, ctx.split.put_off(ctx.weight, product), None
