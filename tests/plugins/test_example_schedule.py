@@ -19,7 +19,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = folder / "site"
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(site)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
-    shutil.copy(source / "test_one_at_a_time.py", folder)
+    shutil.copy(source / "test_eager_1f1b.py", folder)
     return folder
 
 
@@ -31,22 +31,21 @@ def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_example_is_listed_with_its_own_distribution(installed: Path) -> None:
     program = (
-        "from launcher.registry import record; "
-        "print(record('launcher.schedules', 'one_at_a_time').distribution)"
+        "from launcher.registry import record; print(record('launcher.schedules', 'eager_1f1b').distribution)"
     )
     assert run_python(installed, "-c", program).stdout.strip() == "trireme-example-schedule"
 
 
 def test_example_passes_its_own_tests(installed: Path) -> None:
-    ended = run_python(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_one_at_a_time.py")
+    ended = run_python(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_eager_1f1b.py")
     assert ended.returncode == 0, ended.stdout
 
 
 def test_example_is_unknown_where_it_is_not_installed(tmp_path: Path) -> None:
     ended = run_python(
-        tmp_path, "-c", "from launcher.registry import record; record('launcher.schedules', 'one_at_a_time')"
+        tmp_path, "-c", "from launcher.registry import record; record('launcher.schedules', 'eager_1f1b')"
     )
     assert (
-        "no plugin 'one_at_a_time' in launcher.schedules. Known: 1f1b, gpipe, interleaved_1f1b, naive, zb_h1"
+        "no plugin 'eager_1f1b' in launcher.schedules. Known: 1f1b, gpipe, interleaved_1f1b, naive, zb_h1"
         in ended.stderr
     )
