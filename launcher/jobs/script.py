@@ -25,6 +25,8 @@ class JobRequest:
     """Absolute path of the interpreter."""
     resume: bool = False
     """Whether the ranks go on from the newest checkpoint in the run directory."""
+    code: str = ""
+    """Absolute path of the folder that the ranks import this program from; empty: where it is installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class JobHandle:
     run_dir: str
     process: Any = field(default=None, compare=False, repr=False)
     """The live process of a local job."""
+    notes: tuple[str, ...] = ()
+    """What the reader should know about the submission, each a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)

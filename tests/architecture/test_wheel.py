@@ -16,9 +16,10 @@ SHIPPED = {
     "plugins/launcher_plugins": ("launcher_plugins", "*.py"),
     "conf": ("launcher/_data/conf", "*.yaml"),
     "recipes": ("launcher/_data/recipes", "*.yaml"),
+    "slurm": ("launcher/_data/slurm", "*"),
 }
 """Folder of the tree: its place in the wheel, and what ships of it."""
-BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "launcher", "plugins", "conf", "recipes")
+BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "launcher", "plugins", "conf", "recipes", "slurm")
 
 
 @pytest.fixture(scope="module")

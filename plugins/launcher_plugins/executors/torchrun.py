@@ -132,10 +132,11 @@ def failed_state(report: str, code: int) -> JobState:
         return JobState(phase="failed", exit_code=code, reason=f"torchrun ended with code {code}: {last[0]}")
     killed = [item for item in ended if item[1] < 0 and item[1] not in SECONDARY_EXIT_CODES]
     rank, status = (killed or ended)[0]
-    return JobState(phase="failed", exit_code=status, reason=_reason(status), rank=rank)
+    return JobState(phase="failed", exit_code=status, reason=ending(status), rank=rank)
 
 
-def _reason(status: int) -> str:
+def ending(status: int) -> str:
+    """How a process ended, in words; a status below 0 is a signal."""
     if status >= 0:
         return f"ended with exit code {status}"
     with suppress(ValueError):

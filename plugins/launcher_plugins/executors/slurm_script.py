@@ -1,0 +1,138 @@
+"""The batch script: what differs from job to job is written here, the rest comes from ``slurm/``.
+
+What differs from start to start, such as the port of the rendezvous, the script computes when it
+runs, so that a requeued job needs no new one.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher import resources
+from launcher.config.schema import LaunchConfig
+from launcher.jobs.script import JobRequest
+from launcher_plugins.executors.slurm_options import EXPORTED, Layout, directives
+
+_NODE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+_OF_THE_HOST = frozenset(("HOME", "PATH"))
+"""Variables that mean nothing inside of a container."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Everything that the script depends on."""
+
+    config: LaunchConfig
+    request: JobRequest
+    place: Layout
+    starter: Literal["srun", "torchrun"]
+
+    @property
+    def tasks_per_node(self) -> int:
+        """srun starts every rank; torchrun is started once on a node, and starts the ranks itself."""
+        return self.place.ranks_per_node if self.starter == "srun" else 1
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of every rank beside those of the site and of the rendezvous."""
+        network = self.config.site.network_interface
+        return {
+            **({"GLOO_SOCKET_IFNAME": network, "NCCL_SOCKET_IFNAME": network} if network else {}),
+            **({"OMP_NUM_THREADS": "1"} if self.config.device.kind == "cpu" else {}),
+            "PYTHONDONTWRITEBYTECODE": "1",  # the copy of the code is read-only
+            "PYTHONSAFEPATH": "1",  # `python -m` must not find modules in the current folder first
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def script_text(batch: Batch) -> str:
+    """The whole script. The same job gives the same bytes."""
+    config, place = batch.config, batch.place
+    nodes = f"{place.num_nodes} node{'s' if place.num_nodes > 1 else ''}"
+    head = [
+        "#!/bin/bash",
+        f"# {config.name}: {place.num_nodes * place.ranks_per_node} ranks on {nodes}, by {batch.starter}.",
+        *directives(config, place, batch.request.run_dir, tasks_per_node=batch.tasks_per_node),
+        "",
+        *_settings(batch),
+    ]
+    return "".join(
+        [
+            *(f"{line}\n" for line in head),
+            _body("start"),
+            *(f"{line}\n" for line in _environment(batch)),
+            _body("rendezvous"),
+            _body(batch.starter),
+        ]
+    )
+
+
+def expandable(text: str) -> str:
+    r"""A bash word in which ``$NAME`` and ``${NAME}`` are expanded, and nothing else is.
+
+    >>> print(expandable("/opt/x:$LD_LIBRARY_PATH `id` $(id)"))
+    "/opt/x:${LD_LIBRARY_PATH-} \`id\` \$(id)"
+    """
+    words, position = [], 0
+    for match in _NODE_VARIABLE.finditer(text):
+        words += [_escaped(text[position : match.start()]), f"${{{match[1] or match[2]}-}}"]
+        position = match.end()
+    return '"' + "".join([*words, _escaped(text[position:])]) + '"'
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r'([\\"$`])', r"\\\1", text)
+
+
+def _body(name: str) -> str:
+    return (resources.folder("slurm") / f"{name}.sh").read_text(encoding="utf-8")
+
+
+def _settings(batch: Batch) -> Iterator[str]:
+    """The shell variables that the bodies in ``slurm/`` use."""
+    request, site = batch.request, batch.config.site
+    yield f"run={shlex.quote(request.run_dir)}"
+    yield f"plan_sha256={request.plan_sha256}"
+    yield f"python={shlex.quote(site.python or request.python)}"
+    yield f"starter={batch.starter}"
+    yield f"nodes={batch.place.num_nodes}"
+    yield f"ranks_per_node={batch.place.ranks_per_node}"
+    yield f"host_suffix={shlex.quote(site.host_suffix)}"
+    yield f"resume=({'--resume' if request.resume else ''})"
+    yield f"step=({' '.join(map(shlex.quote, _step_options(batch)))})"
+
+
+def _step_options(batch: Batch) -> Iterator[str]:
+    site = batch.config.site
+    if site.cpus_per_rank:  # a step does not take it over from its job
+        cpus = site.cpus_per_rank * batch.place.ranks_per_node // batch.tasks_per_node
+        yield f"--cpus-per-task={cpus}"
+    if site.container_image:
+        run_dir = batch.request.run_dir
+        names = {*EXPORTED, "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", *batch.variables}
+        names |= {*site.env, *site.node_env, *site.forward, *site.secrets}
+        yield f"--container-image={site.container_image}"
+        yield f"--container-mounts={','.join([f'{run_dir}:{run_dir}', *site.container_mounts])}"
+        # A variable that the image sets too has the image's value, unless it is named here.
+        yield f"--container-env={','.join(sorted(names - _OF_THE_HOST))}"
+
+
+def _environment(batch: Batch) -> Iterator[str]:
+    """Variables of the ranks: the site's own come last, so that they count."""
+    site = batch.config.site
+    yield ""
+    if site.modules:
+        yield "type module >/dev/null 2>&1 || . /etc/profile"
+    for module in site.modules:
+        failure = shlex.quote(f"cannot load the module {module}")
+        yield f"module load {shlex.quote(module)} || fail {failure}"
+    yield from site.setup
+    if batch.request.code:  # before what modules may have put there
+        yield f"export PYTHONPATH={shlex.quote(batch.request.code)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    for variables in (batch.variables, site.env):
+        yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+    yield from (f"export {name}={expandable(value)}" for name, value in sorted(site.node_env.items()))

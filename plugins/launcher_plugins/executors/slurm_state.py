@@ -1,0 +1,132 @@
+"""How a job stands, from the text that Slurm prints and from what the job left behind.
+
+Text, because the shape of Slurm's JSON changed between its versions and its exit codes are wrong in
+some of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Literal
+
+from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, JobState
+from launcher.topology.nodelist import expand
+from launcher_plugins.executors.torchrun import ending
+from launcher_plugins.executors.torchrun import failed_state as torchrun_state
+
+Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
+PHASES: dict[str, Phase] = {
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"), "pending"),
+    **dict.fromkeys(("RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED"), "pending"),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"), "running"),
+    "COMPLETED": "succeeded",
+    **dict.fromkeys(("CANCELLED", "REVOKED"), "cancelled"),
+    **dict.fromkeys(("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"), "failed"),
+    **dict.fromkeys(("BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"), "failed"),
+}
+"""Every state of a job, by Slurm's name. Source: squeue(1), JOB STATE CODES."""
+REASONS = {
+    "TIMEOUT": "reached its time limit (site.time_limit)",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "PREEMPTED": "gave way to another job",
+    "BOOT_FAIL": "its nodes did not start",
+    "DEADLINE": "could not end before its deadline",
+}
+_FIELD = r"(?:^|\s){}=(\S*)"
+_STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
+"""The line that each start of a job writes to its output."""
+_ENDED = re.compile(
+    r"^srun: error: \S+: tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
+)
+_SIGNALS = {
+    "Killed": signal.SIGKILL,
+    "Terminated": signal.SIGTERM,
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Out Of Memory": signal.SIGKILL,
+}
+
+
+def from_scontrol(text: str) -> JobState:
+    """The state in a line of ``scontrol -o show job``.
+
+    >>> from_scontrol("JobId=7 JobState=PENDING Reason=Resources ExitCode=0:0")
+    JobState(phase='pending', exit_code=None, reason='waits: Resources', rank=None)
+    """
+    return _state(_value(text, "JobState"), _value(text, "ExitCode"), _value(text, "Reason"))
+
+
+def from_sacct(text: str) -> JobState:
+    """The state in a line of ``sacct -X -P -n --format=State,ExitCode``.
+
+    >>> from_sacct("CANCELLED by 1000|0:15").phase
+    'cancelled'
+    """
+    state, _, code = text.partition("|")
+    return _state(state.split()[0], code, "")
+
+
+def from_record(text: str, job: str) -> JobState | None:
+    """The state in what a job leaves at its end; None where it is of another job, or no record."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    if record.get("job") != job:
+        return None
+    return _state("FAILED" if record["exit_code"] else "COMPLETED", f"{record['exit_code']}:0", "")
+
+
+def guilty_rank(output: str) -> tuple[int, int] | None:
+    """The rank that srun said to have ended first, and how; a code below 0 is a signal.
+
+    The ranks that srun then ends are named too, later.
+
+    >>> guilty_rank("srun: error: node1: tasks 2-3: Exited with exit code 17")
+    (2, 17)
+    """
+    ended = []
+    for tasks, how, code in _ENDED.findall(output):
+        status = int(code) if code else -_SIGNALS.get(how.strip(), signal.SIGKILL)
+        ended.append((int(expand(f"[{tasks.strip('[]')}]")[0]), status))
+    first = [item for item in ended if item[1] not in SECONDARY_EXIT_CODES]
+    return next(iter(first + ended), None)
+
+
+def with_rank(state: JobState, run_dir: str) -> JobState:
+    """A failed state with the rank that ended first, where the newest start's output names one."""
+    log = Path(run_dir) / EXECUTOR_LOG
+    if state.phase != "failed" or not log.is_file():
+        return state
+    output = log.read_text(encoding="utf-8", errors="replace")
+    *_, starter, newest = ["", *_STARTED.split(output)]
+    if starter == "torchrun":
+        return torchrun_state(newest, state.exit_code or 1)
+    guilty = guilty_rank(newest)
+    if guilty is None:
+        return state
+    rank, code = guilty
+    return JobState(phase="failed", exit_code=code, reason=ending(code), rank=rank)
+
+
+def _state(name: str, exit_code: str, reason: str) -> JobState:
+    phase = PHASES.get(name, "running")  # a state of a newer Slurm: the job is still known
+    if phase == "pending":
+        return JobState(phase=phase, reason=f"waits: {reason}" if reason not in ("", "None") else "waits")
+    if phase == "running":
+        return JobState(phase=phase, reason="" if name == "RUNNING" else name.lower())
+    code, _, number = exit_code.partition(":")
+    status = -int(number) if number not in ("", "0") else int(code or 0)
+    if phase == "succeeded":
+        return JobState(phase=phase, exit_code=0)
+    return JobState(phase=phase, exit_code=status, reason=REASONS.get(name, f"Slurm says {name}"))
+
+
+def _value(text: str, key: str) -> str:
+    match = re.search(_FIELD.format(key), text)
+    return match[1] if match else ""

@@ -1,0 +1,32 @@
+
+# One address for all ranks: the first node's.
+[ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
+  fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
+if [ "$nodes" = 1 ]; then
+  MASTER_ADDR=127.0.0.1
+else
+  hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
+    hosts=$("$python" -m launcher.topology.nodelist "$SLURM_JOB_NODELIST") ||
+    fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
+  [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
+    fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
+  MASTER_ADDR=${hosts%%$'\n'*}$host_suffix
+  case $MASTER_ADDR in
+    localhost | localhost.* | 127.*) fail "other nodes cannot reach the rendezvous host $MASTER_ADDR" ;;
+  esac
+fi
+
+# One port for all ranks, of this start of this job: another job or start that shares the node has
+# another one. All are below 32768, where those begin that any connection may take.
+for ((attempt = 0; attempt < 16; attempt++)); do
+  MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
+  # Where nobody answers, the port is free.
+  (: <"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null || break
+done
+[ "$attempt" -lt 16 ] || fail "no free port for the rendezvous on $(hostname)"
+export MASTER_ADDR MASTER_PORT
+rendezvous=$SLURM_JOB_ID.$restart
+echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+checkpoints=("$run"/checkpoints/step-*)
+if [ "$restart" != 0 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi

@@ -1,0 +1,147 @@
+from dataclasses import replace
+
+import pytest
+
+from launcher.config.schema import SiteConfig
+from launcher.errors import PlanError
+from launcher.jobs.script import JobRequest
+from launcher_plugins.executors.slurm import Slurm
+from launcher_plugins.executors.slurm_options import directives, layout, option_faults, quoted
+
+REQUEST = JobRequest(run_dir="/runs/a", plan_sha256="5a" * 32, python="/venv/bin/python")
+ON_H100 = ("executor=slurm", "device=h100", "cluster=dgx_h100", "parallel.dp=4")
+
+
+def told(**options):
+    return [str(fault) for fault in option_faults(replace(SiteConfig(), options=options))]
+
+
+def lines(plan, tasks_per_node=8, **site):
+    """The directives of a plan under some settings of the site."""
+    config = replace(plan.config, site=replace(plan.config.site, **site))
+    return directives(config, layout(config, plan.world_size), "/runs/a", tasks_per_node=tasks_per_node)
+
+
+@pytest.mark.parametrize(
+    ("site", "line"),
+    [
+        ({}, "#SBATCH --gpus-per-node=8"),
+        ({"gpu_request": "gres"}, "#SBATCH --gres=gpu:8"),
+        ({"gpu_request": "gres_typed", "gpu_type": "h100"}, "#SBATCH --gres=gpu:h100:8"),
+    ],
+)
+def test_gpus_are_asked_for_in_the_way_of_the_site(make_plan, site, line):
+    found = lines(make_plan(*ON_H100), **site)
+    assert [asked for asked in found if "gpu" in asked or "gres" in asked] == [line]
+
+
+def test_a_site_that_gives_whole_nodes_is_asked_for_no_gpu(make_plan):
+    assert not [line for line in lines(make_plan(*ON_H100), gpu_request="none") if "gpu" in line]
+
+
+def test_ranks_on_the_cpu_ask_for_no_gpu(make_plan):
+    plan = make_plan("executor=slurm", "cluster.devices_per_node=2")
+    assert not [line for line in lines(plan) if "gpu" in line or "gres" in line]
+
+
+def test_what_the_site_does_not_set_is_left_to_slurm(make_plan):
+    found = " ".join(lines(make_plan(*ON_H100)))
+    assert not [name for name in ("--mem", "--time", "--partition", "--cpus-per-task") if name in found]
+
+
+def test_a_task_that_starts_a_whole_node_gets_the_processors_of_all_its_ranks(make_plan):
+    plan = make_plan(*ON_H100)
+    assert "#SBATCH --cpus-per-task=4" in lines(plan, 8, cpus_per_rank=4)
+    assert "#SBATCH --cpus-per-task=32" in lines(plan, 1, cpus_per_rank=4)
+
+
+def test_an_option_that_is_false_is_left_out_and_never_written_as_text(make_plan):
+    found = lines(make_plan(*ON_H100), options={"exclusive": True, "hold": False, "nice": "10"})
+    assert found[-2:] == ["#SBATCH --exclusive", "#SBATCH --nice=10"]
+
+
+def test_a_job_is_requeued_unless_the_site_says_otherwise(make_plan):
+    assert "#SBATCH --requeue" in lines(make_plan(*ON_H100))
+    found = lines(make_plan(*ON_H100), options={"no-requeue": True})
+    assert "#SBATCH --requeue" not in found
+
+
+def test_a_percent_sign_in_the_run_directory_stands_for_itself(make_plan):
+    plan = make_plan(*ON_H100)
+    found = directives(plan.config, layout(plan.config, 8), "/runs/100%j", tasks_per_node=8)
+    assert "#SBATCH --output=/runs/100%%j/logs/executor.log" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("gpu,long", "gpu,long"),
+        ("a b", '"a b"'),
+        ("it's", '"it\'s"'),
+        ('say "hi"', '"say \\"hi\\""'),
+        ("C:\\x", '"C:\\\\x"'),
+        ("a # b $HOME `id`", '"a # b $HOME `id`"'),
+        ("é", '"é"'),
+        ("", '""'),
+    ],
+)
+def test_a_value_is_quoted_as_sbatch_reads_it(text, written):
+    assert quoted(text) == written
+
+
+def test_a_mistyped_option_is_refused_with_the_nearest_one():
+    assert told(**{"mail-tpye": "END"}) == [
+        "site.options.mail-tpye=END: sbatch has no such option. Did you mean mail-type?"
+    ]
+
+
+def test_an_option_of_a_sites_own_plugin_is_passed_on():
+    assert told(**{"zfs-snapshot": "yes"}) == []
+
+
+def test_an_option_that_follows_from_a_setting_names_it():
+    assert told(nodes="4") == [
+        "site.options.nodes=4: follows from cluster.nodes. Set cluster.nodes, and remove site.options.nodes."
+    ]
+
+
+def test_an_option_that_breaks_the_job_says_why():
+    (fault,) = told(**{"gpu-bind": "closest"})
+    assert fault.startswith("site.options.gpu-bind=closest: --gpu-bind hides devices from their ranks")
+
+
+@pytest.mark.parametrize("name", ["--mail-type", "mail_type", "a;b"])
+def test_what_is_no_option_name_is_refused(name):
+    (fault,) = told(**{name: "x"})
+    assert "small letters, digits and dashes, none in front" in fault
+
+
+def test_ranks_that_fill_fewer_nodes_than_asked_for_are_refused(make_plan):
+    plan = make_plan("executor=slurm", "cluster.nodes=2")
+    with pytest.raises(
+        PlanError,
+        match=r"cluster\.nodes=2: 2 ranks fill 1 node of 8 devices\. Set nodes=1 or cluster\.dev\w+=1\.",
+    ):
+        Slurm().render(plan, REQUEST)
+
+
+def test_ranks_that_do_not_fill_whole_nodes_are_refused(make_plan):
+    plan = make_plan("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=3", "parallel.dp=2")
+    with pytest.raises(
+        PlanError,
+        match=r"cluster\.devices_per_node=3: 4 ranks do not fill .* of 3 devices\. Set cluster\.dev\w+=2\.",
+    ):
+        Slurm().render(plan, REQUEST)
+
+
+def test_every_fault_is_told_at_once(make_plan):
+    plan = make_plan("executor=slurm", "cluster.nodes=2", "+site.options.nodes=4")
+    with pytest.raises(PlanError, match=r"^3 faults:"):
+        Slurm().render(plan, replace(REQUEST, run_dir="/runs/\\"))
+
+
+def test_a_plan_that_slurm_would_not_start_can_still_be_read(make_plan):
+    (note,) = [
+        text for text in make_plan("executor=slurm", "cluster.nodes=2").notes if "cannot start it" in text
+    ]
+    assert note.startswith("The slurm executor cannot start it: cluster.nodes=2: 2 ranks fill 1 node")
