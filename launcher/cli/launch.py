@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
+from launcher.cli.ending import finish, reporting_rank, say, shown, text_width
 from launcher.cli.planning import make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
@@ -24,12 +24,8 @@ from launcher.jobs.watch import StopRequest, follow, stop_requests
 from launcher.plan.build import build
 from launcher.plan.describe import describer
 from launcher.plan.model import Plan
-from launcher.report.tables import speedup_text
 from launcher.schedule.actions import PipelineShape, from_text
 from launcher.schedule.grid import draw
-from launcher.topology.mesh import Coordinates
-
-_MAX_WIDTH = 100
 
 
 def launch(given: Words) -> int:
@@ -41,7 +37,7 @@ def launch(given: Words) -> int:
     planned = make_plan(given.recipe, given.overrides)
     plan = planned.plan
     _check_startable(plan, given)
-    directory = _directory(plan, given)
+    directory = run_directory(plan, given)
     origin = Origin(
         recipe=given.recipe,
         overrides=given.overrides,
@@ -52,8 +48,8 @@ def launch(given: Words) -> int:
         script = render(plan, directory.path, resume=bool(given.flags["resume"]))
         write_job(directory, plan, script, origin)
         for note in planned.composed.notes + plan.notes:
-            _say(f"note: {note}")
-        _say(f"{_summary(plan)}\n{_drawn_schedule(plan)}run directory: {_shown(directory.path)}")
+            say(f"note: {note}")
+        say(f"{summary(plan)}\n{_drawn_schedule(plan)}run directory: {shown(directory.path)}")
         try:
             if not given.flags["no-baseline"]:
                 _settle_baseline(directory, plan, origin, stop)
@@ -61,29 +57,34 @@ def launch(given: Words) -> int:
         except BaseException:
             directory.write_status("failed")
             raise
-    return _finish(directory, state)
-
-
-def reporting_rank(plan: Plan) -> int:
-    """The rank whose records hold the loss and stand for the run."""
-    return plan.mesh.rank(Coordinates(pp=plan.stages[-1].pp_rank, dp=0, tp=0))
+    return finish(directory, state)
 
 
 def _check_startable(plan: Plan, given: Words) -> None:
     """Refuses before anything is made."""
     if not executor_of(plan).is_local:
         name = plan.config.executor.name
-        fix = "Set executor=torchrun."
+        fix = "Set executor=torchrun, or use trireme submit."
         raise ConfigError([Fault("executor.name", name, "does not start ranks on this machine", fix)])
-    for flag in ("resume", "overwrite"):
-        if given.flags[flag] and plan.config.run.dir is None:
-            raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
+    if plan.config.site.name != "none":
+        rule = "has no effect on a run on this machine, where nothing is reserved"
+        fix = "Leave out site=, or use trireme submit."
+        raise ConfigError([Fault("site.name", plan.config.site.name, rule, fix)])
+    check_directory_flags(plan, given)
     render(plan, absolute(plan.config.run.root))
     if faults := device_faults(plan, os.environ):
         raise ConfigError(faults)
 
 
-def _directory(plan: Plan, given: Words) -> RunDirectory:
+def check_directory_flags(plan: Plan, given: Words) -> None:
+    """Refuses --resume and --overwrite without the directory that they are about."""
+    for flag in ("resume", "overwrite"):
+        if given.flags[flag] and plan.config.run.dir is None:
+            raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
+
+
+def run_directory(plan: Plan, given: Words) -> RunDirectory:
+    """The directory of the run: a new one, or with --resume that of an interrupted run."""
     if given.flags["resume"]:
         return resumed_directory(plan.config.run, plan.to_json())
     return new_directory(plan.config.run, plan.config.name, overwrite=bool(given.flags["overwrite"]))
@@ -99,7 +100,7 @@ def _settle_baseline(directory: RunDirectory, plan: Plan, origin: Origin, stop: 
         return
     found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, origin.facts))
     if found is not None:
-        _say(f"baseline: {_shown(found)}, an earlier run of the same training on one device")
+        say(f"baseline: {shown(found)}, an earlier run of the same training on one device")
     else:
         found = _make_baseline(plan, origin, stop)
     if found is not None:
@@ -113,12 +114,12 @@ def _make_baseline(plan: Plan, origin: Origin, stop: StopRequest) -> Path | None
         describe = describer(config.data, plan.source_roots)
         alone = build(config, describe=describe, source_roots=plan.source_roots)
     except ConfigError as error:
-        _say(f"no baseline: this training does not run on one device:\n{error}")
+        say(f"no baseline: this training does not run on one device:\n{error}")
         return None
     directory = new_directory(config.run, config.name)
     script = render(alone, directory.path)
     write_job(directory, alone, script, origin)
-    _say(f"baseline: the same training on one device, in {_shown(directory.path)}")
+    say(f"baseline: the same training on one device, in {shown(directory.path)}")
     state = _train(directory, alone, script, stop)
     if state.phase == "failed":
         raise JobError(
@@ -131,36 +132,18 @@ def _train(directory: RunDirectory, plan: Plan, script: JobScript, stop: StopReq
     """Starts the ranks and follows them to their end, whatever it is."""
     if stop.signal is not None:
         return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
-    _say(f"training on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}")
+    say(f"training on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}")
     progress = Progress(directory.records(reporting_rank(plan)), plan.config.train.num_steps, sys.stdout)
     directory.write_status("running")
     state = follow(executor_of(plan), script, stop, progress.update)
     progress.close()
     assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
-    directory.write_status(state.phase, state.exit_code)
+    directory.write_state(state)
     return state
 
 
-def _finish(directory: RunDirectory, state: JobState) -> int:
-    """Says how it ended; returns the exit code."""
-    if state.phase == "cancelled":
-        directory.write_status("cancelled", state.exit_code)
-        print(
-            f"stopped by {state.reason}: all ranks have ended. Run directory: {_shown(directory.path)}",
-            file=sys.stderr,
-        )
-        return state.exit_code or 1
-    if state.phase == "failed":
-        print(failure_text(directory.path, state), file=sys.stderr)
-        return 1
-    try:
-        _say("\n" + speedup_text([directory.path], None, width=_width()).rstrip())
-    except LauncherError as error:  # the training succeeded; only its measure is missing
-        _say(f"no speedup: {error}")
-    return 0
-
-
-def _summary(plan: Plan) -> str:
+def summary(plan: Plan) -> str:
+    """Name, ranks, schedule and batch in one line."""
     parallel, batch = plan.config.parallel, plan.batch
     chunks = f", {parallel.num_chunks} chunks per rank" if parallel.num_chunks > 1 else ""
     return (
@@ -180,17 +163,4 @@ def _drawn_schedule(plan: Plan) -> str:
         num_microbatches=plan.batch.num_microbatches,
     )
     lists = [from_text(actions) for actions in plan.schedule.actions]
-    return draw(lists, shape, width=_width(), color=sys.stdout.isatty()).rstrip() + "\n"
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size((_MAX_WIDTH, 24)).columns, _MAX_WIDTH)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _shown(path: Path) -> str:
-    here = os.path.relpath(path)
-    return str(path) if here.startswith("..") else here
+    return draw(lists, shape, width=text_width(), color=sys.stdout.isatty()).rstrip() + "\n"

@@ -14,6 +14,11 @@ from launcher.errors import LauncherError, did_you_mean
 VERBS = {
     "plan": "check a recipe and show what it would do: mesh, schedule, memory, traffic",
     "run": "plan, start the ranks on this machine, follow them, and report the speedup",
+    "submit": "plan, freeze the code, and hand the job to Slurm",
+    "status": "how the runs stand",
+    "logs": "what a run has printed",
+    "wait": "follow a run to its end, and report the speedup",
+    "cancel": "end a run",
     "report": "the speedup table again, from stored runs",
     "recipe": "list the recipes, or show one composed, with the origin of every value",
     "doctor": "what this machine has, and how to mend what is missing",

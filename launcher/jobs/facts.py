@@ -81,30 +81,31 @@ class Checkout:
     """What tracked files differ from the commit."""
 
 
-def checkouts() -> tuple[Checkout, ...]:
-    """The git work trees of this program and of the current folder; none without git."""
+def checkouts(folders: Iterable[str] = ()) -> tuple[Checkout, ...]:
+    """The git work trees of this program, of the current folder and of ``folders``; none without git."""
     package = Path(launcher.__file__).parent
-    roots = dict.fromkeys(root for folder in (package, Path.cwd()) if (root := _git_root(folder)))
+    places = (package, Path.cwd(), *map(Path, folders))
+    roots = dict.fromkeys(root for folder in places if (root := _git_root(folder)))
     return tuple(_checkout(root) for root in roots)
 
 
 def _checkout(root: str) -> Checkout:
-    commit = _git(root, ("rev-parse", "--verify", "--quiet", "HEAD"))
-    listed = _git(root, ("ls-files", "--others", "--exclude-standard", "-z")) or ""
+    commit = git(root, ("rev-parse", "--verify", "--quiet", "HEAD"))
+    listed = git(root, ("ls-files", "--others", "--exclude-standard", "-z")) or ""
     return Checkout(
         root=root,
         commit=commit.strip() if commit else None,
         untracked=tuple(sorted(filter(None, listed.split("\0")))),
-        patch=(_git(root, ("diff", "--binary", "HEAD")) or "") if commit else "",
+        patch=(git(root, ("diff", "--binary", "HEAD")) or "") if commit else "",
     )
 
 
 def _git_root(folder: Path) -> str | None:
-    found = _git(str(folder), ("rev-parse", "--show-toplevel"))
+    found = git(str(folder), ("rev-parse", "--show-toplevel"))
     return found.rstrip("\n") if found else None
 
 
-def _git(folder: str, words: Iterable[str]) -> str | None:
+def git(folder: str, words: Iterable[str]) -> str | None:
     """What git prints, or None where it fails or is absent."""
     git = shutil.which("git")
     if git is None:

@@ -56,7 +56,7 @@ def code_sha256(plan: Plan) -> str:
 
 def _sources(plan: Plan) -> Iterator[tuple[Path, Path]]:
     """(root, file) of every source file, in a fixed order."""
-    for package in map(_package_folder, _own_packages()):
+    for package in map(package_folder, own_packages()):
         yield from ((package, path) for path in sorted(package.rglob("*.py")))
     targets = (plan.config.model.target, plan.config.data.target)
     for name in sorted({_top_package(target) for target in targets if target}):
@@ -65,13 +65,13 @@ def _sources(plan: Plan) -> Iterator[tuple[Path, Path]]:
             yield from ((root, path) for path in files if path.is_file())
 
 
-def _own_packages() -> list[str]:
+def own_packages() -> list[str]:
     """The package of this program, and those of the plugins that come with it."""
     records = [record for group in GROUPS for record in plugins(group).values()]
     return sorted({"launcher", *(_top_package(r.target) for r in records if r.distribution == DISTRIBUTION)})
 
 
-def _package_folder(name: str) -> Path:
+def package_folder(name: str) -> Path:
     """Where a package's files are; it is not imported."""
     spec = find_spec(name)
     assert spec is not None, f"{name} is registered by {DISTRIBUTION} and not installed"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher import registry
 from launcher.interfaces import Executor
+from launcher.jobs.freeze import CODE
 from launcher.jobs.script import JobRequest, JobScript
 from launcher.plan.model import Plan, sha256
 
@@ -24,13 +25,15 @@ def executor_of(plan: Plan) -> Executor:
 
 def render(plan: Plan, run_dir: Path, *, resume: bool = False) -> JobScript:
     """The job that runs a plan in a run directory."""
+    executor = executor_of(plan)
     request = JobRequest(
         run_dir=str(run_dir),
         plan_sha256=sha256(plan.to_json()),
         python=sys.executable,
         resume=resume,
+        code="" if executor.is_local else str(run_dir / CODE),
     )
-    return executor_of(plan).render(plan, request)
+    return executor.render(plan, request)
 
 
 def shell_text(script: JobScript) -> str:

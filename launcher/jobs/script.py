@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
+"""How a job stands."""
 EXECUTOR_LOG = "logs/executor.log"
 """Where in the run directory a local executor keeps what the process starter prints."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
@@ -59,7 +61,7 @@ class JobHandle:
 class JobState:
     """How a job stands."""
 
-    phase: Literal["pending", "running", "succeeded", "failed", "cancelled"]
+    phase: Phase
     exit_code: int | None = None
     """Of the rank that ended first where that is known, else of the job; negative: a signal."""
     reason: str = ""

@@ -4,6 +4,7 @@ RUN/plan.json        what the ranks do          RUN/logs/rank-N.log          eac
 RUN/job.json         how they were started      RUN/metrics/rank-NNNNN.jsonl what each measured
 RUN/config.yaml      every setting, composed    RUN/exit/rank-N.json         how a rank failed
 RUN/job.sh           the command, to read       RUN/status.json              how the run stands
+RUN/handle.json      the job, where submitted   RUN/source/                  the code, where submitted
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from typing import Any, Literal
 
 from launcher.config.schema import RunConfig
 from launcher.errors import ConfigError, Fault, JobError
+from launcher.jobs.script import JobState, Phase
 
-Phase = Literal["prepared", "running", "succeeded", "failed", "cancelled"]
+RunPhase = Phase | Literal["prepared"]
+"""How a run stands: before its job is there, it is prepared."""
+ACTIVE = ("prepared", "pending", "running")
+"""Phases that a run is in before it has ended."""
 SUBFOLDERS = ("logs", "metrics", "exit")
 _ATTEMPT = ("logs", "exit")
 """What belongs to one start of the ranks; moved aside when a run is resumed."""
@@ -47,6 +52,11 @@ class RunDirectory:
         return self.path / "job.json"
 
     @property
+    def handle(self) -> Path:
+        """Which job it is, where a scheduler has it."""
+        return self.path / "handle.json"
+
+    @property
     def status_file(self) -> Path:
         """How the run stands."""
         return self.path / "status.json"
@@ -61,12 +71,30 @@ class RunDirectory:
         unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
         unfinished.replace(self.path / name)
 
-    def write_status(self, phase: Phase, exit_code: int | None = None) -> None:
+    def write_status(self, phase: RunPhase, exit_code: int | None = None) -> None:
         """Records how the run stands; keeps when it started."""
+        self._write_status(phase, exit_code=exit_code, reason="", rank=None)
+
+    def write_state(self, state: JobState) -> None:
+        """Records how the job of the run stands."""
+        self._write_status(state.phase, exit_code=state.exit_code, reason=state.reason, rank=state.rank)
+
+    def state(self) -> JobState:
+        """How the job stood when that was recorded last."""
+        status = read_json(self.status_file)
+        phase = status.get("phase", "failed")
+        return JobState(
+            phase="pending" if phase == "prepared" else phase,
+            exit_code=status.get("exit_code"),
+            reason=status.get("reason", "" if status else "it left no status.json"),
+            rank=status.get("rank"),
+        )
+
+    def _write_status(self, phase: RunPhase, **details: Any) -> None:
         now = datetime.now().astimezone().isoformat(timespec="microseconds")
         status = {
             "phase": phase,
-            "exit_code": exit_code,
+            **details,
             "started": read_json(self.status_file).get("started", now),
             "changed": now,
             "pid": os.getpid(),
@@ -92,6 +120,11 @@ def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunD
         )
         raise ConfigError([fault]) from error
     return RunDirectory(path)
+
+
+def expected_path(run: RunConfig, name: str) -> Path:
+    """Where the directory of a run that starts now would be; a number follows where that is taken."""
+    return absolute(run.dir) if run.dir else absolute(run.root) / f"{safe_name(name)}-{_stamp()}"
 
 
 def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
@@ -121,7 +154,7 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
         )
     for folder in _ATTEMPT:
         if (path / folder).is_dir():
-            _move_aside(path / folder)
+            move_aside(path / folder)
         (path / folder).mkdir()
     return directory
 
@@ -167,7 +200,7 @@ def _make_named(run: RunConfig, *, overwrite: bool) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if overwrite and os.path.lexists(path):
         _check_idle(RunDirectory(path))
-        _move_aside(path)
+        move_aside(path)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -179,18 +212,17 @@ def _make_named(run: RunConfig, *, overwrite: bool) -> Path:
 
 
 def _make_numbered(run: RunConfig, name: str) -> Path:
-    root = absolute(run.root)
-    root.mkdir(parents=True, exist_ok=True)
-    stem = f"{safe_name(name)}-{_stamp()}"
+    first = expected_path(run, name)
+    first.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
-        path = root / (stem if number == 1 else f"{stem}-{number}")
+        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
             return path
     raise AssertionError("count() does not end")
 
 
-def _move_aside(path: Path) -> Path:
+def move_aside(path: Path) -> Path:
     """Renames to ``<path>.<time>``, with a number where that is taken."""
     stem = f"{path.name}.{_stamp()}"
     for number in count(1):
@@ -203,12 +235,19 @@ def _move_aside(path: Path) -> Path:
 
 def _check_idle(directory: RunDirectory) -> None:
     status = read_json(directory.status_file)
+    is_active = status.get("phase") in ACTIVE
+    if is_active and (job := read_json(directory.handle).get("id")):
+        raise JobError(
+            f"{directory.path} belongs to job {job}, which has not ended as far as is known. "
+            f"trireme status {directory.path} asks again; trireme cancel {directory.path} ends it."
+        )
     same_host = status.get("hostname") == socket.gethostname()
-    if status.get("phase") in ("prepared", "running") and same_host and _is_alive(int(status["pid"])):
+    if is_active and same_host and is_alive(int(status["pid"])):
         raise JobError(f"{directory.path} is in use by a run that is still going (process {status['pid']})")
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine lives."""
     with suppress(PermissionError):
         try:
             os.kill(pid, 0)

@@ -41,13 +41,20 @@ def cpu_s(*words):
     return min(tries)
 
 
-@pytest.mark.parametrize("words", ["--help", "plan --help", "run --help", "recipe ls", "doctor"])
+@pytest.mark.parametrize(
+    "words", ["--help", "plan --help", "run --help", "submit --help", "status", "recipe ls", "doctor"]
+)
 def test_verbs_that_compose_nothing_load_neither_torch_nor_hydra(words):
     code, loaded = loaded_by(*words.split())
     assert (code, loaded) == (0, [])
 
 
-@pytest.mark.parametrize("words", ["plan quickstart", "plan quickstart --json", "recipe show quickstart"])
+SUBMIT = "submit quickstart cluster.devices_per_node=2 --dry-run"
+
+
+@pytest.mark.parametrize(
+    "words", ["plan quickstart", "plan quickstart --json", "recipe show quickstart", SUBMIT]
+)
 def test_planning_verbs_never_load_torch(words):
     code, loaded = loaded_by(*words.split())
     assert code == 0
@@ -66,6 +73,7 @@ def test_a_refused_plan_never_loads_torch():
         ("--help", 0.2),
         ("recipe ls", 0.2),
         ("plan quickstart", 0.9),
+        (SUBMIT, 0.9),
         ("plan gpt_1t_3072xa100", 1.8),
     ],
 )

@@ -37,6 +37,7 @@ _SETTINGS = {
     "node configuration": "cluster.nodes, cluster.devices_per_node and the site's requests for a node",
     "invalid node name": "site.nodelist and site.exclude",
     "unrecognized option": "site.options",
+    "configuration source": "SLURM_CONF, by which a cluster is found",
 }
 """What to look at when a refusal of Slurm holds these words."""
 

@@ -10,14 +10,12 @@ import json
 import re
 import signal
 from pathlib import Path
-from typing import Literal
 
-from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, JobState
+from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, JobState, Phase
 from launcher.topology.nodelist import expand
 from launcher_plugins.executors.torchrun import ending
 from launcher_plugins.executors.torchrun import failed_state as torchrun_state
 
-Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 PHASES: dict[str, Phase] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"), "pending"),
     **dict.fromkeys(("RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED"), "pending"),

@@ -1,0 +1,58 @@
+"""How a run that has ended is told: the speedup, or the guilty rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from launcher.errors import LauncherError
+from launcher.jobs.failure import failure_text
+from launcher.jobs.script import JobState
+from launcher.jobs.store import RunDirectory
+from launcher.plan.model import Plan
+from launcher.report.tables import speedup_text
+from launcher.topology.mesh import Coordinates
+
+_MAX_WIDTH = 100
+
+
+def finish(directory: RunDirectory, state: JobState) -> int:
+    """Says how a run ended; returns the exit code."""
+    if state.phase == "cancelled":
+        directory.write_state(state)
+        print(
+            f"stopped by {state.reason}: all ranks have ended. Run directory: {shown(directory.path)}",
+            file=sys.stderr,
+        )
+        return state.exit_code or 1
+    if state.phase == "failed":
+        print(failure_text(directory.path, state), file=sys.stderr)
+        return 1
+    try:
+        say("\n" + speedup_text([directory.path], None, width=text_width()).rstrip())
+    except LauncherError as error:  # the training succeeded; only its measure is missing
+        say(f"no speedup: {error}")
+    return 0
+
+
+def reporting_rank(plan: Plan) -> int:
+    """The rank whose records hold the loss and stand for the run."""
+    return plan.mesh.rank(Coordinates(pp=plan.stages[-1].pp_rank, dp=0, tp=0))
+
+
+def say(text: str) -> None:
+    """Prints a line at once, whatever the output is."""
+    print(text, flush=True)
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be read from the current folder."""
+    here = os.path.relpath(path)
+    return str(path) if here.startswith("..") else here
+
+
+def text_width() -> int:
+    """Columns for a table or a drawing."""
+    return min(shutil.get_terminal_size((_MAX_WIDTH, 24)).columns, _MAX_WIDTH)

@@ -1,0 +1,47 @@
+"""Finds run directories by what was typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import LauncherError, did_you_mean
+from launcher.jobs.store import RunDirectory, absolute
+
+DEFAULT_ROOT = "runs"
+"""Where runs are looked for by name: the default of run.root."""
+
+
+def all_runs(root: str = DEFAULT_ROOT) -> list[RunDirectory]:
+    """Every run directory below a folder, by name."""
+    folder = absolute(root)
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [RunDirectory(path) for path in paths if RunDirectory(path).job.is_file()]
+
+
+def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
+    """The run at a path, or of a name below ``root``.
+
+    Raises:
+        LauncherError: when there is none; names the nearest.
+    """
+    for path in (absolute(word), absolute(root) / word):
+        if RunDirectory(path).job.is_file():
+            return RunDirectory(path)
+    names = [run.path.name for run in all_runs(root)]
+    hint = did_you_mean(Path(word).name, names) if names else f"There is no run in {absolute(root)}."
+    raise LauncherError(f"no run directory at {word}. {hint}")
+
+
+def one_run(words: Sequence[str], verb: str) -> RunDirectory:
+    """The one run that a verb is about.
+
+    Raises:
+        LauncherError: when none or several were given.
+    """
+    if len(words) != 1:
+        given = f"given {' '.join(words)}" if words else "none given"
+        raise LauncherError(
+            f"trireme {verb} takes one run directory, {given}. trireme status lists the runs."
+        )
+    return find_run(words[0])

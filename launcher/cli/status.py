@@ -1,0 +1,123 @@
+"""``trireme status``: how runs stand, as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from launcher.cli.runs import DEFAULT_ROOT, all_runs, find_run
+from launcher.cli.words import split_flags
+from launcher.jobs.handle import standing
+from launcher.jobs.script import JobState, Phase
+from launcher.jobs.store import RunDirectory, read_json
+from launcher.plan.columns import columns
+from launcher.units import format_duration
+
+HELP = """\
+trireme status [RUN ...] [--root DIR] [--all]
+
+Shows how runs stand, asking the scheduler about those that it has: the ones that have not ended
+first, then the newest that have. RUN is a run directory, or its name below runs/.
+
+  --root DIR  look for runs here instead of in runs/
+  --all       show every run that has ended, not only the newest 10
+
+  trireme status
+  trireme status runs/quickstart-20250102-030405
+"""
+_NUM_ENDED = 10
+_ORDER: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
+_HEAD = ("run", "state", "job", "step", "since", "")
+_TAIL_BYTES = 65536
+"""Holds the newest steps, of which each is a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run of the table."""
+
+    directory: RunDirectory
+    state: JobState
+    changed: datetime | None
+    """When the state was recorded last."""
+
+
+def run(words: list[str]) -> int:
+    """Prints the table; returns the exit code.
+
+    Raises:
+        LauncherError: for a run that is not there, or a scheduler that gives no answer.
+    """
+    rest, flags = split_flags(words, {"root": True, "all": False})
+    root = str(flags["root"] or DEFAULT_ROOT)
+    directories = [find_run(word, root) for word in rest] or all_runs(root)
+    if not directories:
+        print(f"no runs in {root}")
+        return 0
+    rows = [_row(directory) for directory in directories]
+    limit = len(rows) if rest or flags["all"] else _NUM_ENDED
+    print("\n".join(table(rows, num_ended=limit)))
+    return 0
+
+
+def table(rows: Sequence[Row], *, num_ended: int) -> list[str]:
+    """Lines of the table: the active runs, and the newest ``num_ended`` of the others, then the counts."""
+    active = [row for row in rows if row.state.phase in ("running", "pending")]
+    active.sort(key=lambda row: (_ORDER.index(row.state.phase), row.directory.path.name))
+    ended = [row for row in rows if row not in active]
+    ended.sort(key=lambda row: row.changed.timestamp() if row.changed else 0, reverse=True)
+    shown = [*active, *ended[:num_ended]]
+    lines = columns([_HEAD, *map(_cells, shown)], left=len(_HEAD))
+    counts = Counter(row.state.phase for row in rows)
+    hidden = len(rows) - len(shown)
+    total = ", ".join(f"{counts[phase]} {phase}" for phase in _ORDER if counts[phase])
+    if len(rows) > 1:
+        lines += [
+            "",
+            f"{len(rows)} runs: {total}" + (f"; {hidden} not shown, --all shows them" if hidden else ""),
+        ]
+    return lines
+
+
+def _row(directory: RunDirectory) -> Row:
+    state = standing(directory)
+    changed = read_json(directory.status_file).get("changed")
+    return Row(directory=directory, state=state, changed=datetime.fromisoformat(changed) if changed else None)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    directory, state = row.directory, row.state
+    since = (
+        format_duration((datetime.now().astimezone() - row.changed).total_seconds()) if row.changed else ""
+    )
+    why = state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
+    job = str(read_json(directory.handle).get("id", ""))
+    return (directory.path.name, state.phase, job, last_step(directory), since, why)
+
+
+def last_step(directory: RunDirectory) -> str:
+    """The steps that rank 0 has recorded, out of those planned; empty before the first."""
+    records = directory.records(0)
+    if not records.is_file():
+        return ""
+    found = [json.loads(line) for line in _last_lines(records)]
+    steps = [record["step"] for record in found if record["type"] == "step"]
+    if not steps:
+        return ""
+    planned = read_json(directory.plan).get("config", {}).get("train", {}).get("num_steps", "?")
+    return f"{steps[-1] + 1}/{planned}"
+
+
+def _last_lines(path: Path) -> list[str]:
+    """The whole lines at the end of a file."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        text = file.read().decode(errors="replace")
+    lines = text.split("\n")[:-1]
+    return lines[1:] if start else lines

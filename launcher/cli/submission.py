@@ -1,0 +1,165 @@
+"""A recipe on its way into a scheduler's queue: compose, plan, freeze, record, submit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher import registry
+from launcher.cli.ending import say, shown
+from launcher.cli.launch import check_directory_flags, run_directory, summary
+from launcher.cli.planning import Planned, make_plan
+from launcher.cli.words import Words
+from launcher.config.compose import compose
+from launcher.errors import ConfigError, Fault, LauncherError, PlanError
+from launcher.jobs.baseline import find_baseline, named_baseline
+from launcher.jobs.facts import Checkout, checkouts, environment_facts
+from launcher.jobs.fingerprint import fingerprint
+from launcher.jobs.freeze import freeze, frozen_plan
+from launcher.jobs.handle import save_handle
+from launcher.jobs.record import Origin, write_baseline, write_job
+from launcher.jobs.render import executor_of, render, shell_text
+from launcher.jobs.script import JobHandle, JobScript
+from launcher.jobs.secrets import check_folder, check_text, secret_values
+from launcher.jobs.store import RunDirectory, absolute, expected_path
+from launcher.plan.checks import with_sources
+from launcher.plan.model import Plan
+
+DEFAULT_EXECUTOR = "slurm"
+"""What submits a recipe that starts on this machine unless it is told otherwise."""
+
+
+def submit(typed: Words) -> int:
+    """Submits a recipe from the words of the command line; returns the exit code.
+
+    Raises:
+        LauncherError: when nothing was submitted.
+    """
+    given = _with_executor(typed)
+    planned = make_plan(given.recipe, given.overrides)
+    check_directory_flags(planned.plan, given)
+    run = planned.plan.config.run
+    script = _render(planned, expected_path(run, planned.plan.config.name), given)  # refuses early
+    if given.flags["dry-run"]:
+        return _print_script(planned, script)
+    secrets = secret_values(os.environ, planned.plan.config.site.secrets)
+    directory = _directory(planned.plan, given)
+    try:
+        handle, notes = _submit_from(directory, planned, given, secrets)
+    except LauncherError:
+        if given.flags["resume"]:
+            directory.write_status("failed")
+        else:  # nothing is left of a run that never was
+            shutil.rmtree(directory.path)
+        raise
+    for note in (*planned.composed.notes, *planned.plan.notes, *notes):
+        say(f"note: {note}")
+    _tell(directory, planned.plan, handle)
+    return 0
+
+
+def _submit_from(
+    directory: RunDirectory, planned: Planned, given: Words, secrets: Mapping[str, bytes]
+) -> tuple[JobHandle, tuple[str, ...]]:
+    """Fills the run directory and submits what is in it; the job, and what is to be said."""
+    roots = planned.plan.source_roots
+    plan = frozen_plan(planned.plan, directory.path)
+    script = _render(planned, directory.path, given)
+    facts, trees = environment_facts(), checkouts(roots)
+    copied = freeze(roots, directory.path, _patterns(given))
+    origin = Origin(recipe=given.recipe, overrides=given.overrides, facts=facts, checkouts=trees)
+    write_job(directory, plan, script, origin)
+    _name_baseline(directory, plan, facts)
+    check_folder(directory.path, secrets)
+    handle = executor_of(plan).submit(script)
+    save_handle(directory, plan.config.executor.name, handle)
+    directory.write_status("pending")
+    return handle, (*handle.notes, *_tree_notes(trees, copied))
+
+
+def _with_executor(given: Words) -> Words:
+    """The words with an executor that submits: the one that the recipe or an override names, else Slurm."""
+    of_executor = [word for word in given.overrides if word.lstrip("+~").startswith("executor")]
+    named = next((word for word in of_executor if word.lstrip("+").startswith("executor=")), None)
+    others = [word for word in given.overrides if word not in of_executor]
+    composed = compose(given.recipe, [*others, *([named] if named else [])])
+    name = str(composed.values["executor"]["name"])
+    # One that is not installed is refused by the planning.
+    is_known = name in registry.plugins("launcher.executors")
+    if not is_known or not registry.load("launcher.executors", name).is_local:
+        return given
+    if named:
+        rule = "starts the ranks on this machine, at once, and submits nothing"
+        fix = f"Leave it out, set executor={DEFAULT_EXECUTOR}, or use trireme run."
+        raise ConfigError([Fault("executor.name", name, rule, fix, f"override {named}")])
+    return replace(given, overrides=(f"executor={DEFAULT_EXECUTOR}", *given.overrides))
+
+
+def _render(planned: Planned, path: Path, given: Words) -> JobScript:
+    plan = frozen_plan(planned.plan, path)
+    try:
+        return render(plan, path, resume=bool(given.flags["resume"]))
+    except PlanError as error:
+        raise PlanError(with_sources(error.faults, planned.composed.sources)) from None
+
+
+def _print_script(planned: Planned, script: JobScript) -> int:
+    """Prints what would be submitted, and nothing else on the standard output."""
+    text = shell_text(script)
+    check_text(text, "the job script", secret_values(os.environ, ()))
+    notes = [*planned.composed.notes, *planned.plan.notes]
+    if planned.plan.config.run.dir is None:
+        notes.append("The run directory is named by the time; give run.dir to know the bytes beforehand.")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(text, end="")
+    return 0
+
+
+def _directory(plan: Plan, given: Words) -> RunDirectory:
+    """The run directory. A resumed run was planned with the copies of the user's modules."""
+    path = expected_path(plan.config.run, plan.config.name)
+    return run_directory(frozen_plan(plan, path) if given.flags["resume"] else plan, given)
+
+
+def _patterns(given: Words) -> Sequence[str]:
+    flag = given.flags["untracked"]
+    return [pattern for pattern in str(flag).split(",") if pattern] if flag else []
+
+
+def _tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str]:
+    """What the code that was copied has beyond its commits."""
+    for tree in trees:
+        if tree.patch:
+            commit = (tree.commit or "")[:12]
+            yield f"{tree.root} differs from commit {commit}; the job runs it as it is. The patch is kept."
+    if copied:
+        listed = ", ".join(sorted(copied)[:5]) + (", ..." if len(copied) > 5 else "")
+        yield f"Copied although git does not track them: {listed}."
+
+
+def _name_baseline(directory: RunDirectory, plan: Plan, facts: Mapping[str, Any]) -> None:
+    """Names the run on one device that this run is measured against, where there is one."""
+    setting = plan.config.report.baseline
+    if setting == "none" or plan.world_size == 1:
+        return
+    if setting == "auto":
+        found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, facts))
+    else:
+        found = named_baseline(setting)
+    if found is not None:
+        write_baseline(directory, found)
+
+
+def _tell(directory: RunDirectory, plan: Plan, handle: JobHandle) -> None:
+    path = shown(directory.path)
+    nodes = plan.config.cluster.nodes
+    say(summary(plan))
+    say(f"submitted as job {handle.id} on {nodes} node{'s' if nodes > 1 else ''}")
+    say(f"run directory: {path}")
+    say(f"  trireme status {path}\n  trireme logs -f {path}\n  trireme wait {path}\n  trireme cancel {path}")

@@ -1,0 +1,53 @@
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from launcher.cli.status import Row, last_step, table
+from launcher.jobs.script import JobState
+from launcher.jobs.store import RunDirectory
+
+NOW = datetime.now().astimezone()
+
+
+def row(name, phase, minutes=0, **details):
+    return Row(
+        directory=RunDirectory(Path(f"/runs/{name}")),
+        state=JobState(phase=phase, **details),
+        changed=NOW - timedelta(minutes=minutes),
+    )
+
+
+def test_active_runs_come_first_and_then_the_newest_that_ended():
+    rows = [row("old", "succeeded", 9), row("new", "failed", 1), row("b", "pending"), row("a", "running")]
+    lines = table(rows, num_ended=10)
+    assert [line.split()[0] for line in lines[1:5]] == ["a", "b", "new", "old"]
+    assert lines[-1] == "4 runs: 1 running, 1 pending, 1 failed, 1 succeeded"
+
+
+def test_two_hundred_runs_stay_readable():
+    rows = [row(f"run-{number:03d}", "succeeded", number) for number in range(198)]
+    rows += [row("live", "running"), row("next", "pending", reason="waits: Resources")]
+    lines = table(rows, num_ended=10)
+    assert len(lines) == 1 + 2 + 10 + 2
+    assert lines[2].endswith("waits: Resources")
+    assert lines[3].split()[0] == "run-000"
+    assert lines[-1] == "200 runs: 1 running, 1 pending, 198 succeeded; 188 not shown, --all shows them"
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_failed_run_names_its_guilty_rank():
+    (_, line) = table([row("a", "failed", reason="ended with exit code 17", rank=3)], num_ended=1)
+    assert line.endswith("rank 3 ended with exit code 17")
+
+
+def test_the_step_is_the_newest_whole_record_of_rank_zero(tmp_path):
+    directory = RunDirectory(tmp_path)
+    assert last_step(directory) == ""
+    (tmp_path / "metrics").mkdir()
+    padding = "x" * 70000
+    directory.records(0).write_text(
+        '{"type":"header","padding":"' + padding + '"}\n'
+        '{"type":"step","step":3}\n{"type":"step","step":4}\n{"type":"eval","step":5}\n{"type":"st'
+    )
+    assert last_step(directory) == "5/?"
+    directory.plan.write_text('{"config": {"train": {"num_steps": 150}}}')
+    assert last_step(directory) == "5/150"

@@ -1,0 +1,299 @@
+"""`trireme submit` and the verbs about submitted runs, with a stand-in for Slurm's commands."""
+
+import json
+import subprocess
+
+import pytest
+
+from launcher.cli.main import main
+from launcher.jobs import freeze as freezing
+from launcher.jobs.store import read_json
+
+COMMAND = """#!/bin/bash
+echo "$(basename "$0") $*" >>{folder}/asked
+case "$(basename "$0") $1" in
+  'sbatch --test-only')
+    [ ! -e {folder}/refuse ] || {{
+      echo 'sbatch: error: Invalid qos specification' >&2
+      exit 1
+    }}
+    ;;
+  'sbatch --parsable') echo 7 ;;
+  'scontrol --oneliner') echo "JobId=7 JobState=$(cat {folder}/state) Reason=Priority ExitCode=0:0" ;;
+  'scancel 7') echo CANCELLED >{folder}/state ;;
+esac
+"""
+TWO = ("cluster.devices_per_node=2", "run.dir=run")
+
+
+class Slurm:
+    """The stand-in: what it was asked, and what it answers."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in ("sbatch", "scontrol", "scancel", "sacct"):
+            path = folder / name
+            path.write_text(COMMAND.format(folder=folder))
+            path.chmod(0o755)
+        self.set("RUNNING")
+
+    def set(self, state):
+        (self.folder / "state").write_text(f"{state}\n")
+
+    def asked(self):
+        path = self.folder / "asked"
+        return [line.split()[:2] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    # One package of a few files stands in for those of this program.
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(freezing, "own_packages", lambda: ["launcher"])
+    monkeypatch.setattr(freezing, "package_folder", lambda name: package)
+    return Slurm(folder)
+
+
+def test_a_recipe_is_checked_submitted_once_and_told_how_to_follow(slurm, tmp_path, capsys):
+    assert main(["submit", "quickstart", *TWO]) == 0
+    assert slurm.asked() == [["sbatch", "--test-only"], ["sbatch", "--parsable"]]
+    output = capsys.readouterr().out
+    assert "submitted as job 7 on 1 node\nrun directory: run\n  trireme status run\n" in output
+    assert read_json(tmp_path / "run" / "handle.json") == {"executor": "slurm", "id": "7"}
+    assert read_json(tmp_path / "run" / "status.json")["phase"] == "pending"
+    assert read_json(tmp_path / "run" / "job.json")["overrides"][0] == "executor=slurm"
+
+
+def test_a_dry_run_prints_the_bytes_that_are_submitted_and_makes_nothing(
+    slurm, tmp_path, capsys, monkeypatch
+):
+    with monkeypatch.context() as laptop:
+        laptop.setenv("PATH", "/nonexistent")
+        assert main(["submit", "quickstart", *TWO, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    main(["submit", "quickstart", *TWO])
+    assert (tmp_path / "run" / "job.sh").read_text() == shown
+
+
+def test_without_slurm_the_way_out_is_named_and_nothing_is_left(slurm, tmp_path, capsys, monkeypatch):
+    (slurm.folder / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(slurm.folder))
+    assert main(["submit", "quickstart", *TWO]) == 2
+    assert "sbatch is not on this machine. Go to one with Slurm's commands, or look with --dry-run.\n" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_job_leaves_nothing_behind(slurm, tmp_path, capsys):
+    (slurm.folder / "refuse").touch()
+    assert main(["submit", "quickstart", *TWO]) == 2
+    assert capsys.readouterr().err == (
+        "Slurm refuses the job: Invalid qos specification. Look at site.qos.\n"
+    )
+    assert not (tmp_path / "run").exists()
+    assert slurm.asked() == [["sbatch", "--test-only"]]
+
+
+def test_what_slurm_could_not_start_is_refused_with_the_line_that_set_it(slurm, capsys):
+    assert main(["submit", "quickstart", "cluster.nodes=3", "run.dir=run"]) == 2
+    assert capsys.readouterr().err.endswith("[override cluster.nodes=3]\n")
+
+
+def test_an_executor_that_starts_here_is_not_silently_run_or_replaced(slurm, capsys):
+    assert main(["submit", "quickstart", "executor=torchrun", *TWO]) == 2
+    assert "executor.name=torchrun: starts the ranks on this machine" in capsys.readouterr().err
+    assert slurm.asked() == []
+
+
+def test_settings_of_the_executor_reach_the_default_one(slurm, capsys):
+    assert main(["submit", "quickstart", "executor.starter=torchrun", *TWO, "--dry-run"]) == 0
+    assert "torch.distributed.run" in capsys.readouterr().out
+
+
+def test_a_site_has_no_effect_on_a_local_run_and_is_refused(slurm, capsys):
+    assert main(["run", "quickstart", "site=box"]) == 2
+    assert "site.name=box: has no effect on a run on this machine" in capsys.readouterr().err
+
+
+def test_a_run_that_waits_is_not_submitted_again(slurm, capsys):
+    main(["submit", "quickstart", *TWO])
+    assert main(["submit", "quickstart", *TWO, "--overwrite"]) == 2
+    assert "belongs to job 7, which has not ended as far as is known" in capsys.readouterr().err
+
+
+# Secrets
+
+
+CANARY = "canary0123456789"
+
+
+@pytest.fixture
+def work_tree(tmp_path):
+    """The current folder as a work tree with credentials in its remote and in an untracked file."""
+    (tmp_path / "mine.py").write_text("def build():\n    ...\n")
+    (tmp_path / ".gitignore").write_text("bin\nrun\npackage\n")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (
+        ("init", "--quiet"),
+        ("remote", "add", "origin", f"https://user:{CANARY}@example.org/a.git"),
+        ("add", "mine.py", ".gitignore"),
+        ("commit", "--quiet", "-m", "first"),
+    ):
+        subprocess.run(["git", "-C", tmp_path, *identity, *words], check=True)
+    (tmp_path / ".env").write_text(f"TOKEN={CANARY}\n")
+    (tmp_path / "mine.py").write_text("def build():\n    return None\n")
+
+
+MINE = ("data=custom", "data.target=mine:build")
+
+
+def found(folder, text):
+    return [str(path) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+def test_no_secret_value_is_anywhere_in_the_run_directory(slurm, work_tree, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    monkeypatch.setenv("UNRELATED", CANARY)
+    monkeypatch.setenv("PIP_INDEX_URL", f"https://user:{CANARY}@example.org/simple")
+    words = ("submit", "quickstart", *MINE, *TWO, "site.secrets=[WANDB_API_KEY]")
+    assert main(list(words)) == 0
+    assert found(tmp_path / "run", CANARY) == []
+    assert found(tmp_path / "run", "WANDB_API_KEY")
+    assert CANARY not in capsys.readouterr().out
+    frozen = tmp_path / "run" / "source" / "roots" / "1"
+    assert sorted(path.name for path in frozen.iterdir()) == [".gitignore", "mine.py"]
+
+
+def test_a_secret_in_a_changed_file_stops_the_submission_and_leaves_nothing(
+    slurm, work_tree, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    (tmp_path / "mine.py").write_text(f"KEY = '{CANARY}'\n")
+    assert main(["submit", "quickstart", *MINE, *TWO]) == 2
+    error = capsys.readouterr().err
+    assert "source/roots/1/mine.py would hold the value of WANDB_API_KEY." in error
+    assert CANARY not in error
+    assert not (tmp_path / "run").exists()
+    assert slurm.asked() == []
+
+
+def test_a_secret_in_an_override_stops_the_submission(slurm, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    for words in (("--dry-run",), ()):
+        assert main(["submit", "quickstart", *TWO, f"+site.env.GREETING={CANARY}", *words]) == 2
+        assert CANARY not in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dirty_tree_is_said_and_its_patch_is_kept(slurm, work_tree, tmp_path, capsys):
+    (tmp_path / "more.py").write_text("")
+    main(["submit", "quickstart", *MINE, *TWO])
+    output = capsys.readouterr().out
+    assert f"note: {tmp_path} differs from commit " in output
+    assert f"note: Copied although git does not track them: {tmp_path}/more.py.\n" in output
+    patches = [path.read_text() for path in (tmp_path / "run").glob("checkout-*.patch")]
+    assert any("+    return None" in patch for patch in patches)
+
+
+# The other verbs
+
+
+def test_status_asks_slurm_and_shows_a_run_by_name(slurm, tmp_path, capsys):
+    main(["submit", "quickstart", *TWO[:1]])
+    (run,) = (tmp_path / "runs").iterdir()
+    slurm.set("PENDING")
+    capsys.readouterr()
+    assert main(["status", run.name]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "state", "job", "step", "since"]
+    assert row.split()[:3] == [run.name, "pending", "7"]
+    assert row.endswith("waits: Priority")
+
+
+def test_status_without_runs_says_where_it_looked(slurm, capsys):
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == "no runs in runs\n"
+
+
+def test_a_misspelt_run_is_answered_with_the_nearest(slurm, capsys, tmp_path):
+    main(["submit", "quickstart", *TWO[:1]])
+    (run,) = (tmp_path / "runs").iterdir()
+    assert main(["status", run.name[:-1]]) == 2
+    assert f"Did you mean {run.name}?" in capsys.readouterr().err
+
+
+def test_cancel_takes_a_job_out_of_the_queue(slurm, capsys, tmp_path):
+    main(["submit", "quickstart", *TWO])
+    capsys.readouterr()
+    assert main(["cancel", "run"]) == 0
+    assert capsys.readouterr().out == "cancelled\n"
+    assert read_json(tmp_path / "run" / "status.json")["phase"] == "cancelled"
+    assert main(["cancel", "run"]) == 0
+    assert capsys.readouterr().out == "it has ended already: cancelled\n"
+    assert slurm.asked().count(["scancel", "7"]) == 1
+
+
+def test_logs_prints_the_jobs_output_or_that_of_one_rank(slurm, capsys, tmp_path):
+    main(["submit", "quickstart", *TWO])
+    capsys.readouterr()
+    assert main(["logs", "run"]) == 2
+    assert "executor.log is not there: the run is running." in capsys.readouterr().err
+    (tmp_path / "run" / "logs" / "executor.log").write_text("begun\n")
+    (tmp_path / "run" / "logs" / "rank-3.log").write_text("rank three\n")
+    assert main(["logs", "run"]) == 0
+    assert main(["logs", "run", "--rank", "3"]) == 0
+    assert capsys.readouterr().out == "begun\nrank three\n"
+
+
+def test_logs_that_are_followed_end_with_the_run(slurm, capsys, tmp_path):
+    main(["submit", "quickstart", *TWO])
+    (tmp_path / "run" / "logs" / "executor.log").write_text("begun\n")
+    slurm.set("COMPLETED")
+    capsys.readouterr()
+    assert main(["logs", "-f", "run"]) == 0
+    assert capsys.readouterr().out == "begun\n"
+
+
+@pytest.mark.parametrize("rank", ["x", "-1"])
+def test_a_rank_is_a_number(slurm, capsys, rank):
+    main(["submit", "quickstart", *TWO])
+    assert main(["logs", "run", f"--rank={rank}"]) == 2
+    assert f"--rank={rank}: must be a whole number of at least 0." in capsys.readouterr().err
+
+
+def test_wait_ends_with_the_guilty_rank_of_a_failed_run(slurm, capsys, tmp_path):
+    main(["submit", "quickstart", *TWO])
+    report = {
+        "rank": 1,
+        "time": 1.0,
+        "error_type": "ValueError",
+        "message": "no such planet",
+        "traceback": "",
+    }
+    (tmp_path / "run" / "exit" / "rank-1.json").write_text(json.dumps(report))
+    slurm.set("FAILED")
+    assert main(["wait", "run"]) == 1
+    assert capsys.readouterr().err.startswith("rank 1 failed: ValueError: no such planet\n")
+
+
+def test_wait_tells_that_a_run_was_cancelled(slurm, capsys):
+    main(["submit", "quickstart", *TWO])
+    slurm.set("CANCELLED")
+    assert main(["wait", "run"]) == 1
+    assert capsys.readouterr().err == "cancelled. Run directory: run\n"
+
+
+@pytest.mark.parametrize("verb", ["logs", "wait", "cancel"])
+def test_a_verb_about_one_run_takes_one(slurm, capsys, verb):
+    assert main([verb]) == 2
+    assert capsys.readouterr().err == (
+        f"trireme {verb} takes one run directory, none given. trireme status lists the runs.\n"
+    )
