@@ -2,18 +2,19 @@
 
     checkpoints/step-00000040/
       shard-00000.safetensors    the pieces one rank owns
-      shard-00000.json           for each piece: global name and shape, its offset and shape, key; checksum
+      shard-00000.json           for each piece: global name and shape, its offset and shape; checksum
       complete.json              step and number of shards; written last
 
-A directory is written under a temporary name and renamed when it is complete, so a crash while saving
-never harms an earlier checkpoint. Reading a box of a global tensor takes what it needs from whatever
-shards overlap it. Nothing is unpickled.
+A directory is written under a temporary name, brought to the disk, and renamed when it is complete, so
+a crash while saving never harms an earlier checkpoint. Reading a box of a global tensor takes what it
+needs from whatever shards overlap it. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -30,11 +31,27 @@ from launcher.errors import JobError
 from launcher.runtime.api import GlobalFragment
 
 _VERSION = 1
+_MARKER, _FOLDERS = "complete.json", "step-????????"
+_UNFINISHED, _REPLACED = ".unfinished", ".replaced"
+
+
+def unfinished_folder(root: Path, step: int) -> Path:
+    """Where the shards of a step are written, empty. One rank makes it before any rank saves."""
+    folder = unfinished_name(root, step)
+    if folder.exists():  # of a save that was cut, perhaps under another layout
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def unfinished_name(root: Path, step: int) -> Path:
+    """The path of `unfinished_folder`."""
+    final = folder_of(root, step)
+    return final.with_name(final.name + _UNFINISHED)
 
 
 def save_shard(folder: Path, rank: int, fragments: Iterable[GlobalFragment]) -> None:
     """Writes the pieces that one rank owns."""
-    folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     pieces: list[dict[str, Any]] = []
     for number, fragment in enumerate(fragments):
@@ -53,16 +70,32 @@ def save_shard(folder: Path, rank: int, fragments: Iterable[GlobalFragment]) -> 
     save_file(tensors, shard)
     index = {"version": _VERSION, "sha256": _sha256(shard), "pieces": pieces}
     shard.with_suffix(".json").write_text(json.dumps(index), encoding="utf-8")
+    for path in (shard, shard.with_suffix(".json")):
+        _sync(path)
 
 
-def complete(unfinished: Path, final: Path, step: int) -> None:
-    """Makes a checkpoint of a folder in which every rank has saved its shard."""
-    num_shards = len(list(unfinished.glob("shard-*.json")))
+def complete(root: Path, step: int, num_shards: int) -> None:
+    """Makes a checkpoint of the unfinished folder, in which every rank has saved its shard.
+
+    Raises:
+        JobError: when a shard is missing.
+    """
+    unfinished, final = unfinished_name(root, step), folder_of(root, step)
+    found = len(list(unfinished.glob("shard-*.json")))
+    if found != num_shards:
+        raise JobError(
+            f"{unfinished} has {found} of {num_shards} shards; is the run directory shared by all nodes?"
+        )
     marker = {"version": _VERSION, "step": step, "num_shards": num_shards}
-    (unfinished / "complete.json").write_text(json.dumps(marker), encoding="utf-8")
+    (unfinished / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
+    _sync(unfinished / _MARKER)
+    _sync(unfinished)
+    replaced = final.with_name(final.name + _REPLACED)
     if final.exists():  # the same step, saved again after a resume from an earlier one
-        shutil.rmtree(final)
+        final.rename(replaced)
     unfinished.rename(final)
+    _sync(root)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -70,9 +103,13 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
-def prune(root: Path, keep: int) -> None:
-    """Removes the oldest checkpoints beyond ``keep``."""
-    for old in sorted(root.glob("step-????????"))[:-keep]:
+def prune(root: Path, step: int, keep: int) -> None:
+    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest good one.
+
+    What claims to be newer is left alone: it is from before a resume, and may be damaged.
+    """
+    known = [path for path in sorted(root.glob(_FOLDERS)) if path <= folder_of(root, step)]
+    for old in known[:-keep]:
         shutil.rmtree(old)
 
 
@@ -87,19 +124,23 @@ class Piece:
 
 
 class Checkpoint:
-    """A complete checkpoint, opened for reading any box of any global tensor."""
+    """A complete checkpoint, opened for reading any box of any global tensor.
+
+    A shard's checksum is verified before the first read from it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Reads the indices and verifies every checksum.
+        """Reads the indices.
 
         Raises:
-            JobError: when a shard is missing or is not what was written.
+            JobError: when a shard is missing.
         """
-        marker = json.loads((folder / "complete.json").read_text(encoding="utf-8"))
+        marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
         if marker["version"] != _VERSION:
             raise JobError(f"{folder} has version {marker['version']}, this launcher reads {_VERSION}")
         self.step: int = marker["step"]
         self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        self._unverified: dict[Path, str] = {}
         indices = sorted(folder.glob("shard-*.json"))
         if len(indices) != marker["num_shards"]:
             raise JobError(f"{folder} has {len(indices)} of {marker['num_shards']} shards")
@@ -110,7 +151,7 @@ class Checkpoint:
         """The box of ``shape`` that begins at ``offset`` in the global tensor ``name``.
 
         Raises:
-            JobError: when the stored pieces do not cover it.
+            JobError: when the stored pieces do not cover it, or a shard is not what was written.
         """
         box: Tensor | None = None
         num_filled = 0
@@ -118,6 +159,7 @@ class Checkpoint:
             overlap = _overlap(offset, shape, piece.offset, piece.shape)
             if overlap is None:
                 continue
+            self._verify(piece.shard)
             with safe_open(piece.shard, framework="pt") as shard:
                 stored = shard.get_slice(piece.key)
                 source = tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, piece.offset, strict=True))
@@ -132,11 +174,24 @@ class Checkpoint:
             )
         return box
 
+    def verify(self) -> None:
+        """Checks every shard.
+
+        Raises:
+            JobError: when one is not what was written.
+        """
+        for shard in list(self._unverified):
+            self._verify(shard)
+
+    def _verify(self, shard: Path) -> None:
+        expected = self._unverified.pop(shard, None)
+        if expected and (not shard.exists() or _sha256(shard) != expected):
+            raise JobError(f"{shard} is missing or damaged: its SHA-256 is not the recorded one")
+
     def _add(self, index_path: Path) -> None:
         index = json.loads(index_path.read_text(encoding="utf-8"))
         shard = index_path.with_suffix(".safetensors")
-        if not shard.exists() or _sha256(shard) != index["sha256"]:
-            raise JobError(f"{shard} is missing or damaged: its SHA-256 is not the recorded one")
+        self._unverified[shard] = index["sha256"]
         for piece in index["pieces"]:
             self._pieces[piece["name"]].append(
                 Piece(
@@ -148,16 +203,18 @@ class Checkpoint:
             )
 
 
-def newest(root: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint that is whole, and a sentence for each newer one that is not.
+def newest(root: Path) -> tuple[int, list[str]]:
+    """Step of the newest checkpoint that is whole, and a sentence for each newer one that is not.
 
     Raises:
         JobError: when there is none.
     """
     skipped: list[str] = []
-    for folder in sorted(root.glob("step-????????"), reverse=True):
+    for folder in sorted(root.glob(_FOLDERS), reverse=True):
         try:
-            return Checkpoint(folder), skipped
+            found = Checkpoint(folder)
+            found.verify()
+            return found.step, skipped
         except (JobError, OSError, ValueError, KeyError) as error:
             skipped.append(f"{folder.name} was skipped: {error}")
     detail = f" ({'; '.join(skipped)})" if skipped else ""
@@ -182,3 +239,12 @@ def _overlap(
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Brings a file or a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

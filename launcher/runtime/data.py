@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from launcher.runtime.api import RankContext
+from launcher.runtime.api import IGNORED, RankContext
 from launcher.runtime.place import user_cache
 from launcher.runtime.prefetch import Prefetcher
 from launcher.runtime.samples import SampleOrder, Samples, open_samples
@@ -28,11 +28,14 @@ class Microbatch:
     """Samples that go through the model together."""
 
     inputs: Tensor
-    """Tokens int64 [micro, seq], or [micro, ...] of a user's own data."""
+    """Tokens int64 [micro, seq], or [micro, ...] of a user's own data; empty away from the first stage."""
     targets: Tensor
-    """Next tokens int64 [micro, seq], or [micro, ...]; `IGNORED` ones add nothing to the loss."""
+    """Next tokens int64 [micro, seq], or [micro, ...]; `IGNORED` ones add nothing to the loss. Empty
+    away from the last stage."""
     samples: Tensor
     """int64 [micro]: each sample's slot in the step's global batch."""
+    num_targets: int
+    """Targets that are not `IGNORED`, counted before the tensors leave the host."""
     step: int
 
 
@@ -50,6 +53,8 @@ class Loader:
         config, self._batch = ctx.config, ctx.plan.plan.batch
         self._device = ctx.device
         self._dp, self._dp_rank = ctx.plan.plan.mesh.dp, place.dp
+        self._is_first = any(stage.stage == 0 for stage in ctx.plan.stages)
+        self._is_last = any(stage.stage == len(ctx.plan.plan.stages) - 1 for stage in ctx.plan.stages)
         self._num_ahead = config.data.prefetch_batches
         self._num_eval_batches = config.train.eval_batches
         cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else user_cache()
@@ -88,8 +93,31 @@ class Loader:
         for index in range(batch.num_microbatches):
             first = (index * self._dp + self._dp_rank) * batch.micro_size
             slots = range(first, first + batch.micro_size)
-            pairs = [samples[sample_at(step * batch.global_size + slot)] for slot in slots]
-            inputs, targets = (torch.stack(parts).to(self._device) for parts in zip(*pairs, strict=True))
-            numbers = torch.tensor(slots, dtype=torch.int64).to(self._device)
-            made.append(Microbatch(inputs=inputs, targets=targets, samples=numbers, step=step))
+            numbers = [sample_at(step * batch.global_size + slot) for slot in slots]
+            inputs, targets = self._read(samples, numbers)
+            made.append(
+                Microbatch(
+                    inputs=inputs.to(self._device),
+                    targets=targets.to(self._device),
+                    samples=torch.tensor(slots, dtype=torch.int64).to(self._device),
+                    num_targets=_num_targets(targets),
+                    step=step,
+                )
+            )
         return made
+
+    def _read(self, samples: Samples, numbers: list[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples; only those that this rank's stages use."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        if not (self._is_first or self._is_last):
+            return nothing, nothing
+        inputs, targets = zip(*(samples[number] for number in numbers), strict=True)
+        return (
+            torch.stack(inputs) if self._is_first else nothing,
+            torch.stack(targets) if self._is_last else nothing,
+        )
+
+
+def _num_targets(targets: Tensor) -> int:
+    """Only classes can be ignored: a target that is a real number counts whatever it is."""
+    return targets.numel() if targets.is_floating_point() else int((targets != IGNORED).sum())

@@ -22,6 +22,7 @@ class Bucket:
     params: list[nn.Parameter]
     num_missing: int = 0
     """Gradients that the chunk's last backward has still to add."""
+    is_started: bool = False
     handle: Handle | None = None
 
 
@@ -32,7 +33,9 @@ class GradientBuckets:
     Each parameter belongs to one chunk, the first that holds it: that one is the last to run
     backward. During a chunk's last backward, or during its last weight gradients where these are put
     off, a bucket is exchanged when its last gradient is added, while the rest goes on. Buckets are
-    filled from the last parameter to the first, the order in which a backward reaches them.
+    filled from the last parameter to the first, the order in which a backward reaches them, and they
+    are exchanged in that order, whatever order they were filled in: replicas that took another way
+    through a user's layer must not exchange one bucket for another.
     """
 
     dtype: torch.dtype
@@ -58,17 +61,17 @@ class GradientBuckets:
 
     def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Runs the backward and accumulates; with ``last`` also exchanges the chunk's buckets."""
-        self._last_chunk = chunk if last else None
         if last:
+            self._last_chunk = chunk
             for bucket in self._chunks[chunk]:
                 bucket.num_missing = len(bucket.params)
-        torch.autograd.backward(out, grad)
-        self._last_chunk = None
+        if out.requires_grad:  # a first stage without parameters has nothing to compute
+            torch.autograd.backward(out, grad)
         if last:
-            for bucket in self._chunks[chunk]:
-                if bucket.handle is None:  # holds a parameter that took no part in this backward
-                    self._start(bucket)
+            self._last_chunk = None
+            self._start_all(chunk)  # some hold a parameter that took no part in this backward
 
+    @torch.no_grad()
     def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
         """Computes and adds weight gradients that were put off; with ``last`` also exchanges the
         chunk's buckets, whose other gradients are all there by then."""
@@ -76,20 +79,20 @@ class GradientBuckets:
             weights = Counter(product.weight for product in products)
             for bucket in self._chunks[chunk]:
                 bucket.num_missing = sum(weights[param] for param in bucket.params)
-                if bucket.num_missing == 0:
-                    self._start(bucket)
         for product in products:
             self._views[product.weight].add_(product.compute())
             bucket = self._bucket_of[product.weight]
             if last and bucket.chunk == chunk:
                 self._count_down(bucket)
+        if last:
+            self._start_all(chunk)
 
     def wait(self) -> None:
         """Returns when every exchange is done."""
         for bucket in self._all():
             if bucket.handle is not None:
                 bucket.handle.wait()
-                bucket.handle = None
+            bucket.handle, bucket.is_started = None, False
 
     def clear(self) -> None:
         """Sets every gradient to zero."""
@@ -137,9 +140,16 @@ class GradientBuckets:
 
     def _count_down(self, bucket: Bucket) -> None:
         bucket.num_missing -= 1
-        if bucket.num_missing == 0:
+        for other in self._chunks[bucket.chunk]:
+            if other.num_missing > 0:
+                break
+            self._start(other)
+
+    def _start_all(self, chunk: int) -> None:
+        for bucket in self._chunks[chunk]:
             self._start(bucket)
 
     def _start(self, bucket: Bucket) -> None:
-        if self.exchange is not None:
+        if self.exchange is not None and not bucket.is_started:
+            bucket.is_started = True
             bucket.handle = self.exchange(bucket.flat)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -41,10 +40,9 @@ class Groups:
     tp: Group
     model: Group
     """All ranks of one replica: pp x tp."""
-    world: Group
-    """All trainer ranks."""
     tied: Group
-    """This rank's partners on the first and last stage that hold copies of tied weights."""
+    """The ranks of the first and the last stage that share tied weights, when this is one of them
+    and there are any; else this rank alone."""
 
 
 def backend(device: torch.device) -> str:
@@ -53,34 +51,45 @@ def backend(device: torch.device) -> str:
 
 
 def make_groups(plan: RankPlan, timeout_s: float) -> Groups:
-    """Creates all groups. Collective: every trainer rank calls it, in the same order."""
-    mesh = plan.plan.mesh
-    timeout = timedelta(seconds=timeout_s)
-
-    def along(axes: str | Iterable[str]) -> Group:
-        return _group(mesh.groups(axes), plan.rank, timeout)
-
-    first, last = plan.plan.stages[0].pp_rank, plan.plan.stages[-1].pp_rank
-    tied = []
-    for ranks in mesh.groups("pp"):
-        holders = tuple(rank for rank in ranks if mesh.coordinates(rank).pp in (first, last))
-        tied += [holders, *((rank,) for rank in ranks if rank not in holders)]
+    """Creates all groups of this rank. Every rank makes its own in the same order of axes."""
+    mesh, rank = plan.plan.mesh, plan.rank
+    maker = _Maker(rank, timedelta(seconds=timeout_s))
+    down, up = (maker.make(mesh.group("pp", rank)) for _ in range(2))
+    maker.shares = True  # from here on equal members can use one group; messages keep theirs
     return Groups(
-        pp=along("pp"),
-        pp_up=along("pp"),
-        dp=along("dp"),
-        tp=along("tp"),
-        model=along(("pp", "tp")),
-        world=along(("pp", "dp", "tp")),
-        tied=_group(tied, plan.rank, timeout),
+        pp=down,
+        pp_up=up,
+        dp=maker.make(mesh.group("dp", rank)),
+        tp=maker.make(mesh.group("tp", rank)),
+        model=maker.make(mesh.group(("pp", "tp"), rank)),
+        tied=maker.make(_tied_ranks(plan)),
     )
 
 
-def _group(partition: Iterable[tuple[int, ...]], rank: int, timeout: timedelta) -> Group:
-    mine: Group | None = None
-    for ranks in partition:
-        handle = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
-        if rank in ranks:
-            mine = Group(ranks=ranks, rank=ranks.index(rank), handle=handle)
-    assert mine is not None, f"rank {rank} is in no group"
-    return mine
+def _tied_ranks(plan: RankPlan) -> tuple[int, ...]:
+    whole, mesh = plan.plan, plan.plan.mesh
+    ends = {whole.stages[0].pp_rank, whole.stages[-1].pp_rank}
+    holders = tuple(r for r in mesh.group("pp", plan.rank) if mesh.coordinates(r).pp in ends)
+    is_tied = whole.config.model.family != "custom" and whole.config.model.tied_embeddings
+    return holders if is_tied and plan.rank in holders else (plan.rank,)
+
+
+@dataclass
+class _Maker:
+    """Makes groups of which this rank is a member; the other ranks need not take part."""
+
+    rank: int
+    timeout: timedelta
+    shares: bool = False
+    _made: dict[tuple[int, ...], Group] = field(default_factory=dict)
+
+    def make(self, ranks: tuple[int, ...]) -> Group:
+        if self.shares and ranks in self._made:
+            return self._made[ranks]
+        handle = None
+        if len(ranks) > 1:
+            handle = dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
+        group = Group(ranks=ranks, rank=ranks.index(self.rank), handle=handle)
+        if self.shares:
+            self._made[ranks] = group
+        return group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from launcher.metrics.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
 from launcher.registry import resolve
 from launcher.runtime import checkpoint
-from launcher.runtime.api import DTYPES, IGNORED, RankContext, StepOutcome, Update
+from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.calibrate import message_latency_ns
 from launcher.runtime.data import Loader, Microbatch
 from launcher.runtime.metrics import RecordWriter, device_name, host_facts
@@ -68,11 +69,11 @@ class Trainer:
             module.train(is_training)
 
     def _num_targets(self, microbatches: Sequence[Microbatch]) -> float:
-        """Targets of the global batch; 1 away from the last stage, where no loss is scaled."""
+        """Targets of the global batch, at least 1; 1 away from the last stage, where no loss is scaled."""
         if not self._holds_loss:
             return 1.0
-        count = sum(int((batch.targets != IGNORED).sum()) for batch in microbatches)
-        return self._sum_over_replicas(torch.tensor(float(count), device=self.ctx.device))
+        count = float(sum(batch.num_targets for batch in microbatches))
+        return max(1.0, self._sum_over_replicas(torch.tensor(count, device=self.ctx.device)))
 
     def _mean_loss(self, loss_sum: Tensor | None, num_targets: float) -> float | None:
         if loss_sum is None:
@@ -92,8 +93,9 @@ def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> Pipel
     parallel, batch = plan.config.parallel, plan.batch
 
     def local(shape: tuple[int, ...]) -> tuple[int, ...]:
-        split = parallel.tp if parallel.sequence_parallel else 1
-        return (batch.micro_size, shape[0] // split, *shape[1:])
+        if parallel.sequence_parallel:
+            shape = (shape[0] // parallel.tp, *shape[1:])
+        return (batch.micro_size, *shape)
 
     return PipelinePart(
         shape=PipelineShape(
@@ -117,7 +119,6 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     root = run_dir / "checkpoints"
     first_step = restore(trainer, root) if resume else 0
     writer = RecordWriter(run_dir / "metrics", _header(trainer))
-    eval_batches = loader.evaluation()
     steps = loader.steps(first_step)
     ctx.clock.start()
     for step in range(first_step, config.train.num_steps):
@@ -125,7 +126,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             microbatches = next(steps)
         done = trainer.step(step, microbatches)
         with ctx.clock.section(SINGLE_RANK, sealed=True):
-            evaluation = _milestones(trainer, root, eval_batches, step + 1)
+            evaluation = _milestones(trainer, loader, root, step + 1)
         times = ctx.clock.lap()
         with ctx.clock.section(SINGLE_RANK):
             writer.write(_record(ctx, step, done, times))
@@ -138,44 +139,50 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
 
 def save(trainer: Trainer, root: Path, step: int) -> None:
     """Writes a checkpoint after ``step`` steps. Collective over all ranks."""
-    groups = trainer.ctx.groups
-    final = checkpoint.folder_of(root, step)
-    unfinished = final.with_name(final.name + ".unfinished")
-    if groups.dp.rank == 0:
-        checkpoint.save_shard(unfinished, groups.model.rank, trainer.update.state())
+    groups, is_first = trainer.ctx.groups, trainer.ctx.plan.rank == 0
+    if is_first:
+        checkpoint.unfinished_folder(root, step)
     dist.barrier()
-    if groups.world.rank == 0:
-        checkpoint.complete(unfinished, final, step)
-        checkpoint.prune(root, trainer.ctx.config.train.keep_checkpoints)
+    if groups.dp.rank == 0:
+        folder = checkpoint.unfinished_name(root, step)
+        checkpoint.save_shard(folder, groups.model.rank, trainer.update.state())
+    dist.barrier()
+    if is_first:
+        checkpoint.complete(root, step, groups.model.size)
+        checkpoint.prune(root, step, trainer.ctx.config.train.keep_checkpoints)
     dist.barrier()
 
 
 def restore(trainer: Trainer, root: Path) -> int:
-    """Loads the newest good checkpoint; returns the number of steps it has behind it."""
-    source, skipped = checkpoint.newest(root)
-    for sentence in skipped:
-        print(sentence, flush=True)
-    trainer.update.load(source.read)
-    print(f"resumed after step {source.step}", flush=True)
-    return source.step
+    """Loads the newest good checkpoint, which rank 0 chooses for all; returns the number of steps it
+    has behind it. Collective over all ranks."""
+    chosen = torch.zeros((), dtype=torch.int64, device=trainer.ctx.device)
+    if trainer.ctx.plan.rank == 0:
+        step, skipped = checkpoint.newest(root)
+        chosen.fill_(step)
+        for sentence in skipped:
+            print(sentence, flush=True)
+    dist.broadcast(chosen, src=0)
+    step = int(chosen)
+    trainer.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
+    print(f"resumed after step {step}", flush=True)
+    return step
 
 
-def _milestones(
-    trainer: Trainer, root: Path, eval_batches: Sequence[Sequence[Microbatch]], num_done: int
-) -> EvalRecord | None:
+def _milestones(trainer: Trainer, loader: Loader, root: Path, num_done: int) -> EvalRecord | None:
     """Evaluation and checkpoint, where they are due after ``num_done`` steps."""
     settings = trainer.ctx.config.train
     evaluation = None
-    if eval_batches and _is_due(num_done, settings.eval_interval, settings.num_steps):
-        loss, num_targets = trainer.evaluate(eval_batches)
+    if settings.eval_batches and _is_due(num_done, settings.eval_interval, settings.num_steps):
+        loss, num_targets = trainer.evaluate(loader.evaluation())
         if loss is not None:
             evaluation = EvalRecord(step=num_done, loss=loss, num_tokens=num_targets)
-    if _is_due(num_done, settings.checkpoint_interval):
+    if settings.checkpoint_interval and _is_due(num_done, settings.checkpoint_interval, settings.num_steps):
         save(trainer, root, num_done)
     return evaluation
 
 
-def _is_due(num_done: int, interval: int, last: int | None = None) -> bool:
+def _is_due(num_done: int, interval: int, last: int) -> bool:
     return (interval > 0 and num_done % interval == 0) or num_done == last
 
 
@@ -183,7 +190,7 @@ def _header(trainer: Trainer) -> Header:
     ctx, part = trainer.ctx, trainer.part
     place = ctx.plan.coordinates
     assert place is not None, "only ranks on the mesh train"
-    shape = next(iter(part.input_shapes.values()), ())
+    shape = max(part.input_shapes.values(), key=prod, default=())
     return Header(
         rank=ctx.plan.rank,
         role=ctx.plan.role.name,
@@ -198,7 +205,7 @@ def _header(trainer: Trainer) -> Header:
 
 def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) -> StepRecord:
     batch = ctx.plan.plan.batch
-    is_text = ctx.config.model.family != "custom"
+    is_text = ctx.config.data.target is None
     return StepRecord(
         step=step,
         num_receives=done.num_receives,

@@ -38,11 +38,13 @@ def main(argv: list[str] | None = None) -> int:
 
         rank.run(plan, place, run_dir, resume=arguments.resume)
     except BaseException as error:
-        _leave_failure(run_dir / "exit" / f"rank-{place.rank}.json", place.rank, error)
-        traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # a rank that failed must not wait for its peers in a destructor
+        try:
+            traceback.print_exc()
+            _leave_failure(run_dir / "exit" / f"rank-{place.rank}.json", place.rank, error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)  # a rank that failed must not wait for its peers in a destructor
     return 0
 
 

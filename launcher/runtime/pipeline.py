@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from launcher.errors import JobError
 from launcher.metrics.records import PIPELINE
 from launcher.runtime.api import Handle, Transport, Update
 from launcher.runtime.metrics import Clock
@@ -201,11 +202,14 @@ class PipelineExecutor:
         with self._clock.action(), self._part.split.collecting() as products:
             update.backward(held.output, grad, chunk=self._chunk(stage), last=last)
         step.put_off[stage, index] = _PutOff(products, (grad_buffer, held.buffer))
+        if held.input is not None:
+            input_grad = held.input.grad
+            assert input_grad is not None, f"stage {stage} gave its input no gradient"
+            if grad_buffer is not None and _share_storage(input_grad, grad_buffer):
+                input_grad = input_grad.clone()  # the buffer is used again before this has been sent
+            self._pass_on((RB, stage - 1, index), input_grad, step)
         if not self._part.split.is_enabled:
             self._let_go(stage, index, step)
-        if held.input is not None:
-            assert held.input.grad is not None, f"stage {stage} gave its input no gradient"
-            self._pass_on((RB, stage - 1, index), held.input.grad, step)
 
     def _finish_backward(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
@@ -250,12 +254,25 @@ class PipelineExecutor:
         key = (RF, stage + 1, index) if kind == SF else (RB, stage - 1, index)
         with self._clock.section(PIPELINE):
             message = step.outgoing.pop(key).contiguous()
+            self._check(message, key)
             handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
         step.sends[key] = handle, message
         if kind == SB or (stage, index) not in step.held:
             step.unanswered.append(key)
         if len(step.unanswered) > _SENDS_IN_FLIGHT:
             self._end_send(step.unanswered.popleft(), step)
+
+    def _check(self, message: Tensor, key: Key) -> None:
+        """The receiver's buffer was made from the plan: anything else would be written over or hang."""
+        kind, stage, _ = key
+        boundary = stage if kind == RF else stage + 1
+        expected = self._part.input_shapes[boundary]
+        if message.dtype != self._part.dtype or message.shape != expected:
+            raise JobError(
+                f"stage {boundary - 1} passes on {tuple(message.shape)} {message.dtype}, planned are "
+                f"{expected} {self._part.dtype}: its layers must keep the shapes and the precision that "
+                "they were planned with"
+            )
 
     def _end_send(self, key: Key, step: _Step) -> None:
         """Waits for a send and lets its tensor go; there is none between stages of one rank."""

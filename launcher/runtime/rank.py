@@ -25,8 +25,9 @@ def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
     sys.path[:0] = list(plan.source_roots)
     device = choose_device(plan, place)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
-    bound = device if device.type == "cuda" else None
-    dist.init_process_group(backend(device), timeout=timeout, device_id=bound)
+    # Not bound to the device: NCCL would then run all messages of a group on one stream, in one order
+    # for all pairs of ranks, and pipelines of four and more ranks would wait in a circle.
+    dist.init_process_group(backend(device), timeout=timeout)
     ctx = make_context(plan.rank(place.rank), device)
     train(ctx, run_dir, resume=resume)
     dist.barrier()  # a rank that left early would look dead to one that is still at work

@@ -77,4 +77,5 @@ class _SplitLinear(torch.autograd.Function):
         def product() -> Tensor:
             return torch.mm(grad.flatten(0, -2).T, x.flatten(0, -2))
 
-        return grad_x, ctx.split.put_off(ctx.weight, product), None
+        grad_weight = ctx.split.put_off(ctx.weight, product) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, None

@@ -1,11 +1,13 @@
 """Turns text files into one memory-mapped token file, made once per node.
 
-The file is named after the hash of its content and appears by an atomic rename, so ranks that race
-to make it all end with the same whole file.
+The file is named after the paths, sizes and times of its sources, so a source that was changed has
+another one, and no start reads the whole text again. The first rank makes it while the others wait for
+its lock; it appears by a rename, so nobody ever sees half of it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import hashlib
 import os
@@ -33,16 +35,15 @@ def open_tokens(source: str, cache: Path) -> NDArray[np.uint8]:
         LauncherError: when the cache folder cannot be written.
     """
     files = find_files(source)
-    digest, num_bytes = _hash(files)
+    name, num_bytes = _name(files)
     if num_bytes == 0:
         raise ConfigError([Fault("data.source", source, "its files are empty", "Name files that hold text.")])
-    path = cache / f"bytes-{digest[:32]}.tokens"
-    if not (path.is_file() and path.stat().st_size == num_bytes):
-        try:
-            _write(files, path)
-        except OSError as error:
-            fix = "Set data.cache_dir to a folder you can write."
-            raise LauncherError(f"the token file {path} cannot be written: {error}. {fix}") from error
+    path = cache / name
+    try:
+        _make_once(files, path, num_bytes)
+    except OSError as error:
+        fix = "Set data.cache_dir to a folder you can write."
+        raise LauncherError(f"the token file {path} cannot be written: {error}. {fix}") from error
     return np.memmap(path, dtype=np.uint8, mode="r")
 
 
@@ -86,26 +87,37 @@ def _package_folders(name: str) -> Sequence[str]:
     return list(spec.submodule_search_locations or ()) if spec else ()
 
 
-def _hash(files: Sequence[Path]) -> tuple[str, int]:
-    """SHA-256 and size of the files' joined content."""
-    digest, num_bytes = hashlib.sha256(), 0
-    for path in files:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-                num_bytes += len(block)
-    return digest.hexdigest(), num_bytes
+def _name(files: Sequence[Path]) -> tuple[str, int]:
+    """Name of the token file of these sources, and their size in bytes together."""
+    facts = [(os.path.abspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return f"bytes-{digest[:32]}.tokens", sum(size for _, size, _ in facts)
+
+
+def _make_once(files: Sequence[Path], path: Path, num_bytes: int) -> None:
+    """Makes the token file unless it is there, whole; one process of this node at a time."""
+
+    def is_whole() -> bool:
+        return path.is_file() and path.stat().st_size == num_bytes
+
+    if is_whole():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_whole():
+            _write(files, path)
 
 
 def _write(files: Sequence[Path], path: Path) -> None:
-    """Joins the files under a name of its own, then renames: nobody sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Joins the files under a name of its own, then renames."""
     handle, unfinished = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as out:
             for source in files:
                 with source.open("rb") as file:
                     shutil.copyfileobj(file, out)
+        os.chmod(unfinished, 0o644)  # others may share the cache
         os.replace(unfinished, path)
     except BaseException:
         os.unlink(unfinished)

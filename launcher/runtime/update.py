@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 
@@ -43,6 +43,7 @@ class NativeUpdate:
         )
         self._masters: dict[nn.Parameter, Tensor] = {}
         """What the optimizer updates: the parameter itself, or its fp32 copy."""
+        self._num_updates = 0
         self._scale = LossScale() if config.precision.compute == "fp16" else None
 
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
@@ -81,6 +82,7 @@ class NativeUpdate:
             if overflowed and self._scale is None:
                 raise JobError(f"the gradient of step {step} is not finite ({norm}); try a smaller optim.lr")
             if not overflowed:
+                self._num_updates += 1
                 self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm) / self.loss_scale)
             self._buckets.clear()
             if self._scale is not None:
@@ -102,21 +104,22 @@ class NativeUpdate:
             where = slice_of(param)
             if where.is_tied_copy or not (where.is_sharded or self._ctx.groups.tp.rank == 0):
                 continue
-            moments = self._optimizer.state.get(master, {})
-            tensors = {"weight": master.detach()} | {m: moments[m] for m in _MOMENTS if m in moments}
             unpadded = tuple(map(slice, where.inside(param.shape)))
-            for kind, tensor in tensors.items():
+            moments = self._moments(master)
+            for kind, tensor in {"weight": master.detach(), **moments}.items():
                 yield GlobalFragment(slice=_named(where, kind), tensor=tensor[unpadded])
         if self._ctx.groups.model.rank == 0:
-            (step,) = {int(state["step"]) for state in self._optimizer.state.values()} or {0}
-            yield _scalar_fragment("optimizer/step", step)
-            yield _scalar_fragment("optimizer/loss_scale", self.loss_scale)
+            yield _scalar_fragment("optimizer/step", self._num_updates)
+            if self._scale is not None:
+                yield _scalar_fragment("optimizer/loss_scale", self._scale.value)
+                yield _scalar_fragment("optimizer/num_good_steps", self._scale.num_good_steps)
 
     def load(self, read: FragmentReader) -> None:
         """Takes back what `state` gave, under any layout."""
-        step = read("optimizer/step", (), ()).float()
+        self._num_updates = int(read("optimizer/step", (), ()))
         if self._scale is not None:
             self._scale.value = float(read("optimizer/loss_scale", (), ()))
+            self._scale.num_good_steps = int(read("optimizer/num_good_steps", (), ()))
         for param, master in self._masters.items():
             where = slice_of(param)
             tensors = {kind: torch.zeros_like(master) for kind in ("weight", *_MOMENTS)}
@@ -127,7 +130,15 @@ class NativeUpdate:
                 master.copy_(tensors.pop("weight"))
                 if master is not param:
                     param.copy_(master)
-            self._optimizer.state[master] = {"step": step.clone(), **tensors}
+            if self._optimizer is not None:
+                step = torch.tensor(float(self._num_updates), device=master.device)
+                self._optimizer.state[master] = {"step": step, **tensors}
+
+    def _moments(self, master: Tensor) -> dict[str, Tensor]:
+        """Adam's moments of a parameter; zero before the first update."""
+        assert self._optimizer is not None, "a parameter without an optimizer"
+        known = self._optimizer.state.get(master, {})
+        return {kind: known.get(kind, torch.zeros_like(master)) for kind in _MOMENTS}
 
     def close(self) -> None:
         """Nothing outlives the step."""
@@ -137,8 +148,8 @@ class NativeUpdate:
             return param
         return param.detach().float().clone()
 
-    def _adamw(self) -> torch.optim.AdamW:
-        """Decay acts on matrices only, as in GPT-3: not on biases and norms."""
+    def _adamw(self) -> torch.optim.AdamW | None:
+        """Decay acts on matrices only, as in GPT-3: not on biases and norms. None: no parameters here."""
         optim = self._ctx.config.optim
         decayed = [master for master in self._masters.values() if master.dim() > 1]
         kept = [master for master in self._masters.values() if master.dim() <= 1]
@@ -147,24 +158,32 @@ class NativeUpdate:
             {"params": kept, "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
+        if not groups:
+            return None
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
-    def _sum_over(self, group: Group, kind: str, params: Iterable[nn.Parameter]) -> None:
-        for param in params if group.size > 1 else ():
-            with self._ctx.clock.section(kind):
-                dist.all_reduce(self._buckets.view(param), group=group.handle)
+    def _sum_over(self, group: Group, kind: str, params: Sequence[nn.Parameter]) -> None:
+        """Sums the gradients of some parameters over a group, in one message."""
+        if group.size == 1 or not params:
+            return
+        views = [self._buckets.view(param) for param in params]
+        flat = torch.cat([view.flatten() for view in views])
+        with self._ctx.clock.section(kind):
+            dist.all_reduce(flat, group=group.handle)
+        for view, part in zip(views, torch.split(flat, [view.numel() for view in views]), strict=True):
+            view.copy_(part.view_as(view))
 
     def _grad_norm(self) -> float:
-        """Norm over the whole model: each global element counts once."""
+        """Norm over the whole model, in fp32 or better: each global element counts once."""
         tp_rank = self._ctx.groups.tp.rank
-        mine = [
-            self._buckets.view(param)
+        norms = [
+            torch.linalg.vector_norm(self._buckets.view(param), dtype=torch.float32)
             for param in self._masters
             if not slice_of(param).is_tied_copy and (slice_of(param).is_sharded or tp_rank == 0)
         ]
         squares = torch.zeros((), dtype=torch.float64, device=self._ctx.device)
-        if mine:
-            squares += nn.utils.get_total_norm(mine).double() ** 2
+        if norms:
+            squares += torch.stack(norms).double().square().sum()
         if self._ctx.groups.model.size > 1:
             with self._ctx.clock.section("model"):
                 dist.all_reduce(squares, group=self._ctx.groups.model.handle)
@@ -172,6 +191,8 @@ class NativeUpdate:
 
     def _step_optimizer(self, lr: float, factor: float) -> None:
         """``factor`` clips the gradient and takes the loss scale out of it."""
+        if self._optimizer is None:
+            return
         for param, master in self._masters.items():
             view = self._buckets.view(param)
             if factor != 1:
@@ -181,6 +202,8 @@ class NativeUpdate:
             group["lr"] = lr
         self._optimizer.step()
         for param, master in self._masters.items():
+            if master.dtype != self._buckets.dtype:
+                master.grad = None  # a copy in another format: the next backward must not add to it
             if master is not param:
                 master.grad = None
                 with torch.no_grad():

@@ -128,7 +128,7 @@ def _keep_gradients(trainer: Trainer) -> dict[Tensor, Tensor]:
     update, clip_and_step = trainer.update, trainer.update._step_optimizer
 
     def keeping(lr: float, clip_factor: float) -> None:
-        kept.update({param: update.gradient(param).clone() for param in update._masters})
+        kept.update({param: update.gradient(param) / update.loss_scale for param in update._masters})
         clip_and_step(lr, clip_factor)
 
     update._step_optimizer = keeping  # type: ignore[method-assign]

@@ -78,23 +78,25 @@ def test_a_restart_from_the_first_batch_is_told_apart(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=2e-5, atol=0)
 
 
-def write(root: Path, step: int, value: float, name: str = "w") -> Path:
-    where = GlobalSlice(name=name, shape=(4, 2), offset=(0, 0), is_sharded=False)
-    final = checkpoint.folder_of(root, step)
-    unfinished = final.with_name(final.name + ".unfinished")
+def write(root: Path, step: int, value: float) -> Path:
+    where = GlobalSlice(name="w", shape=(4, 2), offset=(0, 0), is_sharded=False)
     fragment = GlobalFragment(slice=where, tensor=torch.full((4, 2), value))
-    checkpoint.save_shard(unfinished, 0, [fragment])
-    checkpoint.complete(unfinished, final, step)
-    return final
+    checkpoint.save_shard(checkpoint.unfinished_folder(root, step), 0, [fragment])
+    checkpoint.complete(root, step, num_shards=1)
+    return checkpoint.folder_of(root, step)
+
+
+def damage(folder: Path) -> None:
+    (folder / "shard-00000.safetensors").write_bytes(b"")
 
 
 def test_a_box_is_read_across_pieces(tmp_path: Path) -> None:
     whole = torch.arange(10.0).view(5, 2)
-    unfinished, final = tmp_path / "unfinished", checkpoint.folder_of(tmp_path, 1)
+    unfinished, final = checkpoint.unfinished_folder(tmp_path, 1), checkpoint.folder_of(tmp_path, 1)
     for rank, rows in enumerate((slice(0, 2), slice(2, 5))):
         where = GlobalSlice(name="w", shape=(5, 2), offset=(rows.start, 0), is_sharded=True)
         checkpoint.save_shard(unfinished, rank, [GlobalFragment(slice=where, tensor=whole[rows])])
-    checkpoint.complete(unfinished, final, 1)
+    checkpoint.complete(tmp_path, 1, num_shards=2)
     read = checkpoint.Checkpoint(final).read
     assert torch.equal(read("w", (1, 1), (3, 1)), whole[1:4, 1:])
     with pytest.raises(JobError, match=r"does not hold all of w at \(3, 0\) size \(3, 2\)"):
@@ -103,20 +105,41 @@ def test_a_box_is_read_across_pieces(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_last_good_one(tmp_path: Path) -> None:
     write(tmp_path, 100, 1.0)
-    shard = write(tmp_path, 200, 2.0) / "shard-00000.safetensors"
-    shard.write_bytes(b"")
-    found, skipped = checkpoint.newest(tmp_path)
-    assert found.step == 100
+    damage(write(tmp_path, 200, 2.0))
+    step, skipped = checkpoint.newest(tmp_path)
+    assert step == 100
     assert "step-00000200 was skipped" in skipped[0]
     assert "damaged" in skipped[0]
 
 
-def test_a_save_that_was_cut_is_not_a_checkpoint(tmp_path: Path) -> None:
+def test_a_shard_is_verified_before_anything_is_read_from_it(tmp_path: Path) -> None:
+    found = checkpoint.Checkpoint(write(tmp_path, 1, 1.0))
+    damage(checkpoint.folder_of(tmp_path, 1))
+    with pytest.raises(JobError, match=r"shard-00000\.safetensors is missing or damaged"):
+        found.read("w", (0, 0), (1, 1))
+
+
+def test_a_save_that_was_cut_is_not_a_checkpoint_and_does_not_leak_into_the_next(tmp_path: Path) -> None:
     where = GlobalSlice(name="w", shape=(1,), offset=(0,), is_sharded=False)
     fragment = GlobalFragment(slice=where, tensor=torch.zeros(1))
-    checkpoint.save_shard(tmp_path / "step-00000300.unfinished", 0, [fragment])
+    checkpoint.save_shard(checkpoint.unfinished_folder(tmp_path, 300), 7, [fragment])
     with pytest.raises(JobError, match=r"no checkpoint to resume from .*set train\.checkpoint_interval"):
         checkpoint.newest(tmp_path)
+    assert [path.name for path in write(tmp_path, 300, 1.0).glob("shard-*.json")] == ["shard-00000.json"]
+
+
+def test_a_shard_that_did_not_arrive_ends_the_save(tmp_path: Path) -> None:
+    checkpoint.save_shard(checkpoint.unfinished_folder(tmp_path, 1), 0, [])
+    with pytest.raises(JobError, match=r"has 1 of 2 shards; is the run directory shared by all nodes\?"):
+        checkpoint.complete(tmp_path, 1, num_shards=2)
+    assert not checkpoint.folder_of(tmp_path, 1).exists()
+
+
+def test_the_same_step_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
+    damage(write(tmp_path, 1, 1.0))
+    found = checkpoint.Checkpoint(write(tmp_path, 1, 2.0))
+    assert torch.equal(found.read("w", (0, 0), (1, 1)), torch.full((1, 1), 2.0))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_a_missing_shard_is_counted(tmp_path: Path) -> None:
@@ -136,5 +159,34 @@ def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         write(tmp_path, step, float(step))
-    checkpoint.prune(tmp_path, keep=2)
+    checkpoint.prune(tmp_path, 3, keep=2)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_damaged_checkpoint_from_before_a_resume_does_not_push_out_a_good_one(tmp_path: Path) -> None:
+    write(tmp_path, 40, 1.0)
+    damage(write(tmp_path, 80, 1.0))
+    write(tmp_path, 60, 1.0)
+    checkpoint.prune(tmp_path, 60, keep=1)
+    assert checkpoint.newest(tmp_path)[0] == 60
+
+
+def fp16_after_an_overflow(rank: int, plan: Plan, root: Path) -> tuple[float, int]:
+    """The loss scale and its counter, restored from a checkpoint made before any update."""
+    first, steps = started(rank, plan, first_step=0)
+    first.update._scale.value = 2.0**40
+    assert first.step(0, next(steps)).outcome.skipped
+    first.update._scale.num_good_steps = 5
+    save(first, root, 1)
+    second = Trainer(make_context(plan.rank(rank), CPU))
+    restore(second, root)
+    return second.update.loss_scale, second.update._scale.num_good_steps
+
+
+def test_a_loss_scale_is_restored_even_where_every_step_was_skipped(tmp_path: Path) -> None:
+    plan = job(
+        precision={"name": "fp16", "compute": "fp16"},
+        device={"peak_flops": {"fp32": 1e9, "fp16": 1e9}},
+        parallel={"pp": 2},
+    )
+    assert run_ranks(2, fp16_after_an_overflow, plan, tmp_path) == [(2.0**39, 5)] * 2

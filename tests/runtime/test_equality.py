@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from equality import Sabotage, Trained, assert_equal, job, train
-from ranks import RankError
+from equality import NUM_STEPS, Sabotage, Trained, assert_equal, job, train
+from ranks import RankError, run_ranks
 from torch import Tensor
 
+from launcher.plan.model import Plan
+from launcher.runtime.api import Handle, slice_of
 from launcher.runtime.data import Loader, Microbatch
+from launcher.runtime.learning_rate import learning_rate
 from launcher.runtime.loop import Trainer
+from launcher.runtime.model import build_chunks
+from launcher.runtime.rank import make_context
 from launcher_plugins.parallel.wire_runtime import TensorWire
 
 GPT = {"family": "gpt"}
@@ -45,6 +50,15 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp2 interleaved tied": (GPT, INTERLEAVED),
     "pp2 interleaved llama dropout": (LLAMA | DROPOUT, INTERLEAVED),
     "pp2 recompute dropout": (GPT | DROPOUT, {"pp": 2, "recompute": "full"}),
+    "pp2 naive": (LLAMA, {"pp": 2, "schedule": "naive"}),
+    "pp2 zero bubble tied": (GPT, {"pp": 2, "schedule": "zb_h1"}),
+    "pp4 zero bubble llama dropout": (LLAMA | DROPOUT, {"pp": 4, "schedule": "zb_h1"}),
+    "dp2 pp2 zero bubble": (GPT, {"dp": 2, "pp": 2, "schedule": "zb_h1"}),
+    "tp2 pp2 zero bubble sequence parallel": (
+        GPT | UNTIED,
+        {"tp": 2, "pp": 2, "schedule": "zb_h1", "sequence_parallel": True},
+    ),
+    "pp2 zero bubble recompute": (LLAMA, {"pp": 2, "schedule": "zb_h1", "recompute": "full"}),
     "dp2 tp2": (GPT, {"dp": 2, "tp": 2}),
     "dp2 pp2": (GPT | DROPOUT, {"dp": 2, "pp": 2}),
     "tp2 pp2": (GPT, {"tp": 2, "pp": 2}),
@@ -75,8 +89,47 @@ def test_the_size_of_a_microbatch_does_not_matter(micro_size: int) -> None:
     assert_equal(train(job(model=DROPOUT, batch={"micro_size": micro_size})), reference(DROPOUT))
 
 
+def test_the_update_is_that_of_a_plain_loop_over_the_global_batch() -> None:
+    """One device and no part of the update's own code: gradients of the whole batch at once, clipping
+    and AdamW written out."""
+    plan = job(model=UNTIED, optim={"weight_decay": 0.3})
+    (expected,) = run_ranks(1, plain_training, plan)
+    found = train(plan)
+    torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(expected["losses"]))
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(
+            found.weights[name], weight, rtol=0, atol=2e-5, msg=lambda m, n=name: n + m
+        )
+
+
+def plain_training(rank: int, plan: Plan) -> dict[str, Any]:
+    ctx = make_context(plan.rank(rank), torch.device("cpu"))
+    (model,), optim = build_chunks(ctx), plan.config.optim
+    params = list(model.parameters())
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
+    losses, steps = [], Loader(ctx).steps(0)
+    for step in range(NUM_STEPS):
+        batches = next(steps)
+        loss = sum(model(None, batch) for batch in batches) / sum(batch.targets.numel() for batch in batches)
+        gradients = torch.autograd.grad(loss, params)
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        clip = min(1.0, optim.clip_norm / float(norm))
+        lr = learning_rate(optim, step, plan.config.train.num_steps)
+        with torch.no_grad():
+            for param, gradient, (first, second) in zip(params, gradients, moments, strict=True):
+                beta1, beta2 = optim.betas
+                first.mul_(beta1).add_(gradient * clip, alpha=1 - beta1)
+                second.mul_(beta2).add_((gradient * clip) ** 2, alpha=1 - beta2)
+                decay = optim.weight_decay if param.dim() > 1 else 0.0
+                root = (second / (1 - beta2 ** (step + 1))).sqrt() + optim.eps
+                param.mul_(1 - lr * decay).sub_(lr * first / (1 - beta1 ** (step + 1)) / root)
+        losses.append(float(loss))
+    return {"losses": losses, "weights": {slice_of(param).name: param.detach() for param in params}}
+
+
 def test_a_different_seed_is_told_apart() -> None:
-    other = train(job(model=GPT | {"init_std": 0.21}))
+    plan = job(model=GPT)
+    other = train(replace(plan, config=replace(plan.config, seed=plan.config.seed + 1)))
     with pytest.raises(AssertionError):
         assert_equal(other, reference(GPT))
 
@@ -118,9 +171,14 @@ def count_the_norm_of_this_rank_only(trainer: Trainer, loader: Loader) -> None:
 
 
 def send_one_stale_message(trainer: Trainer, loader: Loader) -> None:
-    wire, calls = trainer.ctx.transport, count()
+    wire, sent = trainer.ctx.transport, []
     send = wire.send
-    wire.send = lambda tensor, *place: send(torch.zeros_like(tensor) if next(calls) == 2 else tensor, *place)
+
+    def sending(tensor: Tensor, *place: int) -> Handle:
+        sent.append(tensor.clone())
+        return send(sent[1] if len(sent) == 3 else tensor, *place)
+
+    wire.send = sending
 
 
 def change_steps(change: Callable[[list[Microbatch]], list[Microbatch]], shift: int = 0) -> Sabotage:
@@ -139,6 +197,12 @@ def renumber_samples(microbatches: list[Microbatch]) -> list[Microbatch]:
     return [replace(batch, samples=batch.samples * 0) for batch in microbatches]
 
 
+def lose_one_weight_product(trainer: Trainer, loader: Loader) -> None:
+    buckets, calls = trainer.update._buckets, count()
+    finish = buckets.finish_backward
+    buckets.finish_backward = lambda products, **where: finish(products[next(calls) == 2 :], **where)
+
+
 SABOTAGES: dict[str, tuple[str, Sabotage]] = {
     "one bucket of gradients is not exchanged": ("dp2", skip_one_bucket),
     "one all-reduce of activations is skipped": ("tp2", skip_one_tensor_all_reduce),
@@ -146,6 +210,7 @@ SABOTAGES: dict[str, tuple[str, Sabotage]] = {
     "norm gradients of the sequence parts are not summed": ("tp2 sequence parallel", skip_sums_over("tp")),
     "each stage clips by its own norm": ("pp2 1f1b untied", count_the_norm_of_this_rank_only),
     "one message between stages is stale": ("pp2 gpipe", send_one_stale_message),
+    "one product of a weight gradient is lost": ("pp2 zero bubble tied", lose_one_weight_product),
     "one microbatch is dropped": ("pp2 interleaved tied", change_steps(repeat_the_first)),
     "the loader is one step ahead": ("dp2 pp2", change_steps(list, shift=1)),
     "dropout forgets which sample it is": ("dp2 dropout", change_steps(renumber_samples)),

@@ -60,9 +60,26 @@ def test_only_the_last_backward_exchanges_and_each_bucket_once() -> None:
 def test_the_last_layers_bucket_starts_before_the_first_layer_has_its_gradient() -> None:
     chunk, recorder, first_gradient = two_layers(), Recorder(), []
     buckets = buckets_of(chunk, recorder)
-    chunk[0].weight.register_post_accumulate_grad_hook(lambda _: first_gradient.append(len(recorder.started)))
+    chunk[0].weight.register_hook(lambda _: first_gradient.append(len(recorder.started)))
     buckets.backward(chunk(torch.ones(1, 4)).sum(), None, chunk=0, last=True)
-    assert first_gradient[0] >= 1
+    assert first_gradient == [1]
+    torch.testing.assert_close(recorder.started[0].view(4, 4), buckets.view(chunk[1].weight))
+
+
+def test_buckets_are_exchanged_in_one_order_whatever_order_they_fill_in() -> None:
+    chunk, recorder = two_layers(), Recorder()
+    buckets = buckets_of(chunk, recorder)
+    first, second = chunk
+    x = torch.ones(1, 4)
+    buckets.backward(first(second(x)).sum(), None, chunk=0, last=True)  # the other way through
+    assert len(recorder.started) == 2
+    torch.testing.assert_close(recorder.started[0].view(4, 4), buckets.view(second.weight))
+
+
+def test_a_stage_without_parameters_has_nothing_to_compute() -> None:
+    buckets = buckets_of(nn.Flatten(), Recorder())
+    buckets.backward(torch.ones(1, 4), torch.ones(1, 4), chunk=0, last=True)
+    buckets.wait()
 
 
 def test_a_parameter_without_a_gradient_does_not_hold_back_its_bucket() -> None:

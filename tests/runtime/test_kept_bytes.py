@@ -30,7 +30,9 @@ def measured_bytes(config) -> int:
         return tensor
 
     tokens = torch.zeros(MICRO, SEQ, dtype=torch.int64)
-    batch = Microbatch(inputs=tokens, targets=tokens, samples=torch.arange(MICRO), step=0)
+    batch = Microbatch(
+        inputs=tokens, targets=tokens, samples=torch.arange(MICRO), num_targets=tokens.numel(), step=0
+    )
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         chunk(None, batch)
     return sum(storage.nbytes() for storage in kept.values())

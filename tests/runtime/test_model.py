@@ -27,6 +27,7 @@ BATCH = Microbatch(
     inputs=torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]]),
     targets=torch.tensor([[2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13]]),
     samples=torch.tensor([0, 1]),
+    num_targets=12,
     step=0,
 )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import RankError, run_ranks
 from torch import Tensor, nn
 
 from launcher.registry import load
@@ -35,6 +36,20 @@ class Stage(nn.Module):
         out = microbatch if x is None else x
         out = out if self.weight is None else out * self.weight
         return out.sum() if self.is_last else out
+
+
+class ViewStage(nn.Module):
+    """A stage whose backward is a view: the gradient of its input lies in the buffer of its output's."""
+
+    def forward(self, x: Tensor, microbatch: Tensor) -> Tensor:
+        return x.view(SIZE)
+
+
+class WideStage(nn.Module):
+    """Passes on another format than was planned."""
+
+    def forward(self, x: Tensor | None, microbatch: Tensor) -> Tensor:
+        return microbatch.double()
 
 
 class PlainUpdate:
@@ -140,3 +155,35 @@ def evaluate_identity(rank: int, shape: PipelineShape) -> float | None:
 def test_evaluation_is_right_where_a_stage_hands_on_its_own_input() -> None:
     shape = PipelineShape(num_pp_ranks=3, num_microbatches=6)
     assert run_ranks(3, evaluate_identity, shape)[-1] == 4 * (1 + 2 + 3 + 4 + 5 + 6)
+
+
+def through_a_view(rank: int, shape: PipelineShape) -> float:
+    runner = executor(rank, "interleaved_1f1b", shape, [2.0] * shape.num_stages)
+    if rank == 1:
+        runner._part.modules[1] = ViewStage()
+    if rank == 0:  # slow to take its gradients, so that they are long under way
+        module = runner._part.modules[0]
+        module.register_full_backward_hook(lambda *_: time.sleep(0.02))
+    runner.train(batches(shape), PlainUpdate(), loss_scale=1.0)  # type: ignore[arg-type]
+    return float(runner._part.modules[rank + 4].weight.grad) if rank else float(module.weight.grad)
+
+
+def test_a_gradient_under_way_is_not_written_over_by_the_next() -> None:
+    shape = PipelineShape(num_pp_ranks=4, num_chunks=2, num_microbatches=8)
+    inputs = sum(SIZE[1] * (index + 1) for index in range(shape.num_microbatches))
+    expected = inputs * 2.0 ** (shape.num_stages - 2)  # one stage is a view, one weight is less
+    assert run_ranks(4, through_a_view, shape)[0] == expected
+
+
+def pass_on_doubles(rank: int) -> None:
+    runner = executor(rank, "gpipe", PipelineShape(num_pp_ranks=2, num_microbatches=1), [2.0, 2.0])
+    if rank == 0:
+        runner._part.modules[0] = WideStage()
+        runner.train(batches(runner._part.shape), PlainUpdate(), loss_scale=1.0)  # type: ignore[arg-type]
+
+
+def test_a_stage_that_passes_on_what_was_not_planned_is_named() -> None:
+    with pytest.raises(
+        RankError, match=r"stage 0 passes on \(1, 4\) torch\.float64, planned are \(1, 4\) torch\.float32"
+    ):
+        run_ranks(2, pass_on_doubles)

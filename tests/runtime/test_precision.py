@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from equality import CPU, Trained, job, train
@@ -31,6 +33,29 @@ def assert_close_losses(found: Trained, expected: Trained, tolerance: float) -> 
 @pytest.mark.parametrize("layout", [{}, {"dp": 2}, {"pp": 2}, {"tp": 2}], ids=str)
 def test_mixed_precision_stays_near_fp32(precision: dict[str, str], layout: dict[str, int]) -> None:
     assert_close_losses(train(mixed(precision, **layout)), train(job()), tolerance=5e-3)
+
+
+NEAR_SGD = {"eps": 1.0, "clip_norm": None, "warmup_steps": 0}
+"""With such an eps AdamW takes steps in proportion to the gradient, so its scale shows."""
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [FP16, BF16 | {"master_weights": False}, FP16 | {"gradients": "fp16"}],
+    ids=["fp16", "bf16 without masters", "fp16 gradients"],
+)
+def test_norms_and_steps_are_those_of_fp32(precision: dict[str, Any]) -> None:
+    expected = train(job(optim=NEAR_SGD))
+    found = train(job(optim=NEAR_SGD, precision=precision, device=PEAKS), start_at_a_scale_of_16)
+    torch.testing.assert_close(torch.tensor(found.norms), torch.tensor(expected.norms), rtol=2e-2, atol=0)
+    moved = {name: found.weights[name] - weight for name, weight in expected.weights.items()}
+    if precision.get("master_weights", True):  # else small steps round to nothing
+        assert max(float(error.abs().max()) for error in moved.values()) < 2e-3
+
+
+def start_at_a_scale_of_16(trainer: Trainer, loader: Loader) -> None:
+    if trainer.update._scale is not None:
+        trainer.update._scale.value = 16.0  # fp16 gradients themselves must not overflow
 
 
 def overflow_once(rank: int, plan: Plan) -> list[tuple[bool, float, bool]]:

@@ -88,7 +88,9 @@ def make_batch(vocab_size: int) -> Microbatch:
     tokens = torch.arange(18).reshape(2, 9) * 7 % vocab_size
     targets = tokens[:, 1:].clone()
     targets[0, 1] = IGNORED
-    return Microbatch(inputs=tokens[:, :-1], targets=targets, samples=torch.tensor([3, 5]), step=4)
+    return Microbatch(
+        inputs=tokens[:, :-1], targets=targets, samples=torch.tensor([3, 5]), num_targets=0, step=4
+    )
 
 
 def forward_backward(rank: int, config: LaunchConfig, skip: int | None = None) -> Result:

@@ -1,0 +1,97 @@
+"""A split backward does every product once, each in its own half."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from equality import CPU, job
+from factories import WHOLE
+from ranks import run_ranks
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from launcher.plan.model import Plan
+from launcher.runtime.data import Loader
+from launcher.runtime.loop import Trainer
+from launcher.runtime.rank import make_context
+from launcher.runtime.split_backward import SplitBackward
+
+NUM_MICROBATCHES = 8
+
+
+def products(rank: int, plan: Plan) -> dict[str, list[int]]:
+    """Floating-point operations of matrix products in every F, B and W of one step."""
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
+    counted: dict[str, list[int]] = {"F": [], "B": [], "W": []}
+
+    def counting(kind: str, function: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> Any:
+            with FlopCounterMode(display=False) as counter:
+                result = function(*arguments, **named)
+            counted[kind].append(counter.get_total_flops())
+            return result
+
+        return run
+
+    update = trainer.update
+    update.backward = counting("B", update.backward)
+    update.finish_backward = counting("W", update.finish_backward)
+    for module in trainer.part.modules.values():
+        module.forward = counting("F", module.forward)
+    trainer.step(0, next(steps))
+    return counted
+
+
+@pytest.mark.parametrize("model", [{"family": "gpt"}, {"family": "llama"}], ids=lambda m: m["family"])
+def test_each_product_runs_once_per_microbatch_and_in_its_own_half(model: dict[str, str]) -> None:
+    plans = [job(model=model, parallel={"pp": 2, "schedule": name}) for name in ("1f1b", "zb_h1")]
+    for whole, split in zip(*(run_ranks(2, products, plan) for plan in plans), strict=True):
+        assert [len(whole[kind]) for kind in "FBW"] == [NUM_MICROBATCHES, NUM_MICROBATCHES, 0]
+        assert [len(split[kind]) for kind in "FBW"] == [NUM_MICROBATCHES] * 3
+        for kinds in (whole, split):
+            assert all(len(set(counts)) == 1 for counts in kinds.values() if counts)
+        assert split["B"][0] + split["W"][0] == whole["B"][0]
+        # A linear costs as much in each of its three products, and no other product is counted: torch
+        # has no formula for attention on the CPU, which has no weights anyway.
+        assert split["B"][0] == split["W"][0] > 0
+
+
+def test_a_linear_gives_the_gradients_of_torchs() -> None:
+    torch.manual_seed(0)
+    weight, bias, x = (
+        nn.Parameter(torch.randn(3, 4)),
+        torch.randn(3),
+        torch.randn(2, 5, 4, requires_grad=True),
+    )
+    split = SplitBackward(is_enabled=True)
+    expected = torch.autograd.grad(functional.linear(x, weight, bias).square().sum(), (x, weight))
+    out = split.linear(x, weight, bias).square().sum()
+    with split.collecting() as put_off:
+        out.backward()
+    assert weight.grad is None
+    torch.testing.assert_close(x.grad, expected[0])
+    (product,) = put_off
+    assert product.weight is weight
+    torch.testing.assert_close(product.compute(), expected[1])
+
+
+def test_a_frozen_weight_puts_nothing_off() -> None:
+    split, frozen = SplitBackward(is_enabled=True), nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    x = torch.ones(1, 1, 2, requires_grad=True)
+    out = split.linear(x, frozen).sum()
+    with split.collecting() as put_off:
+        out.backward()
+    assert put_off == []
+    assert x.grad is not None
+
+
+def test_outside_of_a_split_schedule_the_backward_is_whole() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    with WHOLE.collecting() as put_off:
+        WHOLE.linear(torch.ones(1, 1, 2), weight).sum().backward()
+    assert put_off == []
+    assert weight.grad is not None
