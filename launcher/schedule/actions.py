@@ -20,8 +20,10 @@ What a microbatch keeps on a stage is held from its F to its B, or to its W wher
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 F, B, W, RF, SF, RB, SB = "F", "B", "W", "RF", "SF", "RB", "SB"
@@ -42,6 +44,15 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def each(cls, stage: int, kind: str, microbatches: Iterable[int]) -> Iterator[Action]:
+        """The same action for each of some microbatches; several times faster than one by one.
+
+        >>> to_text(Action.each(2, F, range(3)))
+        '2F0 2F1 2F2'
+        """
+        return map(partial(tuple.__new__, cls), zip(repeat(stage), repeat(kind), microbatches, strict=False))
 
     @classmethod
     def parse(cls, text: str) -> Action:

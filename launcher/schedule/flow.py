@@ -49,9 +49,9 @@ class Flow:
         ([0, 2], [1, 3], [2, -1, -1, 1])
         """
         m = shape.num_microbatches
-        place = {kind: [ABSENT] * (shape.num_stages * m) for kind in (*COMPUTE, RF, SF, RB, SB)}
         lengths = [len(actions) for actions in lists]
         first = list(accumulate(lengths, initial=0))
+        place = {kind: [ABSENT] * (shape.num_stages * m) for kind in (*COMPUTE, RF, SF, RB, SB)}
         for start, actions in zip(first, lists, strict=False):
             for number, (stage, kind, microbatch) in enumerate(actions, start):
                 place[kind][stage * m + microbatch] = number
@@ -88,7 +88,8 @@ class Flow:
 
 def compute_only(lists: Lists) -> list[list[Action]]:
     """The compute actions of every rank, without sends and receives."""
-    return [[action for action in actions if action[1] in COMPUTE] for actions in lists]
+    kinds = frozenset(COMPUTE)
+    return [[action for action in actions if action[1] in kinds] for actions in lists]
 
 
 def crosses(shape: PipelineShape, stage: int) -> bool:

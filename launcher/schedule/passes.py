@@ -19,6 +19,7 @@ buffers of the receives pending at once, at most depth + 1 unless the order abov
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from launcher.errors import PlanError
@@ -77,30 +78,37 @@ def _with_messages(
     for sender, needed in enumerate(deadline):
         if needed != ABSENT:
             incoming[flow.owner[needed]].append(sender)
-    senders = list(chain.from_iterable(compute))
+    producers = list(chain.from_iterable(compute))
     lists = []
-    for first, actions, waiting in zip(flow.first, compute, incoming, strict=False):
-        queue = sorted(waiting, key=deadline.__getitem__)  # equal deadlines keep the order of the sends
-        queue.reverse()  # the soonest at the end, where taking one is cheap
+    for start, actions, senders in zip(flow.first, compute, incoming, strict=False):
+        senders.sort(key=deadline.__getitem__)  # equal deadlines keep the order of the sends
+        receives = _receives(map(producers.__getitem__, senders))
+        due = [deadline[sender] - depth for sender in senders]
+        due.append(start + len(actions))  # never: there is always a next one to compare with
+        next_due = 0
         complete: list[Action] = []
-        for place, action in enumerate(actions, first):
-            while queue and deadline[queue[-1]] <= place + depth:
-                complete.append(_receive(senders[queue.pop()]))
+        for place, action in enumerate(actions, start):
+            while due[next_due] <= place:
+                complete.append(receives[next_due])
+                next_due += 1
             complete.append(action)
             if deadline[place] != ABSENT:
-                complete.append(_send(action))
+                complete.append(_send(*action))
         lists.append(tuple(complete))
     return tuple(lists)
 
 
-def _send(producer: Action) -> Action:
-    stage, kind, microbatch = producer
+def _send(stage: int, kind: str, microbatch: int) -> Action:
+    """The send of what a compute action produces."""
     return _new(Action, (stage, SF if kind == F else SB, microbatch))
 
 
-def _receive(producer: Action) -> Action:
-    stage, kind, microbatch = producer
-    return _new(Action, (stage + 1, RF, microbatch) if kind == F else (stage - 1, RB, microbatch))
+def _receives(producers: Iterable[Action]) -> list[Action]:
+    """The receives of what compute actions produce, on the rank that needs it."""
+    return [
+        _new(Action, (stage + 1, RF, microbatch) if kind == F else (stage - 1, RB, microbatch))
+        for stage, kind, microbatch in producers
+    ]
 
 
 _new = tuple.__new__  # half the time of calling Action, on the path of every message

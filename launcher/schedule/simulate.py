@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 
 from launcher.schedule.actions import Action, B, F, PipelineShape, W, has_weight_actions
 from launcher.schedule.collector import paused_collector
 from launcher.schedule.flow import ABSENT, Flow, Lists, compute_only
 
+_KIND = itemgetter(1)
 PENDING = -1.0
 """Stands for the end of an action that has not run."""
 
@@ -128,7 +130,7 @@ def peak_held(lists: Lists, shape: PipelineShape) -> tuple[int, ...]:
     """
     assert len(lists) == shape.num_pp_ranks, f"{len(lists)} lists for {shape.num_pp_ranks} pp_ranks"
     change = {F: 1, W if has_weight_actions(lists) else B: -1}
-    return tuple(max(accumulate(change.get(kind, 0) for _, kind, _ in actions)) for actions in lists)
+    return tuple(max(accumulate(filter(None, map(change.get, map(_KIND, actions))))) for actions in lists)
 
 
 def _run(flow: Flow, durations: list[float], transfer_s: float) -> tuple[list[float], list[float]]:

@@ -68,11 +68,8 @@ def _order(lists: Lists, flow: Flow) -> Iterator[Finding]:
         for needed, early in zip(flow.place[earlier], flow.place[later], strict=True)
         if needed > early != ABSENT
     ]
-    pairs += [
-        (source, target)
-        for target, source in enumerate(flow.producer)
-        if source > target and flow.owner[source] == flow.owner[target]
-    ]
+    if len(lists) == 1:  # only a rank that is alone holds neighbouring stages
+        pairs += [(source, target) for target, source in enumerate(flow.producer) if source > target]
     reported: set[int] = set()
     for needed, early in sorted(pairs, key=itemgetter(1)):
         pp_rank = flow.owner[early]

@@ -37,9 +37,8 @@ class GPipe:
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """The rank's forwards, then its backwards."""
-        for kind in (F, B):
-            for microbatch in range(shape.num_microbatches):
-                yield Action(pp_rank, kind, microbatch)
+        yield from Action.each(pp_rank, F, range(shape.num_microbatches))
+        yield from Action.each(pp_rank, B, range(shape.num_microbatches))
 
     def bubble_fraction(self, shape: PipelineShape) -> float:
         """(p - 1) / (m + p - 1).

@@ -80,8 +80,8 @@ def _rounds(shape: PipelineShape, pp_rank: int, kind: str) -> list[Action]:
     """All forwards or all backwards of a rank: p microbatches through each chunk in turn, then the next p."""
     p, stages = shape.num_pp_ranks, shape.stages(pp_rank)
     return [
-        Action(stage, kind, microbatch)
+        action
         for first in range(0, shape.num_microbatches, p)
         for stage in (stages if kind == F else reversed(stages))
-        for microbatch in range(first, first + p)
+        for action in Action.each(stage, kind, range(first, first + p))
     ]

@@ -41,13 +41,11 @@ class OneFOneB:
         """Warm-up, steady pairs, cool-down."""
         m = shape.num_microbatches
         num_warmup = min(m, shape.num_pp_ranks - 1 - pp_rank)
-        for microbatch in range(num_warmup):
-            yield Action(pp_rank, F, microbatch)
+        yield from Action.each(pp_rank, F, range(num_warmup))
         for microbatch in range(num_warmup, m):
             yield Action(pp_rank, F, microbatch)
             yield Action(pp_rank, B, microbatch - num_warmup)
-        for microbatch in range(m - num_warmup, m):
-            yield Action(pp_rank, B, microbatch)
+        yield from Action.each(pp_rank, B, range(m - num_warmup, m))
 
     def bubble_fraction(self, shape: PipelineShape) -> float:
         """(p - 1) / (m + p - 1).

@@ -45,16 +45,14 @@ class ZBH1:
         """Warm-up as 1F1B, then F B W with the forwards ahead and the W behind, as long as there are any."""
         m = shape.num_microbatches
         num_warmup, num_late = min(m, shape.num_pp_ranks - 1 - pp_rank), min(m, pp_rank)
-        for microbatch in range(num_warmup):
-            yield Action(pp_rank, F, microbatch)
+        yield from Action.each(pp_rank, F, range(num_warmup))
         for microbatch in range(m):
             if microbatch + num_warmup < m:
                 yield Action(pp_rank, F, microbatch + num_warmup)
             yield Action(pp_rank, B, microbatch)
             if microbatch >= num_late:
                 yield Action(pp_rank, W, microbatch - num_late)
-        for microbatch in range(m - num_late, m):
-            yield Action(pp_rank, W, microbatch)
+        yield from Action.each(pp_rank, W, range(m - num_late, m))
 
     def bubble_fraction(self, shape: PipelineShape) -> float:
         """idle / (3m + idle), where each rank idles 2(p - 1) - (min(m, p) - 1) slots: p - 1 for m >= p.
