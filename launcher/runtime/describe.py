@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.config.schema import BatchConfig, DataConfig, ModelConfig
-from launcher.errors import ConfigError, LauncherError
+from launcher.errors import ConfigError, Fault, LauncherError
 from launcher.plan.model import LayerShape, ModelShape
 from launcher.registry import resolve
 from launcher.runtime.custom import load_custom
@@ -61,7 +61,11 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
         if sample.is_floating_point():
             sample.requires_grad_()
         before = saved.num_elements
-        with FlopCounterMode(display=False) as counter, saved.counting():
+        with (
+            _refuse_hidden_state(model, index, layer),
+            FlopCounterMode(display=False) as counter,
+            saved.counting(),
+        ):
             sample = layer(sample)
         num_parameters = sum(param.numel() for param in layer.parameters())
         shapes.append(
@@ -79,6 +83,28 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
     return ModelShape(
         family="custom", layers=tuple(shapes), prologue=None, epilogue=None, num_tied_parameters=0
     )
+
+
+@contextlib.contextmanager
+def _refuse_hidden_state(model: ModelConfig, index: int, layer: nn.Module) -> Iterator[None]:
+    """Refuses a layer whose forward draws random numbers or changes its buffers: every rank would draw
+    and count for itself, and the result would depend on the layout.
+
+    Raises:
+        ConfigError: naming the layer.
+    """
+    layer.train()
+    generator = torch.get_rng_state()
+    buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    yield
+    changed = [name for name, buffer in layer.named_buffers() if not torch.equal(buffer, buffers[name])]
+    what = "draws random numbers" if not torch.equal(generator, torch.get_rng_state()) else ""
+    what = f"changes its buffer {changed[0]}" if changed else what
+    if what:
+        rule = f"the forward of layer {index} ({type(layer).__name__}) {what}, on every rank its own"
+        raise ConfigError(
+            [Fault("model.target", model.target, rule, "Take dropout and running statistics out.")]
+        )
 
 
 class _Saved:

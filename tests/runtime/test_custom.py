@@ -215,3 +215,17 @@ def test_text_gives_a_users_model_a_row_of_tokens(
     code, out, _ = ask(monkeypatch, capsys, config)
     assert code == 0
     assert json.loads(out)["layers"][0]["output_shape"] == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [
+        (lambda: nn.TransformerEncoderLayer(4, 2, dropout=0.5), "draws random numbers"),
+        (lambda: nn.InstanceNorm1d(1, track_running_stats=True), "changes its buffer running_mean"),
+    ],
+)
+def test_a_layer_that_draws_or_counts_on_its_own_is_refused(layer, what, monkeypatch):
+    monkeypatch.setattr(describe, "load_custom", lambda model, seed: SimpleNamespace(layers=[layer()]))
+    model = make_config(model={"family": "custom", "target": "mine:build"}).model
+    with pytest.raises(ConfigError, match=rf"the forward of layer 0 .*{what}.*Take dropout and running"):
+        describe.describe(model, torch.ones(1, 1, 4))
