@@ -48,7 +48,8 @@ def build(config: LaunchConfig, layers_per_stage: list[int]) -> list[nn.Module]:
 
 def loss_and_gradients(config: LaunchConfig, layers_per_stage: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
     chunks = build(config, layers_per_stage)
-    (batch,) = next(Loader(make_context(make_plan(config, layers_per_stage))).steps(0))
+    whole = replace(config, parallel=replace(config.parallel, pp=1))  # its rank reads inputs and targets
+    (batch,) = next(Loader(make_context(make_plan(whole, [sum(layers_per_stage)]))).steps(0))
     hidden = None
     for chunk in chunks:
         hidden = chunk(hidden, batch)
