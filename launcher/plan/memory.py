@@ -105,6 +105,8 @@ def part_bytes(job: JobShape, part: LayerShape) -> int:
         part.kept_replicated_elements * job.compute_bytes + part.kept_replicated_fp32_elements * _FP32_BYTES
     )
     whole = part.kept_gathered_elements * job.compute_bytes
+    if job.config.parallel.recompute == "none":  # kept in parts, and gathered again in the backward
+        between, whole = between + whole, 0
     num_sequence_parts = job.mesh.tp if job.config.parallel.sequence_parallel else 1
     return job.micro_size * (-(-split // job.mesh.tp) - (-between // num_sequence_parts) + whole)
 

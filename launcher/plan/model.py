@@ -51,7 +51,8 @@ class LayerShape:
     output_shape: tuple[int, ...]
     """Shape of one sample's output, without the batch dim."""
     kept_gathered_elements: int = 0
-    """Elements kept in the compute format that are whole on every tensor-parallel rank in any case."""
+    """Elements kept in the compute format that enter a split region: whole on every tensor-parallel rank,
+    unless sequence parallelism keeps them in parts and gathers them again."""
     kept_fp32_elements: int = 0
     """Elements kept in fp32 whatever the compute format, split by tensor parallelism."""
     kept_replicated_fp32_elements: int = 0

@@ -81,10 +81,10 @@ def test_tensor_parallelism_splits_the_inside_of_a_layer_only():
     assert layer_bytes(launch_config(parallel={"tp": 4})) == inside // 4 + between
 
 
-def test_sequence_parallelism_splits_the_inputs_of_the_norms_but_gathers_their_outputs():
+def test_sequence_parallelism_splits_the_inputs_and_the_outputs_of_the_norms():
     inside = 4 * (S * (4 * H + 2 * FFN) + HEADS * S)
     config = launch_config(parallel={"tp": 4, "sequence_parallel": True})
-    assert layer_bytes(config) == inside // 4 + 4 * 2 * S * H // 4 + 4 * 2 * S * H
+    assert layer_bytes(config) == inside // 4 + 4 * 4 * S * H // 4
 
 
 def test_full_recomputation_keeps_the_input_of_every_layer_and_one_working_set():

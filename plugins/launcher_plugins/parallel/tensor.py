@@ -63,6 +63,11 @@ class TensorParallel:
         return RankCost(collectives=tuple(collectives))
 
 
+def gathers_again(job: JobShape) -> bool:
+    """Whether split regions keep their input in parts of the sequence and gather it in the backward."""
+    return job.config.parallel.sequence_parallel and job.config.parallel.recompute == "none"
+
+
 def _layer_sums(job: JobShape, stage: StagePlan) -> list[Collective]:
     """Two split regions per layer. Recomputation runs both again, up to the last result that the
     backward needs: the sum at the end of the layer only where a dropout mask follows it."""
@@ -77,7 +82,8 @@ def _edge(job: JobShape, purpose: str, *, leaves: int, enters: int) -> list[Coll
     """Forward and backward of some ends (``leaves``) and beginnings (``enters``) of split regions.
     In the backward an end is a beginning and the other way round."""
     forward = _forward(job, purpose, leaves, enters, "forward")
-    return forward + _forward(job, purpose, enters, leaves, "backward")
+    gathered_again = enters if gathers_again(job) else 0
+    return forward + _forward(job, purpose, enters, leaves + gathered_again, "backward")
 
 
 def _forward(job: JobShape, purpose: str, leaves: int, enters: int, phase: Phase) -> list[Collective]:
@@ -103,21 +109,15 @@ def _loss(job: JobShape) -> list[Collective]:
 
 
 def _replicated_gradients(job: JobShape, pp_rank: int) -> list[Collective]:
-    """Gradients of whole parameters, of which each rank has seen its part of the sequence: vectors
-    as wide as the model, and the table of positions."""
-    width, stages = job.config.model.hidden_size, job.stages_of(pp_rank)
-    assert width is not None, "a model that is split has a width"
+    """Gradients of whole parameters, of which each rank has seen its part of the sequence: norms,
+    biases added after a sum, the table of positions. They are summed in one message."""
+    stages = job.stages_of(pp_rank)
     in_layers = sum(layer.num_replicated_parameters for stage in stages for layer in job.layers(stage))
     prologue, epilogue = job.model.prologue, job.model.epilogue
     positions = prologue.num_replicated_parameters if prologue and stages[0].has_prologue else 0
     in_head = epilogue.num_replicated_parameters if epilogue and stages[-1].has_epilogue else 0
-    size, count = width * job.gradient_bytes, (in_layers + in_head) // width
-    summed = [_collective("all_reduce", "replicated gradients", size, count, "step")]
-    if positions:
-        summed.append(
-            _collective("all_reduce", "position gradients", positions * job.gradient_bytes, 1, "step")
-        )
-    return summed
+    size = (in_layers + in_head + positions) * job.gradient_bytes
+    return [_collective("all_reduce", "replicated gradients", size, 1, "step")] if size else []
 
 
 def _collective(

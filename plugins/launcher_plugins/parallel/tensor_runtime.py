@@ -23,7 +23,7 @@ from torch.nn import functional
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter
 from launcher.runtime.split_backward import SplitBackward
 from launcher_plugins.parallel.vocabulary_runtime import cross_entropy_sum
-from launcher_plugins.parallel.wire_runtime import TensorWire, enter, leave
+from launcher_plugins.parallel.wire_runtime import TensorWire, enter, keeping_part, leave
 
 
 def apply(ctx: RankContext) -> None:
@@ -112,11 +112,13 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [batch, seq(local), in] -> [batch, seq, out / tp] of each linear."""
-        x = enter(x, self._wire)
+        whole = enter(x, self._wire)
         biases = list(self.biases) or [None] * len(self.weights)
-        return tuple(
-            self._split.linear(x, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)
-        )
+        with keeping_part(x, whole, self._wire, num_uses=len(self.weights)):
+            return tuple(
+                self._split.linear(whole, weight, bias)
+                for weight, bias in zip(self.weights, biases, strict=True)
+            )
 
 
 class RowLinear(nn.Module):
@@ -163,7 +165,9 @@ class VocabularyHead(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
-        logits = self._split.linear(enter(hidden, self._wire), self.weight).float()
+        whole = enter(hidden, self._wire)
+        with keeping_part(hidden, whole, self._wire, num_uses=1):
+            logits = self._split.linear(whole, self.weight).float()
         first_row = self._wire.rank * self.weight.shape[0]
         num_padding = min(max(0, first_row + self.weight.shape[0] - self._vocab_size), self.weight.shape[0])
         if num_padding:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.runtime.api import RankContext
 
@@ -20,6 +23,8 @@ class TensorWire:
     def __init__(self, ctx: RankContext, *, splits_sequence: bool) -> None:
         self.rank, self.size = ctx.groups.tp.rank, ctx.groups.tp.size
         self.splits_sequence = splits_sequence
+        self.gathers_again = splits_sequence and self.size > 1 and ctx.config.parallel.recompute == "none"
+        """Whether a split region keeps its input in parts, for the price of one more gathering."""
         self._group = ctx.groups.tp.handle
         self._clock = ctx.clock
 
@@ -62,6 +67,52 @@ def leave(x: Tensor, wire: TensorWire) -> Tensor:
     """[batch, seq, hidden], partial on each rank -> their sum [batch, seq(local), hidden]: out of it."""
     out: Tensor = _Leave.apply(x, wire)  # type: ignore[no-untyped-call]
     return out
+
+
+def keeping_part(part: Tensor, whole: Tensor, wire: TensorWire, num_uses: int) -> AbstractContextManager[Any]:
+    """Inside, what would keep ``whole`` for its backward keeps ``part`` instead, and gathers it again then.
+
+    Without it every rank would hold the whole sequence. Where layers are recomputed nothing is held
+    anyway. ``num_uses``: products that keep ``whole``; the first to run its backward gathers for all.
+
+    Source: Korthikanti et al. (2022), section 4.2.2.
+    """
+    if not wire.gathers_again:
+        return nullcontext()
+    kept = _Part(part.detach(), wire, num_uses)
+
+    def pack(tensor: Tensor) -> Tensor | _PartOf:
+        is_whole = tensor.data_ptr() == whole.data_ptr() and tensor.numel() == whole.numel()
+        return _PartOf(kept, tensor.shape) if is_whole else tensor  # a product may keep it as a matrix
+
+    def unpack(saved: Tensor | _PartOf) -> Tensor:
+        return saved.kept.gather().view(saved.shape) if isinstance(saved, _PartOf) else saved
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+@dataclass
+class _Part:
+    """A part of a sequence that is gathered when it is asked for."""
+
+    part: Tensor
+    wire: TensorWire
+    num_uses_left: int
+    whole: Tensor | None = None
+
+    def gather(self) -> Tensor:
+        whole = self.wire.gather_sequence(self.part) if self.whole is None else self.whole
+        self.num_uses_left -= 1
+        self.whole = whole if self.num_uses_left > 0 else None
+        return whole
+
+
+@dataclass(frozen=True)
+class _PartOf:
+    """What stands for a tensor of ``shape`` that lies over the gathered whole."""
+
+    kept: _Part
+    shape: torch.Size
 
 
 class _Enter(torch.autograd.Function):
