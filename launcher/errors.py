@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -22,16 +23,38 @@ class Fault:
     """The value as the person wrote it."""
     allowed: str
     """The rule, with its arithmetic."""
-    fix: str
-    """The nearest valid choice, as text to type."""
+    fix: str = ""
+    """How to mend it, as text to type; stands behind the ``ways``."""
     where: str = ""
     """File and line, or the override, that set the value."""
+    ways: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
+    """Changes that may mend it, each by config path, the nearest first. The planner asks every rule
+    about a way before it offers it, and joins ways that help only together."""
 
     def __str__(self) -> str:
         allowed = self.allowed.rstrip(".")
-        fix = f" {self.fix}" if self.fix else ""
+        fix = "".join(f" {text}" for text in (offer(self.ways), self.fix) if text)
         where = f" [{self.where}]" if self.where else ""
         return f"{self.path}={self.given}: {allowed}.{fix}{where}"
+
+
+def offer(ways: Iterable[Mapping[str, Any]]) -> str:
+    """Changes as text to type; values of one setting are put together. Empty when there are none.
+
+    >>> offer([{"parallel.pp": 4}, {"parallel.pp": 2}, {"parallel.pp": 3, "parallel.dp": "auto"}])
+    'Set parallel.pp=4 or 2, or parallel.pp=3 parallel.dp=auto.'
+    """
+    singles: dict[str, list[str]] = {}
+    texts: list[list[str]] = []
+    for way in ways:
+        (path, value), *more = way.items()
+        if not more and path in singles:
+            singles[path].append(_typed(value))
+            continue
+        texts.append([" ".join(f"{name}={_typed(item)}" for name, item in way.items())])
+        if not more:
+            singles[path] = texts[-1]
+    return f"Set {', or '.join(' or '.join(words) for words in texts)}." if texts else ""
 
 
 class LauncherError(Exception):
@@ -82,3 +105,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     match = nearest(name, known)
     return f"Did you mean {match}?" if match else f"Known: {', '.join(known) or 'none'}."
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed behind the = of an override."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
