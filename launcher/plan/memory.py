@@ -4,7 +4,7 @@
     gradients    one per parameter in the gradient format
     optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
     activations  what every microbatch in flight keeps, followed through the rank's own action list
-    other        receives posted ahead, the logits, the layer under recomputation, gradients
+    other        receives posted ahead, sends under way, the logits, the layer under recomputation, gradients
                  converted for the update, and what the parallel plugins add
 
 So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18.
@@ -18,7 +18,7 @@ from itertools import accumulate
 from launcher.config.schema import PrecisionConfig
 from launcher.interfaces import DTYPE_BYTES, JobShape, RankCost
 from launcher.plan.model import LayerShape, MemoryPlan, StagePlan
-from launcher.schedule.actions import RB, RF, Action, B, F, W, has_weight_actions
+from launcher.schedule.actions import RB, RF, SENDS_IN_FLIGHT, Action, B, F, W, has_weight_actions
 from launcher.schedule.simulate import peak_held
 
 _FP32_BYTES = DTYPE_BYTES["fp32"]
@@ -74,8 +74,8 @@ def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int
 def kept_bytes(job: JobShape, stage: StagePlan) -> int:
     """Bytes that one microbatch leaves on a stage between its forward and its backward.
 
-    Full recomputation keeps only the input of every layer. The messages that a stage receives and
-    sends stay too: its backward begins at the one and ends at the other.
+    Full recomputation keeps only the input of every layer. The message that a stage receives stays too,
+    since its backward ends there; what it sends is let go.
     """
     if job.config.parallel.recompute != "full":
         return _whole_bytes(job, stage)
@@ -92,10 +92,8 @@ def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
 
 
 def _ends_bytes(job: JobShape, stage: StagePlan) -> int:
-    """What embedding and head keep, and the message that the stage sends."""
-    ends = sum(part_bytes(job, end) for end in job.ends(stage))
-    is_last = stage.stage == len(job.stages) - 1
-    return ends if is_last else ends + job.local_activation_bytes(job.layers(stage)[-1].output_elements)
+    """What embedding and head keep."""
+    return sum(part_bytes(job, end) for end in job.ends(stage))
 
 
 def part_bytes(job: JobShape, part: LayerShape) -> int:
@@ -133,6 +131,7 @@ def _other_bytes(
     stages = job.stages_of(pp_rank)
     other = {
         "receive buffers": _peak_bytes(actions, _receive_changes(job)),
+        "sends under way": _send_bytes(job, stages),
         "logits": max(_logits_bytes(job, stage) for stage in stages),
         "converted gradients": _converted_bytes(job, pp_rank),
     }
@@ -159,6 +158,14 @@ def _converted_bytes(job: JobShape, pp_rank: int) -> int:
     precision = job.config.precision
     updated = "fp32" if precision.master_weights else precision.compute
     return 0 if updated == precision.gradients else job.num_local_parameters(pp_rank) * DTYPE_BYTES[updated]
+
+
+def _send_bytes(job: JobShape, stages: Sequence[StagePlan]) -> int:
+    """The sends that a rank has under way, at the largest of its messages."""
+    neighbours = {stage.stage for stage in stages} | {stage.stage + 1 for stage in stages}
+    largest = max(_message_bytes(job, stage) for stage in job.stages if stage.stage in neighbours)
+    num_sends = 2 * job.pipeline.num_microbatches * len(stages)
+    return min(SENDS_IN_FLIGHT, num_sends) * largest if job.mesh.pp > 1 else 0
 
 
 def _receive_changes(job: JobShape) -> Mapping[str, Sequence[int]]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from launcher.config.schema import LaunchConfig
 from launcher.plan.model import RankPlan
@@ -81,6 +82,11 @@ class GlobalFragment:
     tensor: Tensor
 
 
+Root = Tensor | GradientEdge
+"""Where a backward begins: the loss, or a stage's output by its place in the graph. The output itself is
+let go as soon as it has been sent."""
+
+
 class FragmentReader(Protocol):
     """Reads any box of any global tensor from a checkpoint."""
 
@@ -120,8 +126,9 @@ class Update(Protocol):
         """Before the first forward of a step."""
         ...
 
-    def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
-        """Backward of one microbatch. ``grad``: gradient of ``out``, None for the loss."""
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        """Backward of one microbatch. ``out``: where it begins, for `torch.autograd.backward`; None where
+        nothing needs a gradient. ``grad``: its gradient, None for the loss."""
         ...
 
     def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:

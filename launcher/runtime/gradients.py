@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.api import Handle
+from launcher.runtime.api import Handle, Root
 from launcher.runtime.split_backward import WeightProduct
 
 
@@ -59,13 +59,13 @@ class GradientBuckets:
         """The gradient of a parameter, in its shape."""
         return self._views[param]
 
-    def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Runs the backward and accumulates; with ``last`` also exchanges the chunk's buckets."""
         if last:
             self._last_chunk = chunk
             for bucket in self._chunks[chunk]:
                 bucket.num_missing = len(bucket.params)
-        if out.requires_grad:  # a first stage without parameters has nothing to compute
+        if out is not None:
             torch.autograd.backward(out, grad)
         if last:
             self._last_chunk = None

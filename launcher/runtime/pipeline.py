@@ -5,8 +5,8 @@ It knows no schedule. Whatever order the list has, it does what each action says
 
 - A receive is posted where it stands in the list, ahead of the forward or backward that needs it,
   into a buffer of a pool: after the first step nothing is allocated for messages.
-- A send never blocks compute: its handle is kept, and waited for when the message is known to have
-  arrived, or when the step ends.
+- A send does not hold up compute: it is waited for when later ones have been started, or when the step
+  ends. A stage's output is let go then; the graph behind it stays, and its backward needs no more.
 - What a microbatch holds is let go as soon as its backward is done.
 """
 
@@ -19,21 +19,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from launcher.errors import JobError
 from launcher.metrics.records import PIPELINE
-from launcher.runtime.api import Handle, Transport, Update
+from launcher.runtime.api import Handle, Root, Transport, Update
 from launcher.runtime.metrics import Clock
 from launcher.runtime.split_backward import SplitBackward, WeightProduct
-from launcher.schedule.actions import RB, RF, SB, SF, Action, B, F, PipelineShape, W
+from launcher.schedule.actions import RB, RF, SENDS_IN_FLIGHT, SF, Action, B, F, PipelineShape, W
 
 Key = tuple[str, int, int]
 """Kind, stage and microbatch of the action that receives a message."""
-_SENDS_IN_FLIGHT = 4
-"""Sends that may be under way at once, of those that no later message proves to have arrived. The
-receiver posts early and has long taken the oldest of them when the next is made, so waiting for that
-one costs nothing; and it cannot deadlock, since a list is valid only if it would run with sends that
-block."""
 
 
 class BufferPool:
@@ -89,7 +85,8 @@ class StepResult:
 class _Held:
     """What one microbatch leaves on a stage between its forward and its backward."""
 
-    output: Tensor
+    root: Root | None
+    """Where its backward begins; None where nothing needs a gradient."""
     input: Tensor | None
     """The leaf that collects the input's gradient; None on stage 0."""
     buffer: Tensor | None
@@ -114,10 +111,8 @@ class _Step:
     """Messages from one stage of this rank to another."""
     outgoing: dict[Key, Tensor] = field(default_factory=dict)
     """Computed, and waiting for their send."""
-    sends: dict[Key, tuple[Handle, Tensor]] = field(default_factory=dict)
-    """Each keeps its tensor alive. An output leaves when its gradient has come back, which proves that
-    it arrived; what gets no answer leaves in the order of its send."""
-    unanswered: deque[Key] = field(default_factory=deque)
+    sends: deque[tuple[Handle, Tensor]] = field(default_factory=deque)
+    """Under way, in the order of their start. Each keeps its tensor alive."""
     held: dict[tuple[int, int], _Held] = field(default_factory=dict)
     put_off: dict[tuple[int, int], _PutOff] = field(default_factory=dict)
     loss_sum: Tensor | None = None
@@ -184,7 +179,7 @@ class PipelineExecutor:
                 step.loss_sum = loss.clone() if step.loss_sum is None else step.loss_sum + loss
                 output = output if loss_scale is None else output * loss_scale
         if loss_scale is not None:
-            step.held[stage, index] = _Held(output, leaf, buffer)
+            step.held[stage, index] = _Held(_root(output), leaf, buffer)
         else:
             if buffer is not None and _share_storage(output, buffer):
                 output = output.clone()  # the buffer is used again before this output is
@@ -197,10 +192,9 @@ class PipelineExecutor:
         grad, grad_buffer = None, None
         if stage < self._last_stage:
             grad, grad_buffer = self._take((RB, stage, index), step)
-            self._end_send((RF, stage + 1, index), step)
         held = step.held.pop((stage, index))
         with self._clock.action(), self._part.split.collecting() as products:
-            update.backward(held.output, grad, chunk=self._chunk(stage), last=last)
+            update.backward(held.root, grad, chunk=self._chunk(stage), last=last)
         step.put_off[stage, index] = _PutOff(products, (grad_buffer, held.buffer))
         if held.input is not None:
             input_grad = held.input.grad
@@ -256,11 +250,10 @@ class PipelineExecutor:
             message = step.outgoing.pop(key).contiguous()
             self._check(message, key)
             handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
-        step.sends[key] = handle, message
-        if kind == SB or (stage, index) not in step.held:
-            step.unanswered.append(key)
-        if len(step.unanswered) > _SENDS_IN_FLIGHT:
-            self._end_send(step.unanswered.popleft(), step)
+            step.sends.append((handle, message))
+            if len(step.sends) > SENDS_IN_FLIGHT:
+                oldest, _ = step.sends.popleft()
+                oldest.wait()
 
     def _check(self, message: Tensor, key: Key) -> None:
         """The receiver's buffer was made from the plan: anything else would be written over or hang."""
@@ -274,16 +267,10 @@ class PipelineExecutor:
                 "they were planned with"
             )
 
-    def _end_send(self, key: Key, step: _Step) -> None:
-        """Waits for a send and lets its tensor go; there is none between stages of one rank."""
-        if key in step.sends:
-            handle, _ = step.sends.pop(key)
-            with self._clock.section(PIPELINE):
-                handle.wait()
-
     def _finish(self, step: _Step) -> None:
-        for key in list(step.sends):
-            self._end_send(key, step)
+        with self._clock.section(PIPELINE):
+            for handle, _ in step.sends:
+                handle.wait()
 
     @property
     def _wire(self) -> Transport:
@@ -294,6 +281,12 @@ class PipelineExecutor:
         """A number that no other message of the step has; sender and receiver derive the same."""
         kind, stage, index = key
         return (stage * self._part.shape.num_microbatches + index) * 2 + (kind == RB)
+
+
+def _root(output: Tensor) -> Root | None:
+    if not output.requires_grad:
+        return None
+    return output if output.dim() == 0 else get_gradient_edge(output)
 
 
 def _share_storage(one: Tensor, other: Tensor) -> bool:

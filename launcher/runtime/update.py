@@ -18,6 +18,7 @@ from launcher.runtime.api import (
     GlobalFragment,
     GlobalSlice,
     RankContext,
+    Root,
     StepOutcome,
     slice_of,
 )
@@ -59,7 +60,7 @@ class NativeUpdate:
     def begin(self, step: int) -> None:
         """Nothing to wait for: the parameters are already here."""
 
-    def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Backward of one microbatch, with the exchange of what it completes."""
         is_final = last and not self._ctx.split_backward.is_enabled
         self._buckets.backward(out, grad, chunk=chunk, last=is_final)

@@ -28,6 +28,12 @@ from typing import NamedTuple
 
 F, B, W, RF, SF, RB, SB = "F", "B", "W", "RF", "SF", "RB", "SB"
 COMPUTE = (F, B, W)
+SENDS_IN_FLIGHT = 4
+"""Sends that a rank has under way at once; before it starts one more, it waits for the oldest.
+
+The receiver posts early and has long taken the oldest by then, so waiting for it costs nothing; and it
+cannot deadlock, since a list is valid only if it would run with sends that block.
+"""
 _TEXT = re.compile(r"(\d+)([A-Z]+)(\d+)")
 
 

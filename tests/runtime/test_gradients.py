@@ -78,7 +78,7 @@ def test_buckets_are_exchanged_in_one_order_whatever_order_they_fill_in() -> Non
 
 def test_a_stage_without_parameters_has_nothing_to_compute() -> None:
     buckets = buckets_of(nn.Flatten(), Recorder())
-    buckets.backward(torch.ones(1, 4), torch.ones(1, 4), chunk=0, last=True)
+    buckets.backward(None, torch.ones(1, 4), chunk=0, last=True)
     buckets.wait()
 
 

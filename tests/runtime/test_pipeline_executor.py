@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -173,6 +174,30 @@ def test_a_gradient_under_way_is_not_written_over_by_the_next() -> None:
     inputs = sum(SIZE[1] * (index + 1) for index in range(shape.num_microbatches))
     expected = inputs * 2.0 ** (shape.num_stages - 2)  # one stage is a view, one weight is less
     assert run_ranks(4, through_a_view, shape)[0] == expected
+
+
+def outputs_alive_at_the_first_backward(rank: int, shape: PipelineShape) -> int:
+    runner = executor(rank, "gpipe", shape, [2.0, 2.0])
+    outputs: list[weakref.ref[Tensor]] = []
+    runner._part.modules[rank].register_forward_hook(lambda m, i, out: outputs.append(weakref.ref(out)))
+
+    class Counting(PlainUpdate):
+        num_alive = -1
+
+        def backward(self, out: Any, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+            if self.num_alive < 0:
+                self.num_alive = sum(output() is not None for output in outputs)
+            super().backward(out, grad, chunk=chunk, last=last)
+
+    update = Counting()
+    runner.train(batches(shape), update, loss_scale=1.0)  # type: ignore[arg-type]
+    return update.num_alive
+
+
+def test_an_output_is_let_go_once_it_was_sent() -> None:
+    shape = PipelineShape(num_pp_ranks=2, num_microbatches=12)
+    num_alive, _ = run_ranks(2, outputs_alive_at_the_first_backward, shape)
+    assert num_alive <= 1  # the graph of all twelve is there; of the outputs at most the newest
 
 
 def pass_on_doubles(rank: int) -> None:

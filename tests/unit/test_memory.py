@@ -102,12 +102,14 @@ def test_the_last_stage_holds_the_logits_beside_the_probabilities():
     assert mixed.memory[0].other_bytes["logits"] == (4 + 2) * S * VOCAB
 
 
-def test_a_stage_keeps_the_message_that_it_sent():
-    job = job_shape(launch_config(parallel={"pp": 2}))
+def test_a_stage_lets_go_of_the_message_that_it_sent_but_for_the_sends_under_way():
+    config = launch_config(parallel={"pp": 2})
+    job = job_shape(config)
     first, last = job.stages
     layers = 2 * part_bytes(job, job.model.layers[0])
-    assert kept_bytes(job, first) == layers + 4 * S * H
+    assert kept_bytes(job, first) == layers
     assert kept_bytes(job, last) == layers + part_bytes(job, job.model.epilogue)
+    assert [memory.other_bytes["sends under way"] for memory in build(config).memory] == [4 * 4 * S * H] * 2
 
 
 @pytest.mark.parametrize(
