@@ -9,7 +9,7 @@ from launcher.cli.words import split_words
 from launcher.errors import LauncherError
 
 HELP = """\
-trireme plan [RECIPE] [key=value ...] [--json] [--out FILE]
+trireme plan [RECIPE] [key=value ...] [--json] [--out FILE] [--draw FILE]
 
 Checks a recipe and shows what it would do: the mesh of ranks, the batch, the layers of every stage,
 the drawn schedule, memory and traffic per rank, and the predicted time of a step. Starts nothing.
@@ -17,11 +17,14 @@ What cannot run is refused, with the rule and the nearest valid choice.
 
   --json       the plan as JSON: what the ranks would be given
   --out FILE   write to a file instead of the screen
+  --draw FILE  also write the simulated schedule, to a new file: FILE.svg a picture, FILE.json a trace
+               for ui.perfetto.dev, FILE.csv a table
 
   trireme plan
   trireme plan quickstart parallel.pp=4
   trireme plan gpt_1t_3072xa100
   trireme plan gpt_1t_3072xa100 --json --out plan.json
+  trireme plan quickstart parallel.schedule=zb_h1 --draw schedule.svg
 """
 
 
@@ -31,10 +34,14 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when the recipe cannot be planned, or the file not be written.
     """
+    from launcher.cli.drawing import check_drawing, draw_plan
     from launcher.cli.planning import make_plan  # imports hydra, which the help does not need
     from launcher.plan.text import plan_text
 
-    given = split_words(words, {"json": False, "out": True})
+    given = split_words(words, {"json": False, "out": True, "draw": True})
+    drawing = Path(str(given.flags["draw"])) if given.flags["draw"] else None
+    if drawing:
+        check_drawing(drawing)
     planned = make_plan(given.recipe, given.overrides)
     out = given.flags["out"]
     is_screen = not out and sys.stdout.isatty()
@@ -45,6 +52,9 @@ def run(words: list[str]) -> int:
         _write(Path(str(out)), text)
     else:
         print(text, end="")
+    if drawing:
+        draw_plan(planned.plan, drawing)
+        print(f"wrote {drawing}", file=sys.stderr)
     return 0
 
 

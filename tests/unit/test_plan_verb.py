@@ -13,12 +13,13 @@ from launcher.plan.model import Plan
 from launcher.plan.text import plan_text
 
 
-def test_the_help_shows_commands_that_plan(capsys):
+def test_the_help_shows_commands_that_plan(capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     commands = [line.split()[2:] for line in verb.HELP.splitlines() if line.startswith("  trireme plan")]
     assert commands[0] == []
     for words in commands:
-        if "--out" not in words:
-            assert verb.run(words) == 0
+        assert verb.run(words) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "schedule.svg"]
     assert "gpt_1t_3072xa100" in capsys.readouterr().out
 
 
@@ -54,3 +55,55 @@ def test_a_strategy_that_cannot_run_is_refused_with_the_override_that_set_it():
         r"\[override parallel\.pp=3\]",
     ):
         verb.run(["quickstart", "parallel.pp=3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("my schedule's.svg", "<svg "),
+        ("trace.json", '{"displayTimeUnit": "ms"'),
+        ("spans.csv", "stage,kind,microbatch,pp_rank,start_s,end_s\n0,F,0,0,0.0,"),
+    ],
+)
+def test_a_drawing_is_written_beside_the_plan(tmp_path: Path, capsys, name: str, start: str):
+    file = tmp_path / name
+    assert verb.run(["quickstart", "parallel.schedule=zb_h1", "--draw", str(file)]) == 0
+    assert file.read_text(encoding="utf-8").startswith(start)
+    shown = capsys.readouterr()
+    assert shown.out.startswith("quickstart: ")
+    assert f"wrote {file}" in shown.err
+
+
+def test_a_drawing_has_the_times_of_the_plan(tmp_path: Path, capsys):
+    words = ["quickstart", "parallel.pp=4", "parallel.schedule=zb_h1"]
+    verb.run([*words, "--json", "--draw", str(tmp_path / "spans.csv")])
+    schedule = Plan.from_json(capsys.readouterr().out).schedule
+    rows = [line.split(",") for line in (tmp_path / "spans.csv").read_text().splitlines()[1:]]
+    assert len(rows) == 3 * 4 * 8
+    seconds = {"F": schedule.forward_s, "B": schedule.backward_s, "W": schedule.weight_s}
+    for stage, kind, _, pp_rank, start_s, end_s in rows:
+        assert float(end_s) - float(start_s) == pytest.approx(seconds[kind][int(stage)])
+        assert stage == pp_rank
+
+
+@pytest.mark.parametrize("name", ["schedule.png", "schedule", "svg"])
+def test_a_drawing_of_another_kind_is_refused_before_planning(tmp_path: Path, name: str):
+    with pytest.raises(
+        LauncherError,
+        match=rf"--draw .*{name}: the name must end in one of \.svg \(a picture\), \.csv \(a table\), "
+        r"\.json \(a trace for ui\.perfetto\.dev\)\.",
+    ):
+        verb.run(["no_such_recipe", "--draw", str(tmp_path / name)])
+
+
+def test_a_drawing_never_replaces_a_file(tmp_path: Path):
+    file = tmp_path / "schedule.svg"
+    file.write_text("mine")
+    with pytest.raises(LauncherError, match=r"schedule\.svg: the file is there already\. Remove it, or give"):
+        verb.run(["quickstart", "--draw", str(file)])
+    assert file.read_text() == "mine"
+
+
+def test_a_drawing_that_cannot_be_written_is_named(tmp_path: Path):
+    with pytest.raises(LauncherError, match=r"--draw .*nowhere/plan\.svg: No such file or directory"):
+        verb.run(["--draw", str(tmp_path / "nowhere" / "plan.svg")])

@@ -1,0 +1,69 @@
+"""Writes a plan's simulated schedule to a file, in the format that the file's name ends in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.errors import LauncherError
+from launcher.plan.model import Plan
+from launcher.schedule.actions import PipelineShape, from_text
+from launcher.schedule.collector import paused_collector
+from launcher.schedule.simulate import Costs, Timeline, simulate
+from launcher.schedule.spans_csv import csv_text
+from launcher.schedule.svg import svg_text
+from launcher.schedule.trace import trace_text
+
+_FORMATS = {".svg": "a picture", ".csv": "a table", ".json": "a trace for ui.perfetto.dev"}
+
+
+def check_drawing(path: Path) -> None:
+    """Refuses a file that could not be written as a drawing, before any planning.
+
+    Raises:
+        LauncherError: for an unknown ending, and for a file that is there already.
+    """
+    if path.suffix not in _FORMATS:
+        known = ", ".join(f"{ending} ({what})" for ending, what in _FORMATS.items())
+        raise LauncherError(f"--draw {path}: the name must end in one of {known}.")
+    if path.exists():
+        raise LauncherError(f"--draw {path}: the file is there already. Remove it, or give another name.")
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Writes the simulated step of a plan.
+
+    Raises:
+        LauncherError: as `check_drawing`, and when the file cannot be written.
+    """
+    check_drawing(path)
+    text = _drawing(plan, path.suffix)
+    try:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except OSError as error:
+        raise LauncherError(f"--draw {path}: {error.strerror}") from error
+
+
+@paused_collector()
+def _drawing(plan: Plan, ending: str) -> str:
+    shape = PipelineShape(
+        num_pp_ranks=plan.mesh.pp,
+        num_chunks=plan.config.parallel.num_chunks,
+        num_microbatches=plan.batch.num_microbatches,
+    )
+    title = f"{plan.config.name}: {plan.schedule.name}"
+    timeline = _timeline(plan, shape)
+    if ending == ".svg":
+        return svg_text(timeline, shape, title=title)
+    return csv_text(timeline) if ending == ".csv" else trace_text(timeline, shape, title=title)
+
+
+def _timeline(plan: Plan, shape: PipelineShape) -> Timeline:
+    schedule = plan.schedule
+    costs = Costs(
+        forward_s=schedule.forward_s,
+        backward_s=schedule.backward_s,
+        weight_s=schedule.weight_s,
+        transfer_s=schedule.transfer_s,
+    )
+    return simulate([from_text(actions) for actions in schedule.actions], shape, costs)
