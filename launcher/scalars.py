@@ -42,9 +42,11 @@ class Range:
         )
 
     def __str__(self) -> str:
+        if self.minimum is not None and self.maximum is not None:
+            return f"from {_bound(self.minimum)} to {_bound(self.maximum)}"
         words = {"of at least": self.minimum, "above": self.above}
         words |= {"of at most": self.maximum, "below": self.below}
-        return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
+        return " and ".join(f"{word} {_bound(bound)}" for word, bound in words.items() if bound is not None)
 
     def nearest(self, value: float) -> float | None:
         """The bound that a value outside breaks, or None where the bound itself is outside too.
@@ -146,6 +148,11 @@ def _typed(kind: Any, value: Any) -> Any:
         return float(value)
     is_kind = type(value) is kind and (kind is not float or math.isfinite(value))
     return value if is_kind else WRONG
+
+
+def _bound(bound: float) -> str:
+    """A whole bound in full: 1e+07 is no whole number to whoever types it."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _float(text: str) -> Any:

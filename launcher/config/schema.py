@@ -14,6 +14,10 @@ from launcher.typed import REST, Range
 
 Count = Annotated[int, Range(minimum=1)]
 """A whole number of at least 1."""
+Few = Annotated[int, Range(minimum=1, maximum=10_000)]
+"""A whole number from 1 to 10,000, each of which a plan may go through."""
+Size = Annotated[int, Range(minimum=1, maximum=10_000_000)]
+"""A whole number from 1 to 10,000,000, whose divisors a plan may look for."""
 Index = Annotated[int, Range(minimum=0)]
 """A whole number of at least 0."""
 Positive = Annotated[float, Range(above=0)]
@@ -72,9 +76,9 @@ class ClusterConfig:
 
     name: str
     """Name shown in the plan."""
-    nodes: Count
+    nodes: Size
     """Number of nodes."""
-    devices_per_node: Count
+    devices_per_node: Few
     """Devices in one node; one rank drives one device."""
     intra_node: LinkConfig
     """Link between two devices of one node."""
@@ -137,17 +141,17 @@ class ModelConfig:
     family: Literal["gpt", "llama", "custom"]
     """``gpt``: learned positions, LayerNorm, GELU; ``llama``: rotary positions, RMSNorm, SwiGLU;
     ``custom``: built by ``target``."""
-    num_layers: Count | None
+    num_layers: Few | None
     """Transformer blocks."""
-    hidden_size: Count | None
+    hidden_size: Size | None
     """Width of the residual stream."""
-    num_heads: Count | None
+    num_heads: Size | None
     """Attention heads."""
-    num_kv_heads: Count | None
+    num_kv_heads: Size | None
     """Key and value heads; null = num_heads."""
-    ffn_size: Count | None
+    ffn_size: Size | None
     """Width inside the MLP; null = 4 * hidden_size."""
-    vocab_size: Count | None
+    vocab_size: Size | None
     """Tokens in the vocabulary."""
     tied_embeddings: bool
     """The output head uses the input embedding's weight."""

@@ -163,3 +163,23 @@ def test_scalar_text_reads_back_as_itself(value: Any) -> None:
     read_back = yaml.safe_load(f"key: {scalar_text(value)}\nlist: {scalar_text([value, {'a': value}])}\n")
     assert read_back == {"key": value, "list": [value, {"a": value}]}
     assert type(read_back["key"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [
+        ("model.num_layers", 10_000),
+        ("model.hidden_size", 10_000_000),
+        ("model.num_heads", 10_000_000),
+        ("model.num_kv_heads", 10_000_000),
+        ("model.ffn_size", 10_000_000),
+        ("model.vocab_size", 10_000_000),
+        ("cluster.nodes", 10_000_000),
+        ("cluster.devices_per_node", 10_000),
+    ],
+)
+def test_a_size_that_would_keep_the_plan_busy_is_refused(quickstart: Composed, path: str, limit: int) -> None:
+    (fault,) = faults(quickstart, path, limit + 1)
+    assert fault.startswith(f"{path}={limit + 1}: must be a whole number from 1 to {limit}")
+    assert fault.endswith(f"Write {limit}. [ours.yaml:3]")
+    assert load(with_value(quickstart, path, limit), quickstart.sources)
