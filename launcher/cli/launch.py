@@ -18,8 +18,9 @@ from launcher.jobs.failure import failure_text
 from launcher.jobs.fingerprint import fingerprint
 from launcher.jobs.record import Origin, write_baseline, write_job
 from launcher.jobs.render import executor_of, render
+from launcher.jobs.resume import resumed_directory
 from launcher.jobs.script import JobScript, JobState
-from launcher.jobs.store import RunDirectory, absolute, new_directory, resumed_directory
+from launcher.jobs.store import RunDirectory, absolute, new_directory
 from launcher.jobs.watch import StopRequest, follow, stop_requests
 from launcher.plan.build import build
 from launcher.plan.describe import describer

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,8 +29,6 @@ RunPhase = Phase | Literal["prepared"]
 ACTIVE = ("prepared", "pending", "running")
 """Phases that a run is in before it has ended."""
 SUBFOLDERS = ("logs", "metrics", "exit")
-_ATTEMPT = ("logs", "exit")
-"""What belongs to one start of the ranks; moved aside when a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -127,51 +124,6 @@ def expected_path(run: RunConfig, name: str) -> Path:
     return absolute(run.dir) if run.dir else absolute(run.root) / f"{safe_name(name)}-{_stamp()}"
 
 
-def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
-    """The directory of an interrupted run, ready for its ranks to be started again.
-
-    Raises:
-        ConfigError: when there is none, or it was planned otherwise.
-        JobError: when the run is still going, or has no checkpoint.
-    """
-    path = absolute(run.dir or "")
-    directory = RunDirectory(path)
-    if not directory.plan.is_file():
-        fix = "Give run.dir the directory of an earlier run, or leave out --resume."
-        raise ConfigError(
-            [Fault("run.dir", run.dir, "holds no plan.json, so there is nothing to resume", fix)]
-        )
-    _check_idle(directory)
-    changed = changed_settings(json.loads(directory.plan.read_text(encoding="utf-8")), json.loads(plan_text))
-    if changed:
-        listed = ", ".join(changed)
-        fix = f"Give the settings it was started with, or another run.dir. Changed: {listed}."
-        raise ConfigError([Fault("run.dir", run.dir, "this run was planned with other settings", fix)])
-    if not any((path / "checkpoints").glob("step-*")):
-        raise JobError(
-            f"{path} has no checkpoint to resume from. "
-            "Set train.checkpoint_interval and start anew with --overwrite."
-        )
-    for folder in _ATTEMPT:
-        if (path / folder).is_dir():
-            move_aside(path / folder)
-        (path / folder).mkdir()
-    return directory
-
-
-def changed_settings(old: Any, new: Any, path: str = "") -> list[str]:
-    """Paths at which two plain values differ.
-
-    >>> changed_settings({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
-    ['a.c']
-    """
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = [*old, *(key for key in new if key not in old)]
-        pairs = [(f"{path}.{key}".lstrip("."), old.get(key), new.get(key)) for key in keys]
-        return [place for name, a, b in pairs for place in changed_settings(a, b, name)]
-    return [] if old == new else [path]
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where the file is absent or cut short."""
     with suppress(OSError, ValueError):
@@ -197,18 +149,42 @@ def absolute(path: str) -> Path:
 
 def _make_named(run: RunConfig, *, overwrite: bool) -> Path:
     path = absolute(run.dir or "")
+    why_it_stays = _why_it_stays(path) if os.path.lexists(path) else ""
+    if overwrite:
+        check_idle(RunDirectory(path))
+    if overwrite and why_it_stays:
+        fault = Fault("run.dir", run.dir, f"{why_it_stays}, and is not moved aside", "Give another run.dir.")
+        raise ConfigError([fault])
     path.parent.mkdir(parents=True, exist_ok=True)
     if overwrite and os.path.lexists(path):
-        _check_idle(RunDirectory(path))
         move_aside(path)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         fix = "Give --resume to go on, --overwrite to move the old one aside, or another run.dir."
+        fix = "Give another run.dir." if why_it_stays else fix
         raise ConfigError(
             [Fault("run.dir", run.dir, "exists, and no run is written over another", fix)]
         ) from None
     return path
+
+
+def _why_it_stays(path: Path) -> str:
+    """Why something is not to be moved aside; empty for a run directory and for one that holds no file."""
+    for place, name in ((Path.cwd(), "the current folder"), (Path.home(), "your home folder")):
+        if path.resolve() in (place.resolve(), *place.resolve().parents):
+            return f"is {name} or holds it"
+    if not path.is_dir():
+        return "is no directory"
+    holds_files = any(files for _, _, files in os.walk(path))
+    if holds_files and not _is_run(RunDirectory(path)):
+        return "holds files and is no run directory (which has plan.json, logs, metrics and exit)"
+    return ""
+
+
+def _is_run(directory: RunDirectory) -> bool:
+    has_record = any(os.path.isfile(file) for file in (directory.plan, directory.job))
+    return has_record and all((directory.path / name).is_dir() for name in SUBFOLDERS)
 
 
 def _make_numbered(run: RunConfig, name: str) -> Path:
@@ -233,7 +209,12 @@ def move_aside(path: Path) -> Path:
     raise AssertionError("count() does not end")
 
 
-def _check_idle(directory: RunDirectory) -> None:
+def check_idle(directory: RunDirectory) -> None:
+    """Refuses a run that has not ended.
+
+    Raises:
+        JobError: with the job or the process that has it.
+    """
     status = read_json(directory.status_file)
     is_active = status.get("phase") in ACTIVE
     if is_active and (job := read_json(directory.handle).get("id")):

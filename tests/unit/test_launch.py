@@ -120,6 +120,7 @@ def test_the_same_directory_twice_is_refused_then_moved_aside(run, tmp_path, cap
 
 def test_resume_passes_the_flag_to_the_ranks(run, tmp_path):
     words = (f"run.dir={tmp_path}/mine", "train.checkpoint_interval=5")
+    run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
     run.start(*words, **{"no-baseline": True})
     (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
     assert run.start(*words, resume=True, **{"no-baseline": True}) == 0

@@ -1,4 +1,3 @@
-import json
 import os
 import stat
 import subprocess
@@ -10,7 +9,7 @@ import pytest
 from launcher.config.schema import RunConfig
 from launcher.errors import ConfigError, JobError
 from launcher.jobs import store
-from launcher.jobs.store import RunDirectory, new_directory, read_json, resumed_directory
+from launcher.jobs.store import new_directory, read_json
 
 MAKE_ONE = """
 import sys
@@ -102,10 +101,62 @@ def test_an_existing_directory_is_refused_with_the_ways_out(tmp_path):
 def test_overwrite_moves_the_old_run_aside_and_never_deletes(tmp_path):
     run = settings(tmp_path, tmp_path / "mine")
     for number in range(3):
-        (new_directory(run, "x", overwrite=True).path / "mark").write_text(str(number))
+        directory = new_directory(run, "x", overwrite=True)
+        directory.write("plan.json", "{}")
+        directory.write("mark", str(number))
     names = ["mine", "mine.20250102-030405", "mine.20250102-030405-2"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert [(tmp_path / name / "mark").read_text() for name in names] == ["2", "0", "1"]
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A work tree with a home folder beside it; the current folder is inside of the tree."""
+    (tmp_path / "tree" / "src").mkdir(parents=True)
+    (tmp_path / "tree" / "src" / "mine.py").write_text("")
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "tree" / "src")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [
+        (".", r"is the current folder or holds it"),
+        ("../../tree", r"is the current folder or holds it"),
+        ("/", r"is the current folder or holds it"),
+        ("../../link", r"is the current folder or holds it"),
+        ("~", r"is your home folder or holds it"),
+        ("mine.py", r"is no directory"),
+        ("../docs", r"holds files and is no run directory \(which has plan\.json, logs, metrics and exit\)"),
+        ("../project", r"holds files and is no run directory \(which has plan\.json, logs, .*\)"),
+    ],
+)
+def test_what_is_no_run_is_never_moved_aside(work, directory, why):
+    (work / "link").symlink_to(work / "tree")
+    (work / "tree" / "docs" / "deep").mkdir(parents=True)
+    (work / "tree" / "docs" / "deep" / "readme").write_text("")
+    (work / "tree" / "project").mkdir()
+    (work / "tree" / "project" / "plan.json").write_text("")
+    before = sorted(work.rglob("*"))
+    message = rf"run\.dir=.*: {why}, and is not moved aside\. Give another run\.dir\.$"
+    with pytest.raises(ConfigError, match=message):
+        new_directory(settings(work, directory), "x", overwrite=True)
+    assert sorted(work.rglob("*")) == before
+
+
+def test_what_is_no_run_is_refused_without_naming_a_flag_that_would_be_refused(work):
+    with pytest.raises(
+        ConfigError, match=r"exists, and no run is written over another\. Give another run\.dir\.$"
+    ):
+        new_directory(settings(work, "."), "x")
+
+
+def test_a_folder_without_a_file_is_moved_aside(work):
+    (work / "tree" / "runs" / "logs").mkdir(parents=True)
+    new_directory(settings(work, "../runs"), "x", overwrite=True)
+    assert (work / "tree" / "runs.20250102-030405" / "logs").is_dir()
 
 
 def test_a_run_that_is_still_going_is_never_moved_aside(tmp_path):
@@ -130,45 +181,6 @@ def test_status_keeps_when_the_run_started(tmp_path):
     directory.write_status("failed", -9)
     status = read_json(directory.status_file)
     assert (status["phase"], status["exit_code"], status["started"]) == ("failed", -9, started)
-
-
-def interrupted_run(tmp_path, plan):
-    directory = new_directory(settings(tmp_path, tmp_path / "mine"), "x")
-    directory.write("plan.json", json.dumps(plan))
-    directory.write_status("cancelled", 130)
-    (directory.path / "checkpoints" / "step-00000020").mkdir(parents=True)
-    (directory.path / "exit" / "rank-0.json").write_text("{}")
-    return directory
-
-
-def test_resume_takes_the_directory_and_sets_the_last_attempt_aside(tmp_path):
-    interrupted_run(tmp_path, {"config": {"seed": 0}})
-    directory = resumed_directory(settings(tmp_path, tmp_path / "mine"), '{"config": {"seed": 0}}')
-    assert directory == RunDirectory(tmp_path / "mine")
-    assert list((directory.path / "exit").iterdir()) == []
-    assert (directory.path / "exit.20250102-030405" / "rank-0.json").is_file()
-
-
-def test_resume_with_other_settings_names_them(tmp_path):
-    interrupted_run(tmp_path, {"config": {"seed": 0, "parallel": {"tp": 1}}})
-    with pytest.raises(
-        ConfigError, match=r"planned with other settings\. .* Changed: config\.parallel\.tp\."
-    ):
-        resumed_directory(
-            settings(tmp_path, tmp_path / "mine"), '{"config": {"seed": 0, "parallel": {"tp": 2}}}'
-        )
-
-
-def test_resume_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"run\.dir=.*/none: holds no plan\.json, so there is nothing"):
-        resumed_directory(settings(tmp_path, tmp_path / "none"), "{}")
-
-
-def test_resume_without_a_checkpoint_says_how_to_have_one(tmp_path):
-    directory = interrupted_run(tmp_path, {})
-    (directory.path / "checkpoints" / "step-00000020").rmdir()
-    with pytest.raises(JobError, match=r"no checkpoint to resume from\. Set train\.checkpoint_interval"):
-        resumed_directory(settings(tmp_path, tmp_path / "mine"), "{}")
 
 
 def test_a_file_cut_short_reads_as_empty(tmp_path):

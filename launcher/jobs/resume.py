@@ -1,0 +1,127 @@
+"""Whether an interrupted run can go on, and its directory made ready for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.config.schema import RunConfig
+from launcher.errors import ConfigError, Fault, JobError
+from launcher.jobs.store import RunDirectory, absolute, check_idle, move_aside, read_json
+
+_ATTEMPT = ("logs", "exit")
+"""What belongs to one start of the ranks; moved aside when a run is resumed."""
+_SAVED = re.compile(r"step-([0-9]{8})")
+"""Name of the folder of a whole checkpoint."""
+_FREE = (
+    "config.name",
+    "config.run",
+    "config.report",
+    "config.site",
+    "config.executor",
+    "config.data.cache_dir",
+    "config.data.prefetch_batches",
+    "config.train.checkpoint_interval",
+    "config.train.keep_checkpoints",
+    "source_roots",
+    "notes",
+    "num_parameters",
+    "step_flops",
+    "memory",
+    "traffic",
+    "schedule.bubble_formula",
+    "schedule.bubble_simulated",
+    "schedule.forward_s",
+    "schedule.backward_s",
+    "schedule.weight_s",
+    "schedule.transfer_s",
+    "schedule.step_s",
+)
+"""Where a run is kept, how it is started and watched, and what was predicted: no part of what it computes."""
+
+
+def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
+    """The directory of an interrupted run, ready for its ranks to be started again.
+
+    Raises:
+        ConfigError: when there is none, or it was planned otherwise.
+        JobError: when the run is still going, has finished, or has no checkpoint.
+    """
+    directory = RunDirectory(absolute(run.dir or ""))
+    old = _old_plan(directory, run.dir)
+    check_idle(directory)
+    _check_unfinished(directory, old["config"]["train"]["num_steps"])
+    changed = changed_settings(old, json.loads(plan_text))
+    if changed:
+        fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
+        raise ConfigError([Fault("run.dir", run.dir, "this run was planned with other settings", fix)])
+    for name in _ATTEMPT:
+        folder = directory.path / name
+        if folder.is_dir():
+            move_aside(folder)
+        folder.mkdir()
+    return directory
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What two plans compute differently: each setting with its old and its new value.
+
+    >>> changed_settings({"config": {"seed": 1, "name": "a"}}, {"config": {"seed": 2, "name": "b"}})
+    ['seed (1 -> 2)']
+    """
+    return [
+        f"{path.removeprefix('config.')} ({_text(before)} -> {_text(after)})"
+        for path, before, after in _differences(old, new, "")
+    ]
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if path in _FREE or old == new:
+        return
+    groups = [value for value in (old, new) if value is not None]
+    if all(isinstance(group, Mapping) for group in groups):
+        old, new = old or {}, new or {}
+        for key in dict.fromkeys((*old, *new)):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    else:
+        yield path, old, new
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
+    """The plan that the run was started with."""
+    if not os.path.isfile(directory.plan):
+        fix = "Give run.dir the directory of an earlier run, or leave out --resume."
+        rule = "holds no plan.json, so there is nothing to resume"
+        raise ConfigError([Fault("run.dir", given, rule, fix)])
+    plan = read_json(directory.plan)
+    try:
+        int(plan["config"]["train"]["num_steps"])
+    except (KeyError, TypeError, ValueError):
+        rule = "its plan.json is damaged, so nobody knows what to go on with"
+        fix = "Start anew with --overwrite, or with another run.dir."
+        raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
+    return plan
+
+
+def _check_unfinished(directory: RunDirectory, num_steps: int) -> None:
+    """Refuses a run with nothing left to train: a start without a step would hide what was measured."""
+    path = directory.path
+    saved = [int(step[1]) for folder in path.glob("checkpoints/*") if (step := _SAVED.fullmatch(folder.name))]
+    has_finished = read_json(directory.status_file).get("phase") == "succeeded"
+    if has_finished or max(saved, default=0) >= num_steps:
+        raise JobError(
+            f"{path} is finished: {num_steps} of {num_steps} steps. See it with: trireme report {path}"
+        )
+    if not saved:
+        raise JobError(
+            f"{path} has no checkpoint to resume from. "
+            "Set train.checkpoint_interval and start anew with --overwrite."
+        )

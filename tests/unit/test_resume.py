@@ -1,0 +1,139 @@
+import json
+
+import pytest
+
+from launcher.config.schema import RunConfig
+from launcher.errors import ConfigError, JobError
+from launcher.jobs import store
+from launcher.jobs.resume import resumed_directory
+from launcher.jobs.store import RunDirectory, new_directory
+
+
+@pytest.fixture(autouse=True)
+def fixed_time(monkeypatch):
+    monkeypatch.setattr(store, "_stamp", lambda: "20250102-030405")
+
+
+def settings(directory):
+    return RunConfig(dir=str(directory), root="runs", timeout_s=1.0)
+
+
+def plan(num_steps=40, **config):
+    return {"config": {"train": {"num_steps": num_steps}, **config}, "stages": [{"num_layers": 4}]}
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    """A run of 40 steps that was stopped after 20."""
+    directory = new_directory(settings(tmp_path / "mine"), "x")
+    directory.write("plan.json", json.dumps(plan(seed=0, parallel={"tp": 1})))
+    directory.write_status("cancelled", 130)
+    (directory.path / "checkpoints" / "step-00000020").mkdir(parents=True)
+    (directory.path / "checkpoints" / "step-00000040.unfinished").mkdir()
+    (directory.path / "exit" / "rank-0.json").write_text("{}")
+    return directory
+
+
+def resume(directory, **config):
+    return resumed_directory(settings(directory), json.dumps(plan(**config)))
+
+
+def test_resume_takes_the_directory_and_sets_the_last_attempt_aside(interrupted):
+    directory = resume(interrupted.path, seed=0, parallel={"tp": 1})
+    assert directory == RunDirectory(interrupted.path)
+    assert list((directory.path / "exit").iterdir()) == []
+    assert (directory.path / "exit.20250102-030405" / "rank-0.json").is_file()
+
+
+def test_resume_with_other_settings_names_them_with_both_values(interrupted):
+    with pytest.raises(
+        ConfigError,
+        match=r"run\.dir=.*/mine: this run was planned with other settings\. Give the settings it was "
+        r"started with, or another run\.dir\. "
+        r"Changed: train\.num_steps \(40 -> 50\), seed \(0 -> null\), parallel\.tp \(1 -> 2\)\.$",
+    ):
+        resume(interrupted.path, num_steps=50, parallel={"tp": 2})
+
+
+def test_a_plan_that_computes_otherwise_is_other_settings_although_the_recipe_is_the_same(interrupted):
+    new = plan(seed=0, parallel={"tp": 1}) | {"stages": [{"num_layers": 3}]}
+    with pytest.raises(
+        ConfigError, match=r'Changed: stages \(\[\{"num_layers": 4\}\] -> \[\{"num_layers": 3'
+    ):
+        resumed_directory(settings(interrupted.path), json.dumps(new))
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        {"run": {"dir": "./mine/", "timeout_s": 60}},
+        {"report": {"baseline": "none", "warmup_steps": 1}},
+        {"site": {"time_limit": "24:00:00"}},
+        {"executor": {"name": "slurm"}},
+        {"name": "again"},
+        {"data": {"cache_dir": "/elsewhere"}},
+    ],
+)
+def test_where_a_run_is_kept_and_how_it_is_started_may_change(interrupted, free):
+    assert resume(interrupted.path, seed=0, parallel={"tp": 1}, **free).path == interrupted.path
+
+
+def test_predictions_may_change(interrupted):
+    new = plan(seed=0, parallel={"tp": 1}) | {"memory": [1], "notes": ["so"], "schedule": {"step_s": 2.0}}
+    assert resumed_directory(settings(interrupted.path), json.dumps(new)).path == interrupted.path
+
+
+def test_a_copy_that_was_moved_is_resumed_where_it_is(interrupted):
+    copy = interrupted.path.rename(interrupted.path.with_name("copy"))
+    assert resume(copy, seed=0, parallel={"tp": 1}, run={"dir": str(copy)}).path == copy
+
+
+def test_resume_of_nothing_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError,
+        match=r"run\.dir=.*/none: holds no plan\.json, so there is nothing to resume\. "
+        r"Give run\.dir the directory of an earlier run, or leave out --resume\.",
+    ):
+        resume(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b"])
+def test_resume_of_a_name_that_no_file_can_have_is_refused_alike(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"holds no plan\.json"):
+        resume(tmp_path / name)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"\xff\x00", b"[]", b"{}", b'{"config": 3}', b"null"])
+def test_a_damaged_plan_is_refused_without_a_traceback(interrupted, data):
+    interrupted.plan.write_bytes(data)
+    with pytest.raises(
+        ConfigError,
+        match=r"its plan\.json is damaged, .*\. Start anew with --overwrite, or with another run\.dir\.",
+    ):
+        resume(interrupted.path)
+
+
+def test_resume_without_a_checkpoint_says_how_to_have_one(interrupted):
+    (interrupted.path / "checkpoints" / "step-00000020").rmdir()
+    with pytest.raises(
+        JobError, match=r"no checkpoint to resume from\. Set train\.checkpoint_interval and start"
+    ):
+        resume(interrupted.path, seed=0, parallel={"tp": 1})
+
+
+def finish_by_status(directory):
+    directory.write_status("succeeded", 0)
+
+
+def finish_by_checkpoint(directory):
+    (directory.path / "checkpoints" / "step-00000040").mkdir()
+
+
+@pytest.mark.parametrize("finish", [finish_by_status, finish_by_checkpoint])
+def test_a_finished_run_is_not_started_for_no_step(interrupted, finish):
+    finish(interrupted)
+    with pytest.raises(
+        JobError, match=r"/mine is finished: 40 of 40 steps\. See it with: trireme report .*/mine$"
+    ):
+        resume(interrupted.path, seed=0, parallel={"tp": 1})
+    assert (interrupted.path / "exit" / "rank-0.json").is_file()
