@@ -138,18 +138,10 @@ def _work(plan: Plan, records: RunRecords, measured: tuple[int, ...]) -> Work:
             kinds.update(rank_kinds)
     rows = [records.steps[step][0] for step in measured]
     return Work(
-        num_devices=_allocated_devices(plan),
+        num_devices=plan.num_devices,
         num_ranks=len(records.headers),
         num_steps=len(measured),
         num_tokens=sum(row.num_tokens for row in rows),
         num_samples=sum(row.num_samples for row in rows),
         kinds_ns=dict(kinds),
     )
-
-
-def _allocated_devices(plan: Plan) -> int:
-    """Devices that were taken, used or not. On the CPU a device is a process: none is taken idle."""
-    cluster = plan.config.cluster
-    if plan.config.device.kind == "cpu":
-        return plan.world_size
-    return max(cluster.nodes * cluster.devices_per_node, plan.world_size)

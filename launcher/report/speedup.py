@@ -14,6 +14,7 @@ from typing import Any
 from launcher.errors import ConfigError, LauncherError
 from launcher.metrics.records import PIPELINE_WAIT
 from launcher.report import ledger
+from launcher.report.bubble import bubble
 from launcher.report.constant import faults
 from launcher.report.notes import layout_notes, run_notes
 from launcher.report.runs import Run, load_run, named_base, printable
@@ -204,6 +205,7 @@ def _run_data(run: Run) -> dict[str, Any]:
 
 
 def _result_data(result: Result) -> dict[str, Any]:
+    found = bubble(result.median.run)
     schedule = result.median.run.plan.schedule
     return {
         "median": _run_data(result.median.run),
@@ -216,7 +218,10 @@ def _result_data(result: Result) -> dict[str, Any]:
         "lost_devices" if result.median.base else "devices": result.devices,
         "serial_fraction": result.serial_fraction,
         "karp_flatt": result.karp_flatt,
-        "measured": {"pipeline_wait_fraction": result.pipeline_wait_fraction},
+        "measured": {
+            "pipeline_wait_fraction": result.pipeline_wait_fraction,
+            "bubble": plain(found) if found else None,
+        },
         "predicted": {
             "bubble_formula": schedule.bubble_formula,
             "bubble_simulated": schedule.bubble_simulated,

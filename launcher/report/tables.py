@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.metrics.records import COMPUTE
+from launcher.report.bubble import bubble
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
 from launcher.report.speedup import Result, SpeedupReport, compare
@@ -117,7 +118,7 @@ def _constant_text(report: SpeedupReport) -> str:
     words += [f"data {config.data.name}"]
     words += [f"global batch {batches.pop():g}"] if len(batches) == 1 else []
     words += [f"sequence length {config.batch.seq_length}"] if _counts_tokens(report) else []
-    return ", ".join([*words, f"precision {config.precision.name}", f"device {config.device.name}"])
+    return ", ".join([*words, f"precision {config.precision.compute}", f"device {config.device.name}"])
 
 
 def _scaling_text(result: Result) -> str:
@@ -213,11 +214,12 @@ def _facts(result: Result) -> Iterator[str]:
         yield f"  serial fraction that would explain S alone (Karp-Flatt): {_percent(result.karp_flatt)}"
     elif result.karp_flatt is not None:
         yield "  slower than the base: no serial fraction explains that (Karp-Flatt above 100 %)"
-    if run.plan.mesh.pp > 1:
-        wait, formula = _percent(result.pipeline_wait_fraction), schedule.bubble_formula
-        closed_form = f"{_percent(formula)} by formula, " if formula is not None else ""
-        simulated = f"{_percent(schedule.bubble_simulated)} by simulation"
-        yield f"  pipeline wait: measured {wait} of the step; predicted {closed_form}{simulated}"
+    if found := bubble(run):
+        closed = schedule.bubble_formula
+        formula = f"{_percent(closed)} by formula, " if closed is not None else ""
+        yield f"  bubble, idle / (idle + compute) of the pipeline: measured {_percent(found.measured)}"
+        yield f"    {_percent(found.replayed)} by simulation with the measured time of every action"
+        yield f"    predicted before the run: {formula}{_percent(schedule.bubble_simulated)} by simulation"
     measured, predicted = format_duration(run.work.step_s), format_duration(schedule.step_s)
     yield f"  step: measured {measured}; predicted {predicted}"
 

@@ -26,6 +26,7 @@ from launcher.config.schema import (
 )
 from launcher.metrics.records import EvalRecord, Header, StepRecord
 from launcher.plan.model import BatchPlan, Plan, RolePlan, SchedulePlan
+from launcher.schedule.actions import Action, B, F, to_text
 from launcher.topology.mesh import Mesh
 from launcher.typed import plain
 
@@ -74,7 +75,7 @@ class FakeRun:
         config = self._config()
         schedule = SchedulePlan(
             name="1f1b",
-            actions=("0F0 0B0",) * self.mesh.pp,
+            actions=tuple(self._actions(stage) for stage in range(self.mesh.pp)),
             bubble_formula=0.2,
             bubble_simulated=0.25,
             forward_s=(0.01,) * self.mesh.pp,
@@ -150,11 +151,21 @@ class FakeRun:
             kinds_ns=kinds,
             collectives_ns=calls,
             num_receives=0 if self.mesh.pp == 1 else 4,
-            compute_ns=(kinds.get("compute", 0),),
+            compute_ns=self._compute_ns(kinds.get("compute", 0)),
             num_tokens=self.global_size * SEQ_LENGTH,
             num_samples=self.global_size,
             loss=3.0 - step / 10 if is_last_stage else None,
         )
+
+    def _actions(self, stage: int) -> str:
+        """All forwards, then all backwards."""
+        microbatches = range(self.global_size)
+        return to_text([*Action.each(stage, F, microbatches), *Action.each(stage, B, microbatches)])
+
+    def _compute_ns(self, total: int) -> tuple[int, ...]:
+        """Every forward takes a third and every backward two thirds of a microbatch's share."""
+        third = total // (3 * self.global_size)
+        return (third,) * self.global_size + (2 * third,) * self.global_size
 
     def _config(self) -> LaunchConfig:
         """The fake recipe with the differences of ``config``."""

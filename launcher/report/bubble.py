@@ -1,0 +1,85 @@
+"""The pipeline's idle time: what was measured, beside what the measured forwards and backwards explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from launcher.metrics.records import COMPUTE, PIPELINE_WAIT
+from launcher.report.runs import Run
+from launcher.schedule.actions import COMPUTE as COMPUTE_ACTIONS
+from launcher.schedule.actions import Action, PipelineShape, from_text
+from launcher.schedule.simulate import replay
+
+NS = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Measured median times of one stage and microbatch, in seconds; 0.0 where it has no such action."""
+
+    stage: int
+    forward_s: float
+    backward_s: float
+    weight_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bubble:
+    """Idle share of the pipeline ranks' time: idle / (idle + compute)."""
+
+    measured: float
+    """Waiting for another stage, as the ranks recorded it."""
+    replayed: float
+    """By simulation of the run's own schedule with every action's own measured time and free messages:
+    the part that the schedule and uneven stages explain."""
+    stages: tuple[StageTimes, ...]
+
+
+def bubble(run: Run) -> Bubble | None:
+    """The idle time of a run; None without a pipeline."""
+    plan = run.plan
+    if plan.mesh.pp == 1:
+        return None
+    shape = PipelineShape(
+        num_pp_ranks=plan.mesh.pp,
+        num_chunks=plan.config.parallel.num_chunks,
+        num_microbatches=plan.batch.num_microbatches,
+    )
+    lists = [from_text(actions) for actions in plan.schedule.actions]
+    times = [_median_times(run, pp_rank) for pp_rank in range(plan.mesh.pp)]
+    kinds = run.work.kinds_ns
+    idle = kinds[PIPELINE_WAIT]
+    return Bubble(
+        measured=idle / (idle + kinds[COMPUTE]),
+        replayed=replay(lists, shape, times, transfer_s=0.0).bubble_fraction,
+        stages=_stages(lists, times, shape),
+    )
+
+
+def _median_times(run: Run, pp_rank: int) -> list[float]:
+    """Seconds of each compute action of a pp_rank: the median over its ranks and the measured steps."""
+    places = [place for place, header in enumerate(run.records.headers) if header.pp_rank == pp_rank]
+    rows = [run.records.steps[step][place].compute_ns for step in run.measured for place in places]
+    return [median(times) * NS for times in zip(*rows, strict=True)]
+
+
+def _stages(
+    lists: Sequence[Sequence[Action]], times: Sequence[Sequence[float]], shape: PipelineShape
+) -> tuple[StageTimes, ...]:
+    found: dict[tuple[int, str], list[float]] = {}
+    for actions, seconds in zip(lists, times, strict=True):
+        compute = [action for action in actions if action.kind in COMPUTE_ACTIONS]
+        for (stage, kind, _), duration in zip(compute, seconds, strict=True):
+            found.setdefault((stage, kind), []).append(duration)
+    middle = {key: median(durations) for key, durations in found.items()}
+    return tuple(
+        StageTimes(
+            stage=stage,
+            forward_s=middle.get((stage, "F"), 0.0),
+            backward_s=middle.get((stage, "B"), 0.0),
+            weight_s=middle.get((stage, "W"), 0.0),
+        )
+        for stage in range(shape.num_stages)
+    )
