@@ -54,6 +54,16 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what is counted, in the singular or the plural.
+
+    >>> counted(1, "rank"), counted(8, "rank"), counted(2, "microbatch")
+    ('1 rank', '8 ranks', '2 microbatches')
+    """
+    ending = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"
+
+
 def _scaled(value: float, units: tuple[str, ...], gap: str) -> str:
     scaled, unit = float(value), units[0]
     for unit in units:

@@ -86,6 +86,8 @@ class ClusterConfig:
     """Link between two devices of different nodes."""
     allow_idle_devices: bool
     """Accept a strategy that leaves devices unused."""
+    device_name: str | None = None
+    """Product name of the devices in it, for a warning where ``device`` is another; null = any."""
 
 
 @dataclass(frozen=True, kw_only=True)

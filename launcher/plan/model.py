@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import ConfigError, LauncherError
+from launcher.schedule.actions import PipelineShape
 from launcher.topology.mesh import Coordinates, Mesh
 from launcher.typed import Reading, plain, read
 
@@ -241,6 +242,23 @@ class Plan:
     def world_size(self) -> int:
         """Ranks over all roles."""
         return sum(role.num_ranks for role in self.roles)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that are taken, used or not. On the CPU a device is a process: none is taken idle."""
+        cluster = self.config.cluster
+        if self.config.device.kind == "cpu":
+            return self.world_size
+        return max(cluster.nodes * cluster.devices_per_node, self.world_size)
+
+    @property
+    def pipeline(self) -> PipelineShape:
+        """The sizes that the schedule depends on."""
+        return PipelineShape(
+            num_pp_ranks=self.mesh.pp,
+            num_chunks=self.config.parallel.num_chunks,
+            num_microbatches=self.batch.num_microbatches,
+        )
 
     def rank(self, rank: int) -> RankPlan:
         """What one rank does."""

@@ -9,7 +9,7 @@ from launcher.interfaces import JobShape, RankCost
 from launcher.plan.batch import BatchSizes
 from launcher.plan.model import SchedulePlan
 from launcher.plan.traffic import message_time_s
-from launcher.units import format_duration
+from launcher.units import counted, format_duration
 
 
 def plan_notes(
@@ -18,6 +18,7 @@ def plan_notes(
     """All notes, each a sentence."""
     found = [
         sizes.note,
+        _device_note(job),
         _vocabulary_note(job, job.config.model.vocab_size),
         _microbatches_note(job, schedule.bubble_formula),
         _tensor_note(job, costs),
@@ -33,6 +34,17 @@ def idle_note(world_size: int, num_devices: int) -> list[str]:
         return []
     idle = num_devices - world_size
     return [f"{idle} of {num_devices} devices stay idle; figures per device divide by all {num_devices}."]
+
+
+def _device_note(job: JobShape) -> str:
+    cluster, device = job.cluster.config, job.config.device
+    if cluster.device_name in (None, device.name):
+        return ""
+    return (
+        f"The cluster {cluster.name} is built of {cluster.device_name} devices, and the device is "
+        f"{device.name}: figures are those of {device.name} on the links of {cluster.name}. Choose "
+        "device and cluster that go together, or set cluster.device_name=null."
+    )
 
 
 def _vocabulary_note(job: JobShape, vocab_size: int | None) -> str:
@@ -54,8 +66,7 @@ def _microbatches_note(job: JobShape, bubble: float | None) -> str:
     if isclose(bubble, (p - 1) / (v * m + p - 1)):
         chunks = "" if v == 1 else f"{v} * "
         share = f"(pp - 1) / ({chunks}m + pp - 1) = {p - 1}/{v * m + p - 1} = {bubble:.0%}"
-    filling = "1 microbatch" if m == 1 else f"{m} microbatches"
-    return f"{filling} cannot fill {p} pipeline ranks: the bubble is {share}; more would shrink it."
+    return f"{counted(m, 'microbatch')} cannot fill {p} pipeline ranks: the bubble is {share}; more would shrink it."
 
 
 def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from launcher.plan.checks import parts_bytes
 from launcher.plan.columns import columns, cropped
 from launcher.plan.model import MemoryPlan, Plan, StagePlan, TrafficPlan
-from launcher.schedule.actions import Action, PipelineShape
+from launcher.schedule.actions import Action
 from launcher.schedule.grid import draw
 from launcher.topology.cluster import Cluster
-from launcher.units import format_bytes, format_count, format_duration, format_flops
+from launcher.units import counted, format_bytes, format_count, format_duration, format_flops
 
 WIDTH = 100
 _INDENT = "  "
@@ -45,13 +45,18 @@ def _title(plan: Plan) -> str:
     config = plan.config
     lines = [
         f"{config.name}: {config.model.name} ({config.model.family}), "
-        f"{format_count(plan.num_parameters)} parameters, {config.precision.name}",
-        f"{_count(plan.world_size, 'rank')} on {config.cluster.name}: "
-        f"{config.cluster.nodes} x {config.cluster.devices_per_node} {config.device.name}",
+        f"{format_count(plan.num_parameters)} parameters, {config.precision.compute}",
+        f"{counted(plan.world_size, 'rank')} on {config.cluster.name}: {_devices(plan)}",
     ]
     if not plan.exact:
         lines.append("This architecture does not compute what one device computes.")
     return "\n".join(lines)
+
+
+def _devices(plan: Plan) -> str:
+    cluster, used = plan.config.cluster, plan.world_size
+    text = f"{cluster.nodes} x {cluster.devices_per_node} {plan.config.device.name}"
+    return text if used == cluster.nodes * cluster.devices_per_node else f"{text}, {used} used"
 
 
 def _mesh(plan: Plan) -> list[str]:
@@ -66,16 +71,17 @@ def _mesh(plan: Plan) -> list[str]:
     table = columns(rows, left=0)
     if last:
         table.insert(1 + len(first), f"... {mesh.num_ranks - len(first) - len(last)} more ranks")
-    others = [f"{_count(role.num_ranks, 'more rank')}: {role.name}" for role in plan.roles if not role.trains]
-    return [f"{_count(mesh.num_ranks, 'rank')} = {product}   (outermost axis first)", *others, *table]
+    others = [f"{counted(role.num_ranks, 'more rank')}: {role.name}" for role in plan.roles if not role.trains]
+    return [f"{counted(mesh.num_ranks, 'rank')} = {product}   (outermost axis first)", *others, *table]
 
 
 def _batch(plan: Plan) -> list[str]:
     batch = plan.batch
     tokens = batch.global_size * batch.seq_length
     return [
-        f"global {batch.global_size} = micro {batch.micro_size} * {batch.num_microbatches} microbatches "
-        f"* dp {plan.mesh.dp};  {tokens:,} tokens per step ({batch.seq_length} each)"
+        f"global {batch.global_size} = micro {batch.micro_size} * "
+        f"{counted(batch.num_microbatches, 'microbatch')} * dp {plan.mesh.dp};  "
+        f"{tokens:,} tokens per step ({batch.seq_length} each)"
     ]
 
 
@@ -106,14 +112,9 @@ def _stage_row(plan: Plan, stage: StagePlan) -> list[str]:
 
 
 def _schedule(plan: Plan, *, color: bool) -> list[str]:
-    shape = PipelineShape(
-        num_pp_ranks=plan.mesh.pp,
-        num_chunks=plan.config.parallel.num_chunks,
-        num_microbatches=plan.batch.num_microbatches,
-    )
     lists = [_compute(actions) for actions in plan.schedule.actions]
     width = WIDTH - len(_INDENT)
-    drawn = draw(lists, shape, width=width, color=color).splitlines()
+    drawn = draw(lists, plan.pipeline, width=width, color=color).splitlines()
     grid = [part for line in drawn for part in _folded(line, width)]
     formula = plan.schedule.bubble_formula
     bubble = [] if formula is None else [f"bubble {formula:.1%} by formula: equal stages, free messages"]
@@ -175,20 +176,19 @@ def _traffic(plan: Plan) -> list[str]:
     if not busiest:
         return ["none: one rank"]
     inner_first = plan.mesh.order[::-1]
-    rows = [["what", "axis", "operation", "messages", "of", "sent", "time", "hidden"]]
+    rows = [["what", "axis", "operation", "messages", "each", "sent", "time", "can overlap"]]
     for row in sorted(busiest.values(), key=lambda row: (inner_first.index(row.axis), -row.sent_bytes)):
-        hidden = "yes" if row.overlappable else "no"
+        overlaps = "yes" if row.overlappable else "no"
         numbers = [f"{row.count:,}", format_bytes(row.message_bytes), format_bytes(row.sent_bytes)]
-        rows.append([row.purpose, row.axis, row.operation, *numbers, format_duration(row.time_s), hidden])
+        rows.append([row.purpose, row.axis, row.operation, *numbers, format_duration(row.time_s), overlaps])
     return columns(rows, left=3)
 
 
 def _step(plan: Plan) -> list[str]:
     device, schedule = plan.config.device, plan.schedule
     peak = device.peak_flops[plan.config.precision.compute]
-    num_devices = plan.config.cluster.nodes * plan.config.cluster.devices_per_node
     tokens_per_s = plan.batch.global_size * plan.batch.seq_length / schedule.step_s
-    per_device = plan.step_flops / schedule.step_s / num_devices
+    per_device = plan.step_flops / schedule.step_s / plan.num_devices
     return [
         f"{format_duration(schedule.step_s)} predicted: {format_count(tokens_per_s)} tokens/s, "
         f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak",
@@ -201,10 +201,6 @@ def _folded(line: str, width: int) -> list[str]:
     """The line in parts of at most ``width`` visible characters; only a legend is ever that long."""
     is_long = len(_ESCAPE.sub("", line)) > width
     return textwrap.wrap(line, width, subsequent_indent=_INDENT) if is_long else [line]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _notes(notes: Iterable[str]) -> list[str]:
