@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.errors import LauncherError
 from launcher.plan.model import Plan
-from launcher.schedule.actions import PipelineShape, from_text
+from launcher.schedule.actions import from_text
 from launcher.schedule.collector import paused_collector
 from launcher.schedule.simulate import Costs, Timeline, simulate
 from launcher.schedule.spans_csv import csv_text
@@ -46,19 +46,14 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 @paused_collector()
 def _drawing(plan: Plan, ending: str) -> str:
-    shape = PipelineShape(
-        num_pp_ranks=plan.mesh.pp,
-        num_chunks=plan.config.parallel.num_chunks,
-        num_microbatches=plan.batch.num_microbatches,
-    )
-    title = f"{plan.config.name}: {plan.schedule.name}"
-    timeline = _timeline(plan, shape)
+    title, shape = f"{plan.config.name}: {plan.schedule.name}", plan.pipeline
+    timeline = _timeline(plan)
     if ending == ".svg":
         return svg_text(timeline, shape, title=title)
     return csv_text(timeline) if ending == ".csv" else trace_text(timeline, shape, title=title)
 
 
-def _timeline(plan: Plan, shape: PipelineShape) -> Timeline:
+def _timeline(plan: Plan) -> Timeline:
     schedule = plan.schedule
     costs = Costs(
         forward_s=schedule.forward_s,
@@ -66,4 +61,4 @@ def _timeline(plan: Plan, shape: PipelineShape) -> Timeline:
         weight_s=schedule.weight_s,
         transfer_s=schedule.transfer_s,
     )
-    return simulate([from_text(actions) for actions in schedule.actions], shape, costs)
+    return simulate([from_text(actions) for actions in schedule.actions], plan.pipeline, costs)

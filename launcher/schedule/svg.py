@@ -15,7 +15,7 @@ from math import floor, log10
 from launcher.schedule.actions import Action, B, F, PipelineShape, W
 from launcher.schedule.phases import phases
 from launcher.schedule.simulate import Timeline
-from launcher.units import format_duration
+from launcher.units import counted, format_duration
 
 COLORS = {F: (24, 90, 157), B: (245, 171, 70), W: (70, 160, 130)}
 """Red, green and blue of the actions of a rank's first chunk; those of later chunks are lighter."""
@@ -97,9 +97,9 @@ class _Chart:
 
     def summary(self) -> str:
         """Sizes and results in a line."""
-        ranks = _count(self.shape.num_pp_ranks, "pipeline rank")
+        ranks = counted(self.shape.num_pp_ranks, "pipeline rank")
         chunks = f" of {self.shape.num_chunks} chunks" if self.shape.num_chunks > 1 else ""
-        microbatches = _count(self.shape.num_microbatches, "microbatch", "es")
+        microbatches = counted(self.shape.num_microbatches, "microbatch")
         length, idle = format_duration(self.timeline.makespan_s), self.timeline.bubble_fraction
         return f"{ranks}{chunks}, {microbatches} · {length} · {idle:.1%} idle"
 
@@ -213,10 +213,6 @@ def _rect(at: tuple[float, float], size: tuple[float, float], color: str) -> str
         f'<rect x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}" '
         f'fill="{color}"/>'
     )
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{plural if number != 1 else ''}"
 
 
 def _number(pixels: float) -> str:
