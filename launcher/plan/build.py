@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import PlanError
-from launcher.interfaces import JobShape
+from launcher.interfaces import JobShape, OwnsUpdate
 from launcher.plan.checks import memory_faults, with_sources
 from launcher.plan.job import CheckedJob, Describe, check_job
 from launcher.plan.memory import plan_memory
@@ -46,11 +46,10 @@ def build(
     if faults := memory_faults(memory, job.config):
         raise PlanError(with_sources(faults, sources))
     schedule = plan_schedule(job, chosen.schedule, lists, costs, memory)
+    owner = next((parallel for parallel in chosen.parallels if isinstance(parallel, OwnsUpdate)), None)
     roles = _roles(checked)
     notes = plan_notes(job, checked.batch, schedule, costs)
-    notes += [
-        f"The {job.config.executor.name} executor cannot start it: {f}" for f in chosen.executor.check(job)
-    ]
+    notes += [f"Planned, but it cannot be started like this: {fault}" for fault in chosen.executor.check(job)]
     if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
         notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
     return Plan(
@@ -67,10 +66,11 @@ def build(
         traffic=plan_traffic(job, costs),
         plugins=chosen.records,
         parallels=tuple(parallel.runtime for parallel in chosen.parallels),
-        update=chosen.architecture.runtime,
+        update=owner.update if owner else chosen.architecture.runtime,
         exact=chosen.architecture.exact,
         notes=tuple(notes),
         source_roots=source_roots,
+        documents=owner.documents(job) if owner else {},
     )
 
 

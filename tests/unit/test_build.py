@@ -86,8 +86,12 @@ def test_every_plugin_in_use_is_recorded_and_no_other():
 
 def test_what_the_executor_cannot_start_is_planned_and_noted():
     plan = build(launch_config(parallel={"dp": 16}, cluster={"nodes": 2}))
-    assert any(
-        note.startswith("The torchrun executor cannot start it: cluster.nodes=2") for note in plan.notes
+    (note,) = [
+        note for note in plan.notes if note.startswith("Planned, but it cannot be started like this: ")
+    ]
+    assert note.endswith(
+        "executor.name=torchrun: starts ranks on this machine alone, and cluster.nodes=2. "
+        "Choose an executor that reserves machines: slurm."
     )
 
 

@@ -142,6 +142,8 @@ def test_every_fault_is_told_at_once(make_plan):
 
 def test_a_plan_that_slurm_would_not_start_can_still_be_read(make_plan):
     (note,) = [
-        text for text in make_plan("executor=slurm", "cluster.nodes=2").notes if "cannot start it" in text
+        text for text in make_plan("executor=slurm", "cluster.nodes=2").notes if "cannot be started" in text
     ]
-    assert note.startswith("The slurm executor cannot start it: cluster.nodes=2: 2 ranks fill 1 node")
+    assert note.startswith(
+        "Planned, but it cannot be started like this: cluster.nodes=2: 2 ranks fill 1 node"
+    )

@@ -47,7 +47,7 @@ class Torchrun:
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """More than one node cannot be started from here."""
-        return _faults(job.config)
+        return _faults(job.config, job.mesh.num_ranks)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The torchrun command and its environment.
@@ -55,7 +55,7 @@ class Torchrun:
         Raises:
             PlanError: when the plan spans several nodes.
         """
-        if faults := tuple(_faults(plan.config)):
+        if faults := tuple(_faults(plan.config, plan.world_size)):
             raise PlanError(faults)
         environment = {
             "PYTHONSAFEPATH": "1",  # `python -m` must not find modules in the current folder first
@@ -144,16 +144,14 @@ def ending(status: int) -> str:
     return f"killed by signal {-status}"
 
 
-def _faults(config: LaunchConfig) -> Iterator[Fault]:
+def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
     if config.cluster.nodes > 1:
-        others = ", ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
-        hint = f" Installed: {others}." if others else ""
-        yield Fault(
-            "cluster.nodes",
-            config.cluster.nodes,
-            "the torchrun executor starts ranks on this machine, which is one node",
-            f"Set cluster.nodes=1, or choose an executor that reserves machines.{hint}",
-        )
+        others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
+        rule = f"starts ranks on this machine alone, and cluster.nodes={config.cluster.nodes}"
+        fits = num_ranks <= config.cluster.devices_per_node
+        fix = "Set cluster.nodes=1, or choose" if fits else "Choose"
+        hint = f": {others}" if others else ""
+        yield Fault("executor.name", "torchrun", rule, f"{fix} an executor that reserves machines{hint}.")
 
 
 def _process(handle: JobHandle) -> subprocess.Popen[bytes]:
