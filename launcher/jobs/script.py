@@ -11,6 +11,8 @@ Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 """How a job stands."""
 EXECUTOR_LOG = "logs/executor.log"
 """Where in the run directory a local executor keeps what the process starter prints."""
+STOP_NOTE = "exit/stopped.json"
+"""What ranks that were told to end leave in the run directory once they have saved."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 """How a rank ends because another one did: told to stop, or aborted by a broken collective."""
 
@@ -42,6 +44,8 @@ class JobScript:
     run_dir: str
     text: str = ""
     """The batch script, for schedulers that take one."""
+    num_jobs: int = 1
+    """Jobs that it is submitted as; each waits for the one before, and goes on where that one saved."""
 
 
 @dataclass(frozen=True, kw_only=True)

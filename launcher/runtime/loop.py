@@ -21,6 +21,7 @@ from launcher.runtime.data import Loader, Microbatch
 from launcher.runtime.metrics import RecordWriter, device_name, host_facts
 from launcher.runtime.model import build_chunks
 from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.stop import StopRequest
 from launcher.schedule.actions import PipelineShape, from_text
 
 
@@ -113,10 +114,13 @@ def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> Pipel
 
 
 def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
-    """Trains to the last step, with records, evaluations and checkpoints on the way."""
+    """Trains to the last step, with records, evaluations and checkpoints on the way.
+
+    A rank that is told to end makes all of them save after the step that they are in, and return.
+    """
     config = ctx.config
     trainer, loader = Trainer(ctx), Loader(ctx)
-    root = run_dir / "checkpoints"
+    root, stop = run_dir / "checkpoints", _stop_request(ctx)
     first_step = restore(trainer, root) if resume else 0
     writer = RecordWriter(run_dir / "metrics", _header(trainer))
     steps = loader.steps(first_step)
@@ -132,9 +136,29 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             writer.write(_record(ctx, step, done, times))
             if evaluation is not None:
                 writer.write(evaluation)
+        if stop and step + 1 < config.train.num_steps and stop.agree(times["duration_ns"] / 1e9):
+            _save_to_end(trainer, root, step + 1)
+            if ctx.plan.rank == 0:
+                stop.leave_note(run_dir, step + 1)
+            break
     loader.close()
     trainer.update.close()
     writer.close()
+
+
+def _stop_request(ctx: RankContext) -> StopRequest | None:
+    """Listens for being told to end; not where no checkpoint is wanted, as nothing would be saved."""
+    if not ctx.config.train.checkpoint_interval:
+        return None
+    stop = StopRequest(ctx.device)
+    stop.arm()
+    return stop
+
+
+def _save_to_end(trainer: Trainer, root: Path, num_done: int) -> None:
+    settings = trainer.ctx.config.train
+    if not _is_due(num_done, settings.checkpoint_interval, settings.num_steps):  # else it is saved
+        save(trainer, root, num_done)
 
 
 def save(trainer: Trainer, root: Path, step: int) -> None:
