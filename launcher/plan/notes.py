@@ -66,7 +66,8 @@ def _microbatches_note(job: JobShape, bubble: float | None) -> str:
     if isclose(bubble, (p - 1) / (v * m + p - 1)):
         chunks = "" if v == 1 else f"{v} * "
         share = f"(pp - 1) / ({chunks}m + pp - 1) = {p - 1}/{v * m + p - 1} = {bubble:.0%}"
-    return f"{counted(m, 'microbatch')} cannot fill {p} pipeline ranks: the bubble is {share}; more would shrink it."
+    filling = counted(m, "microbatch")
+    return f"{filling} cannot fill {p} pipeline ranks: the bubble is {share}; more would shrink it."
 
 
 def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:

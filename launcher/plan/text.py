@@ -71,7 +71,9 @@ def _mesh(plan: Plan) -> list[str]:
     table = columns(rows, left=0)
     if last:
         table.insert(1 + len(first), f"... {mesh.num_ranks - len(first) - len(last)} more ranks")
-    others = [f"{counted(role.num_ranks, 'more rank')}: {role.name}" for role in plan.roles if not role.trains]
+    others = [
+        f"{counted(role.num_ranks, 'more rank')}: {role.name}" for role in plan.roles if not role.trains
+    ]
     return [f"{counted(mesh.num_ranks, 'rank')} = {product}   (outermost axis first)", *others, *table]
 
 
