@@ -4,8 +4,10 @@
 
 Each rank's stage sleeps 25 ms in a forward and 50 ms in a backward (over all its chunks) and passes
 on [1, 256, 256] fp32. The ideal of a step is the simulated makespan of the schedule with the time that
-each sleep really took and free messages, so that a sleep that oversleeps is charged to nobody. Each
-repeat runs every executor once, one after the other; the figures are medians of step / ideal.
+each sleep really took, so that a sleep that oversleeps is charged to nobody; once with free messages,
+once with the time of one message measured in the same run. Each repeat runs every executor once, one
+after the other; the figures are medians of step / ideal. Last comes the CPU time that an executor takes
+itself, per action, measured with stages that do nothing.
 """
 
 from __future__ import annotations
@@ -20,114 +22,109 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runtime")]
 from ranks import run_ranks
-from sleeping_stages import SleepingStage, SleepTimes
+from sleeping_stages import (
+    CPU,
+    MESSAGE,
+    Costs,
+    Measured,
+    SleepingPipeline,
+    SleepingStage,
+    SleepTimes,
+    transport,
+)
 
 from launcher.registry import load
-from launcher.runtime.groups import Group
-from launcher.runtime.metrics import Clock
-from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
 from launcher.runtime.split_backward import SplitBackward
 from launcher.schedule.actions import PipelineShape
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import replay
-from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
 
-FORWARD_S, BACKWARD_S = 0.025, 0.050
-MESSAGE = (1, 256, 256)
-Step = Callable[[], None]
-
-
-class PlainUpdate:
-    """Only the backward: nothing is updated."""
-
-    def backward(self, out: Tensor, grad: Tensor | None, *, chunk: int, last: bool) -> None:
-        torch.autograd.backward(out, grad)
+TINY = (1, 2, 2)
+COSTS, NOTHING = Costs(0.025, 0.025, 0.025), Costs(0.0, 0.0, 0.0)
+Step = Callable[[], Measured]
 
 
-def ours(shape: PipelineShape, schedule: str, times: SleepTimes, groups: tuple[Group, Group]) -> Step:
-    """A step of our executor."""
-    rank, p, v = dist.get_rank(), shape.num_pp_ranks, shape.num_chunks
-    last = shape.num_stages - 1
-    part = PipelinePart(
-        shape=shape,
-        modules={
-            stage: SleepingStage(FORWARD_S / v, BACKWARD_S / v, times, sums=stage == last)
-            for stage in range(rank, p * v, p)
-        },
-        actions=lower(load("launcher.schedules", schedule), shape)[rank],
-        input_shapes=dict.fromkeys(range(1, p * v), MESSAGE),
-        split=SplitBackward(is_enabled=False),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    executor = PipelineExecutor(part, NeighbourTransport(*groups), Clock(torch.device("cpu")))
-    batch = [torch.zeros(MESSAGE, requires_grad=True) for _ in range(shape.num_microbatches)]
-    return lambda: executor.train(batch, PlainUpdate(), 1.0) and None  # type: ignore[arg-type]
-
-
-def torchs(shape: PipelineShape, schedule: str, times: SleepTimes) -> Step:
+def torchs(schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int, ...] = MESSAGE) -> Step:
     """A step of torch.distributed.pipelining's schedule of the same name."""
     from torch.distributed import pipelining
 
     rank, p, v, m = dist.get_rank(), shape.num_pp_ranks, shape.num_chunks, shape.num_microbatches
-    device = torch.device("cpu")
-    example = torch.zeros(MESSAGE)
+    times, whole = SleepTimes(), SplitBackward(is_enabled=False)
+    each = Costs(costs.forward_s / v, costs.input_s / v, costs.weight_s / v)
     stages = [
         pipelining.PipelineStage(
-            SleepingStage(FORWARD_S / v, BACKWARD_S / v, times), stage, p * v, device, input_args=(example,)
+            SleepingStage(each, times, whole), stage, p * v, CPU, input_args=(torch.zeros(message),)
         )
-        for stage in range(rank, p * v, p)
+        for stage in shape.stages(rank)
     ]
-    times.spans.clear()
     loss = lambda out, target: out.sum()  # noqa: E731
     runner = (
         pipelining.Schedule1F1B(stages[0], m, loss_fn=loss)
-        if v == 1
+        if schedule == "1f1b"
         else pipelining.ScheduleInterleaved1F1B(stages, m, loss_fn=loss)
     )
-    inputs = torch.zeros((m, *MESSAGE[1:]), requires_grad=True)
+    inputs = torch.zeros((m, *message[1:]), requires_grad=True)
+    arguments = (inputs,) if rank == 0 else ()
+    targets = {"target": torch.zeros(m)} if rank == p - 1 else {}
 
-    def step() -> None:
-        arguments = (inputs,) if rank == 0 else ()
-        targets = {"target": torch.zeros(m)} if rank == p - 1 else {}
+    def step() -> Measured:
+        times.spans.clear()
+        dist.barrier()
+        start = time.perf_counter()
         runner.step(*arguments, **targets)
+        return Measured(time.perf_counter() - start, times.durations, 0.0, 0)
 
     return step
 
 
-def timed(step: Step, times: SleepTimes) -> tuple[float, list[float]]:
-    """Seconds of one step from a common start, and the sleeps in it."""
-    times.spans.clear()
-    dist.barrier()
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start, list(times.spans)
+def message_s(p: int) -> float:
+    """Median half round trip of one message between the first two ranks; collective."""
+    wire, message, rank = transport(p), torch.zeros(MESSAGE), dist.get_rank()
+    trips = []
+    for tag in range(20):
+        start = time.perf_counter()
+        if rank < 2:
+            order = (wire.send, wire.receive) if rank == 0 else (wire.receive, wire.send)
+            for move in order:
+                move(message, 1 - rank, tag).wait()
+        trips.append((time.perf_counter() - start) / 2)
+    return statistics.median(trips)
 
 
-def rank_main(rank: int, p: int, m: int, repeats: int) -> dict[str, list[tuple[float, list[float]]]]:
+def rank_main(rank: int, p: int, m: int, repeats: int) -> dict[str, object]:
     """Runs every executor in turn, ``repeats`` times after a warm-up."""
-    everyone = tuple(range(p))
-    groups = tuple(Group(ranks=everyone, rank=rank, handle=dist.new_group()) for _ in range(2))
-    times = SleepTimes()
-    plain = PipelineShape(num_pp_ranks=p, num_microbatches=m)
-    chunked = PipelineShape(num_pp_ranks=p, num_chunks=2, num_microbatches=m)
-    steps = {
-        "1f1b ours": ours(plain, "1f1b", times, groups),  # type: ignore[arg-type]
-        "1f1b torch": torchs(plain, "1f1b", times),
-        "interleaved_1f1b ours": ours(chunked, "interleaved_1f1b", times, groups),  # type: ignore[arg-type]
-        "interleaved_1f1b torch": torchs(chunked, "interleaved_1f1b", times),
+    shapes = {
+        "1f1b": PipelineShape(num_pp_ranks=p, num_microbatches=m),
+        "interleaved_1f1b": PipelineShape(num_pp_ranks=p, num_chunks=2, num_microbatches=m),
     }
-    results: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in steps}
-    for repeat in range(repeats + 1):
-        for name, step in steps.items():
-            result = timed(step, times)
-            if repeat:
-                results[name].append(result)
-    return results
+    makers = {"ours": lambda *job: SleepingPipeline(*job).step, "torch": torchs}
+    steps = {
+        f"{name} {who}": make(name, shape, COSTS)
+        for name, shape in shapes.items()
+        for who, make in makers.items()
+    }
+    idle = {
+        f"{name} {who}": make(name, shape, NOTHING, TINY)
+        for name, shape in shapes.items()
+        for who, make in makers.items()
+    }
+    rounds = [{name: step() for name, step in steps.items()} for _ in range(repeats + 1)][1:]
+    transfer_s = message_s(p)
+    cpu = {name: cpu_us(step, repeats) for name, step in idle.items()}
+    return {"rounds": rounds, "message_s": transfer_s, "cpu_us": cpu}
+
+
+def cpu_us(step: Step, repeats: int) -> float:
+    """Microseconds of the calling thread's CPU per forward or backward of stages that do nothing."""
+    taken = []
+    for _ in range(repeats + 2):
+        start = time.thread_time()
+        measured = step()
+        taken.append((time.thread_time() - start) / len(measured.durations_s) * 1e6)
+    return statistics.median(taken[2:])
 
 
 def main() -> None:
@@ -140,18 +137,25 @@ def main() -> None:
     p, m = options.ranks, options.microbatches
     print(f"load average before: {os.getloadavg()[0]:.2f} on {len(os.sched_getaffinity(0))} cores")
     ranks = run_ranks(p, rank_main, p, m, options.repeats, timeout_s=600)
-    print(f"{p} ranks, {m} microbatches, medians of {options.repeats}: step / ideal (lowest to highest)")
-    for name in ranks[0]:
+    transfer_s = ranks[0]["message_s"]
+    print(
+        f"{p} ranks, {m} microbatches, medians of {options.repeats} (lowest to highest); a message: {transfer_s * 1e6:.0f} us"
+    )
+    print(f"  {'':24} step / ideal              with messages  own CPU per action")
+    for name in ranks[0]["cpu_us"]:
         chunks = 2 if name.startswith("interleaved") else 1
         shape = PipelineShape(num_pp_ranks=p, num_chunks=chunks, num_microbatches=m)
         lists = lower(load("launcher.schedules", name.split()[0]), shape)
-        ratios = []
+        free, real = [], []
         for repeat in range(options.repeats):
-            step_s = max(rank[name][repeat][0] for rank in ranks)
-            ideal = replay(lists, shape, [rank[name][repeat][1] for rank in ranks], transfer_s=0.0)
-            ratios.append(step_s / ideal.makespan_s)
-        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-        print(f"  {name:24} {middle:.3f}  ({low:.3f} to {high:.3f})")
+            measured = [rank["rounds"][repeat][name] for rank in ranks]
+            step_s, times = max(one.step_s for one in measured), [one.durations_s for one in measured]
+            free.append(step_s / replay(lists, shape, times, transfer_s=0.0).makespan_s)
+            real.append(step_s / replay(lists, shape, times, transfer_s=transfer_s).makespan_s)
+        cpu = statistics.mean(rank["cpu_us"][name] for rank in ranks)
+        low, middle, high = min(free), statistics.median(free), max(free)
+        spread = f"{middle:.3f} ({low:.3f} to {high:.3f})"
+        print(f"  {name:24} {spread:25} {statistics.median(real):.3f}          {cpu:6.0f} us")
     print(f"load average after: {os.getloadavg()[0]:.2f}")
 
 

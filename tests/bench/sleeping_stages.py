@@ -7,44 +7,145 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from launcher.registry import load
+from launcher.runtime.groups import Group
+from launcher.runtime.metrics import Clock
+from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.split_backward import SplitBackward, WeightProduct
+from launcher.schedule.actions import PipelineShape
+from launcher.schedule.passes import lower
+from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
+
+MESSAGE = (1, 256, 256)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one rank's forward, input gradient and weight gradient, over all its chunks."""
+
+    forward_s: float = 0.025
+    input_s: float = 0.025
+    weight_s: float = 0.025
 
 
 @dataclass
 class SleepTimes:
-    """Seconds that every forward and backward of a rank really took, in the order they ran."""
+    """When every sleep of a rank really began and ended, in the order they ran."""
 
-    spans: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
 
+    @property
+    def durations(self) -> list[float]:
+        return [end - start for start, end in self.spans]
 
-def sleep(seconds: float, times: SleepTimes) -> None:
-    start = time.perf_counter()
-    time.sleep(seconds)
-    times.spans.append(time.perf_counter() - start)
+    def sleep(self, seconds: float) -> None:
+        start = time.perf_counter()
+        time.sleep(seconds)
+        self.spans.append((start, time.perf_counter()))
 
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float, times: SleepTimes) -> Tensor:
-        ctx.backward_s, ctx.times = backward_s, times
-        sleep(forward_s, times)
+    def forward(ctx: Any, x: Tensor, stage: SleepingStage) -> Tensor:
+        ctx.stage = stage
+        stage.times.sleep(stage.costs.forward_s)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        sleep(ctx.backward_s, ctx.times)
-        return grads[0].clone(), None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        stage: SleepingStage = ctx.stage
+        if stage.split.is_enabled:
+            stage.times.sleep(stage.costs.input_s)
+            stage.split.put_off(stage.weight, lambda: stage.times.sleep(stage.costs.weight_s) or grads[0])
+        else:
+            stage.times.sleep(stage.costs.input_s + stage.costs.weight_s)
+        return grads[0].clone(), None
 
 
 class SleepingStage(nn.Module):
     """x -> x, taking its time. The last stage returns the sum where ``sums`` says so."""
 
-    def __init__(self, forward_s: float, backward_s: float, times: SleepTimes, *, sums: bool = False) -> None:
+    def __init__(self, costs: Costs, times: SleepTimes, split: SplitBackward, *, sums: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
-        self.forward_s, self.backward_s, self.times, self.sums = forward_s, backward_s, times, sums
+        self.costs, self.times, self.split, self.sums = costs, times, split, sums
 
     def forward(self, x: Tensor | None, microbatch: Any = None) -> Tensor:
         inputs = microbatch if x is None else x
-        out: Tensor = _Sleep.apply(inputs + self.weight, self.forward_s, self.backward_s, self.times)
+        out: Tensor = _Sleep.apply(inputs + self.weight, self)
         return out.sum() if self.sums else out
+
+
+class PlainUpdate:
+    """Only the backward: nothing is updated."""
+
+    def backward(self, out: Any, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        torch.autograd.backward(out, grad)
+
+    def finish_backward(self, products: list[WeightProduct], *, chunk: int, last: bool) -> None:
+        for product in products:
+            product.compute()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step of one rank."""
+
+    step_s: float
+    durations_s: list[float]
+    """Every forward and backward, and weight gradient where it is split, in the order of the list."""
+    first_backward_s: float
+    """When the rank's first backward began, from the start of the step."""
+    num_receives: int
+
+
+class SleepingPipeline:
+    """Our executor over sleeping stages on this rank of a process group."""
+
+    def __init__(
+        self, schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int, ...] = MESSAGE
+    ) -> None:
+        self.rank, self.shape, self.times = dist.get_rank(), shape, SleepTimes()
+        plugin = load("launcher.schedules", schedule)
+        v = shape.num_chunks
+        each = Costs(costs.forward_s / v, costs.input_s / v, costs.weight_s / v)
+        split = SplitBackward(is_enabled=plugin.splits_backward)
+        last = shape.num_stages - 1
+        actions = lower(plugin, shape)[self.rank]
+        compute = [action.kind for action in actions if action.kind in ("F", "B", "W")]
+        self._first_backward = compute.index("B")
+        part = PipelinePart(
+            shape=shape,
+            modules={
+                stage: SleepingStage(each, self.times, split, sums=stage == last)
+                for stage in shape.stages(self.rank)
+            },
+            actions=actions,
+            input_shapes=dict.fromkeys(range(1, shape.num_stages), message),
+            split=split,
+            dtype=torch.float32,
+            device=CPU,
+        )
+        self.executor = PipelineExecutor(part, transport(shape.num_pp_ranks), Clock(CPU))
+        self.batch = [torch.zeros(message, requires_grad=True) for _ in range(shape.num_microbatches)]
+
+    def step(self) -> Measured:
+        """One step from a common start."""
+        self.times.spans.clear()
+        dist.barrier()
+        start = time.perf_counter()
+        result = self.executor.train(self.batch, PlainUpdate(), 1.0)  # type: ignore[arg-type]
+        step_s = time.perf_counter() - start
+        first_backward_s = self.times.spans[self._first_backward][0] - start
+        return Measured(step_s, self.times.durations, first_backward_s, result.num_receives)
+
+
+def transport(num_ranks: int) -> NeighbourTransport:
+    """Messages between all ranks of the process group. Collective."""
+    everyone = tuple(range(num_ranks))
+    down, up = (Group(ranks=everyone, rank=dist.get_rank(), handle=dist.new_group()) for _ in range(2))
+    return NeighbourTransport(down, up)
