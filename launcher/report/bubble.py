@@ -42,19 +42,14 @@ def bubble(run: Run) -> Bubble | None:
     plan = run.plan
     if plan.mesh.pp == 1:
         return None
-    shape = PipelineShape(
-        num_pp_ranks=plan.mesh.pp,
-        num_chunks=plan.config.parallel.num_chunks,
-        num_microbatches=plan.batch.num_microbatches,
-    )
     lists = [from_text(actions) for actions in plan.schedule.actions]
     times = [_median_times(run, pp_rank) for pp_rank in range(plan.mesh.pp)]
     kinds = run.work.kinds_ns
     idle = kinds[PIPELINE_WAIT]
     return Bubble(
         measured=idle / (idle + kinds[COMPUTE]),
-        replayed=replay(lists, shape, times, transfer_s=0.0).bubble_fraction,
-        stages=_stages(lists, times, shape),
+        replayed=replay(lists, plan.pipeline, times, transfer_s=0.0).bubble_fraction,
+        stages=_stages(lists, times, plan.pipeline),
     )
 
 

@@ -20,6 +20,11 @@ from launcher.errors import JobError, LauncherError
 from launcher.plan.model import Plan, sha256
 from launcher.runtime.place import Place, place_from_environment
 
+_LESS_MEMORY = (
+    "A smaller batch.micro_size, parallel.recompute=full, parallel.schedule=1f1b in place of gpipe, or more "
+    "tp or pp takes less; `trireme plan` shows how much."
+)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one rank. Returns its exit code."""
@@ -78,13 +83,24 @@ def _open_log(path: Path) -> None:
     os.close(log)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: torch says so by a type on CUDA and by a text on the CPU.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"))
+    True
+    """
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
+
+
 def _leave_failure(path: Path, rank: int, error: BaseException) -> None:
     known = isinstance(error, LauncherError)
+    out_of_memory = is_out_of_memory(error)
     record = {
         "rank": rank,
         "time": time.time(),
-        "error_type": type(error).__name__,
-        "message": str(error),
+        "error_type": "out of memory" if out_of_memory else type(error).__name__,
+        "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else str(error),
         "traceback": "" if known else traceback.format_exc(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -138,9 +138,8 @@ def main() -> None:
     print(f"load average before: {os.getloadavg()[0]:.2f} on {len(os.sched_getaffinity(0))} cores")
     ranks = run_ranks(p, rank_main, p, m, options.repeats, timeout_s=600)
     transfer_s = ranks[0]["message_s"]
-    print(
-        f"{p} ranks, {m} microbatches, medians of {options.repeats} (lowest to highest); a message: {transfer_s * 1e6:.0f} us"
-    )
+    print(f"{p} ranks, {m} microbatches; a message takes {transfer_s * 1e6:.0f} us")
+    print(f"medians of {options.repeats} (lowest to highest)")
     print(f"  {'':24} step / ideal              with messages  own CPU per action")
     for name in ranks[0]["cpu_us"]:
         chunks = 2 if name.startswith("interleaved") else 1

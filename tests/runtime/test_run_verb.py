@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,8 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     _, error = first.communicate(timeout=60)
     assert (first.returncode, error) == (
         130,
-        "stopped by SIGINT: all ranks have ended. Run directory: first\n",
+        "stopped by SIGINT: all ranks have ended. Run directory: first\n"
+        "Nothing is saved, as train.checkpoint_interval is 0.\n",
     )
     assert rank_pids(tmp_path / "first") == {}
     assert phase(tmp_path / "first") == "cancelled"
@@ -125,29 +127,22 @@ def test_eight_ranks_over_all_axes_train_as_their_baseline_and_end_in_the_speedu
     assert losses(run) == pytest.approx(losses(base), rel=2e-5)
 
 
-def checkpoints(run_dir):
-    """The steps of the checkpoints that are complete."""
-    return sorted(int(path.name.removeprefix("step-")) for path in run_dir.glob("checkpoints/step-????????"))
-
-
-def test_an_interrupted_run_goes_on_from_its_newest_checkpoint(start, tmp_path):
-    words = (ENDLESS, "run.dir=mine", "train.checkpoint_interval=1", "parallel.pp=1", "--no-baseline")
+def test_an_interrupted_run_saves_first_and_goes_on_from_there(start, tmp_path):
+    words = (ENDLESS, "run.dir=mine", "train.checkpoint_interval=1000000", "--no-baseline")
     log = tmp_path / "mine" / "logs" / "rank-0.log"
     first = start(*words)
-    deadline = time.monotonic() + 120
-    while not checkpoints(tmp_path / "mine"):
-        assert time.monotonic() < deadline, "no checkpoint was made"
-        time.sleep(0.05)
+    wait_for_steps(tmp_path / "mine")
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=60)
-    newest = checkpoints(tmp_path / "mine")[-1]
+    _, error = first.communicate(timeout=60)
+    (saved,) = re.findall(r"\nSaved after step (\d+): --resume goes on from there\.\n", error)
     second = start(*words, "--resume")
+    deadline = time.monotonic() + 120
     while not (log.is_file() and "resumed after step" in log.read_text()):
         assert time.monotonic() < deadline, "the second run did not resume"
         time.sleep(0.05)
-    second.send_signal(signal.SIGINT)
+    second.send_signal(signal.SIGTERM)
     second.communicate(timeout=60)
-    assert f"resumed after step {newest}\n" in log.read_text()
+    assert f"resumed after step {saved}\n" in log.read_text()
 
 
 def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_path):
@@ -160,3 +155,18 @@ def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_pat
     assert error.startswith("rank ")
     assert "torch.distributed.elastic" not in error
     assert str(tmp_path / "mine" / "logs") in error
+
+
+def test_a_rank_out_of_memory_is_named_as_such(start, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class Texts:\n"
+        "    def __len__(self): return 1000\n"
+        "    def __getitem__(self, index): return torch.empty(1 << 60), torch.zeros(1)\n"
+    )
+    target = ("data.source=null", "data.target=mine:Texts")
+    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", "parallel.pp=1", *target)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert error.startswith("rank 0 failed: out of memory")
+    assert "A smaller batch.micro_size, parallel.recompute=full" in error
