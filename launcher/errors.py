@@ -8,6 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.legible import escaped, hide_secrets, shortened, without_secrets
+
+_ALIKE = 0.7
+"""Share of letters that two names have in common when one is taken for the other."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -34,8 +39,9 @@ class Fault:
     def __str__(self) -> str:
         allowed = self.allowed.rstrip(".")
         fix = "".join(f" {text}" for text in (offer(self.ways), self.fix) if text)
-        where = f" [{self.where}]" if self.where else ""
-        return f"{self.path}={self.given}: {allowed}.{fix}{where}"
+        where = f" [{shortened(hide_secrets(self.where))}]" if self.where else ""
+        given = shortened(_text(without_secrets(self.given, self.path)))
+        return escaped(hide_secrets(f"{self.path}={given}: {allowed}.{fix}{where}")).replace("\n", "\\n")
 
 
 def offer(ways: Iterable[Mapping[str, Any]]) -> str:
@@ -93,11 +99,16 @@ def faults_text(faults: tuple[Fault, ...]) -> str:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None where none is close.
 
-    >>> nearest("paralell", ["parallel", "model"])
-    'parallel'
+    A short name with one other letter is another name; letters in another order are a slip.
+
+    >>> nearest("paralell", ["parallel", "model"]), nearest("rnu", ["run"]), nearest("gpu", ["cpu"])
+    ('parallel', 'run', None)
     """
-    matches = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    known = {str(other).casefold(): str(other) for other in names}
+    wanted = str(name).casefold()
+    matches = difflib.get_close_matches(wanted, list(known), n=1, cutoff=_ALIKE)
+    anagrams = [other for other in known if sorted(other) == sorted(wanted)]
+    return next((known[match] for match in (*anagrams, *matches)), None)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -112,3 +123,8 @@ def _typed(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_typed, value))}]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _text(given: Any) -> str:
+    """A value as a person writes it."""
+    return "null" if given is None else str(given) or '""'

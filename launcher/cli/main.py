@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from launcher.cli.terminal import protect_output
 from launcher.errors import LauncherError, did_you_mean
+from launcher.legible import escaped, hide_secrets
 
 VERBS = {
     "plan": "check a recipe and show what it would do: mesh, schedule, memory, traffic",
@@ -66,15 +67,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(words)
         sys.stdout.flush()
     except LauncherError as error:
-        print(error, file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(f"note: {escaped(note)}", file=sys.stderr)
+        print(escaped(hide_secrets(str(error))), file=sys.stderr)
         return EXIT_FAULT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone; nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # a full disk, a folder that may not be read
+        place = f"{error.filename}: " if error.filename else ""
+        print(escaped(f"{place}{error.strerror or error}"), file=sys.stderr)
+        _drop_output()
+        return EXIT_FAULT
     return code
+
+
+def _drop_output() -> None:
+    """Sends what is not printed yet nowhere, so that the interpreter does not try once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:

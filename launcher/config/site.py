@@ -7,33 +7,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.config.schema import SiteConfig
+from launcher.legible import HIDDEN, is_secret_variable, names_secret
 
 Broken = tuple[str, Any, str, str]
 """Path, given, rule, fix."""
-HIDDEN = "***"
-"""Stands for a value that is not shown."""
 RANK_VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSAFEPATH")
 )
 """Variables that the job itself sets for its ranks."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(
-    r"(api|access|auth|private)_?(key|token)|^(\w+_)?(secret|password|passwd|credentials?)$", re.I
-)
-_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.I)
 _TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
 _MINUTES = re.compile(r"(\d+)(:[0-5]\d)?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _MOUNT = re.compile(r"[^:,]+:[^:,]+(:[^:,]+)?")
-
-
-def is_secret_variable(name: str) -> bool:
-    """Whether a variable of this name is expected to hold a secret.
-
-    >>> is_secret_variable("WANDB_API_KEY"), is_secret_variable("TOKENIZERS_PARALLELISM")
-    (True, False)
-    """
-    return bool(_SECRET_VARIABLE.search(name))
 
 
 def secret_rules(values: Mapping[str, Any], path: str = "") -> Iterator[Broken]:
@@ -42,7 +28,7 @@ def secret_rules(values: Mapping[str, Any], path: str = "") -> Iterator[Broken]:
         inner = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):
             yield from secret_rules(value, inner)
-        elif isinstance(value, str) and value and _SECRET.search(key):
+        elif isinstance(value, str) and value and names_secret(key):
             rule = "looks like a secret, and settings are written to files that others can read"
             fix = "Set a variable to it, give the variable's name in site.secrets, and read it on the ranks."
             yield inner, HIDDEN, rule, fix

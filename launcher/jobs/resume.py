@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.config.schema import RunConfig
 from launcher.errors import ConfigError, Fault, JobError
-from launcher.jobs.store import RunDirectory, absolute, check_idle, move_aside, read_json
+from launcher.jobs.store import RunDirectory, absolute, check_idle, move_aside, read_json, saved_steps
 
 _ATTEMPT = ("logs", "exit")
 """What belongs to one start of the ranks; moved aside when a run is resumed."""
-_SAVED = re.compile(r"step-([0-9]{8})")
-"""Name of the folder of a whole checkpoint."""
 _FREE = (
     "config.name",
     "config.run",
@@ -114,7 +111,7 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
 def _check_unfinished(directory: RunDirectory, num_steps: int) -> None:
     """Refuses a run with nothing left to train: a start without a step would hide what was measured."""
     path = directory.path
-    saved = [int(step[1]) for folder in path.glob("checkpoints/*") if (step := _SAVED.fullmatch(folder.name))]
+    saved = saved_steps(path)
     has_finished = read_json(directory.status_file).get("phase") == "succeeded"
     if has_finished or max(saved, default=0) >= num_steps:
         raise JobError(

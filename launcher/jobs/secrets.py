@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.config.site import is_secret_variable
 from launcher.errors import JobError
+from launcher.legible import is_secret_variable
 
 _MIN_LENGTH = 8
 """A shorter value is no secret that could be told from ordinary text."""

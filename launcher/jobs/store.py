@@ -29,6 +29,8 @@ RunPhase = Phase | Literal["prepared"]
 ACTIVE = ("prepared", "pending", "running")
 """Phases that a run is in before it has ended."""
 SUBFOLDERS = ("logs", "metrics", "exit")
+_SAVED = re.compile(r"step-([0-9]{8})")
+"""Name of the folder of a whole checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,12 @@ def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunD
 def expected_path(run: RunConfig, name: str) -> Path:
     """Where the directory of a run that starts now would be; a number follows where that is taken."""
     return absolute(run.dir) if run.dir else absolute(run.root) / f"{safe_name(name)}-{_stamp()}"
+
+
+def saved_steps(run_dir: Path) -> list[int]:
+    """The steps after which the run has a whole checkpoint, ascending."""
+    names = [folder.name for folder in run_dir.glob("checkpoints/*")]
+    return sorted(int(found[1]) for name in names if (found := _SAVED.fullmatch(name)))
 
 
 def read_json(path: Path) -> dict[str, Any]:

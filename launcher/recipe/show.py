@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.config.save import scalar_text
+from launcher.legible import escaped, hide_secrets, without_secrets
 from launcher.typed import Source
 
 _MAX_WIDTH = 56
@@ -13,6 +14,8 @@ _MAX_WIDTH = 56
 
 def lines(values: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[str]:
     """Each setting with its value, beside the file and line or the override that it is from.
+
+    The value of a setting that names a secret is not shown.
 
     >>> list(lines({"seed": 0}, {"seed": Source(where="conf/base.yaml:16", text="0")}))
     ['seed: 0  # conf/base.yaml:16']
@@ -32,4 +35,5 @@ def _rows(values: Mapping[str, Any], sources: Mapping[str, Source], path: str) -
             yield from _rows(value, sources, inner)
         else:
             where = sources[inner].where if inner in sources else ""
-            yield f"{indent}{key}: {scalar_text(value)}", where
+            text = f"{indent}{key}: {scalar_text(without_secrets(value, inner))}"
+            yield escaped(text), escaped(hide_secrets(where))

@@ -8,6 +8,7 @@ from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.config.save import dump, scalar_text
 from launcher.errors import ConfigError
+from launcher.legible import shortened
 from launcher.typed import Source, plain
 
 
@@ -80,7 +81,8 @@ def test_name_unfit_for_a_file_is_refused_with_the_nearest(
     quickstart: Composed, name: str, safe: str
 ) -> None:
     rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
-    assert faults(quickstart, "name", name) == [f"name={name}: {rule}. Set name={safe}. [ours.yaml:3]"]
+    shown = shortened(name) or '""'
+    assert faults(quickstart, "name", name) == [f"name={shown}: {rule}. Set name={safe}. [ours.yaml:3]"]
 
 
 @pytest.mark.parametrize("name", ["no", "1f1b", "llama3_8b.v2", "a-b"])

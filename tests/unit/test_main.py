@@ -1,4 +1,5 @@
 import io
+import os
 import subprocess
 import sys
 
@@ -54,6 +55,38 @@ def test_a_reader_that_goes_away_gets_no_traceback():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (2, "No space left on device\n")
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(capsys, monkeypatch):
+    def fail(words):
+        raise PermissionError(13, "Permission denied", "/root/x\x1b")
+
+    monkeypatch.setattr(command, "_dispatch", fail)
+    monkeypatch.setattr(command, "_drop_output", lambda: None)
+    assert main(["plan"]) == 2
+    assert capsys.readouterr() == ("", "/root/x\\x1b: Permission denied\n")
+
+
+def test_an_error_shows_no_secret_and_no_control_character_and_its_notes_first(capsys, monkeypatch):
+    def fail(words):
+        error = LauncherError("unknown flag --env.HF_TOKEN=abc123.\nab\x1b[31m")
+        error.add_note("a.yaml is used and hides b.yaml")
+        raise error
+
+    monkeypatch.setattr(command, "_dispatch", fail)
+    assert main(["plan"]) == 2
+    assert capsys.readouterr().err == (
+        "note: a.yaml is used and hides b.yaml\nunknown flag --env.HF_TOKEN=***\nab\\x1b[31m\n"
+    )
 
 
 def test_output_in_an_encoding_without_the_characters_is_ascii(monkeypatch):

@@ -51,6 +51,24 @@ def test_show_prints_a_recipe_with_faults_before_it_refuses_it(capsys: pytest.Ca
     assert "tp: 0" in capsys.readouterr().out
 
 
+def test_show_prints_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["+data.options.api_key=abc123secret", "model.options={token: abc123secret}"]
+    with pytest.raises(ConfigError, match=r"data\.options\.api_key=\*\*\*: looks like a secret") as caught:
+        recipe.run(["show", "quickstart", *words])
+    out = capsys.readouterr().out
+    assert re.search(r'^    api_key: "\*\*\*" +# override \+data\.options\.api_key=\*\*\*$', out, re.M)
+    assert re.search(r'^    token: "\*\*\*" +# override model\.options=\{token: \*\*\*\}$', out, re.M)
+    assert "abc123" not in str(caught.value)
+
+
+def test_show_prints_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="holds a control character"):
+        recipe.run(["show", "quickstart", "run.dir='a\x1b[31m\x7f'"])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\x7f" not in out
+
+
 def test_show_names_a_file_that_hides_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
