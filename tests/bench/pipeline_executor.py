@@ -113,8 +113,24 @@ def rank_main(rank: int, p: int, m: int, repeats: int) -> dict[str, object]:
     }
     rounds = [{name: step() for name, step in steps.items()} for _ in range(repeats + 1)][1:]
     transfer_s = message_s(p)
-    cpu = {name: cpu_us(step, repeats) for name, step in idle.items()}
+    bare = cpu_us(bare_loop(shapes["1f1b"]), repeats)
+    cpu = {name: cpu_us(step, repeats) - bare for name, step in idle.items()}
     return {"rounds": rounds, "message_s": transfer_s, "cpu_us": cpu}
+
+
+def bare_loop(shape: PipelineShape) -> Step:
+    """The forwards and backwards of one stage, without messages and without an executor."""
+    times = SleepTimes()
+    stage = SleepingStage(NOTHING, times, SplitBackward(is_enabled=False), sums=True)
+    batch = [torch.zeros(TINY, requires_grad=True) for _ in range(shape.num_microbatches)]
+
+    def step() -> Measured:
+        times.spans.clear()
+        for microbatch in batch:
+            torch.autograd.backward(stage(None, microbatch))
+        return Measured(0.0, times.durations, 0.0, 0)
+
+    return step
 
 
 def cpu_us(step: Step, repeats: int) -> float:
