@@ -183,6 +183,18 @@ class Parallel(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnsUpdate(Protocol):
+    """A `Parallel` that takes over the update of the parameters, which no other may then do."""
+
+    update: str
+    """``package.module:update``, in place of the architecture's."""
+
+    def documents(self, job: JobShape) -> Mapping[str, Mapping[str, Any]]:
+        """What the update is configured with: JSON files of the run directory, by name."""
+        ...
+
+
 class Architecture(Protocol):
     """Who owns the parameters and how gradients reach them."""
 

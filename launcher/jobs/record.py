@@ -40,6 +40,8 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
     directory.write("plan.json", text)
     directory.write("plan.sha256", f"{sha256(text)}  plan.json\n")
     directory.write("config.yaml", dump(plan.config))
+    for name, content in plan.documents.items():
+        directory.write(name, json.dumps(content, indent=1) + "\n")
     directory.write("job.sh", shell_text(script))
     for number, checkout in enumerate(origin.checkouts):
         if checkout.patch:

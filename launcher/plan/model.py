@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.config.schema import LaunchConfig
@@ -134,6 +134,8 @@ class MemoryPlan:
     peak_microbatches: int
     """Stage inputs held at once at the peak, over the rank's chunks."""
     other_bytes: Mapping[str, int]
+    states_by_zero_stage: tuple[int, ...] = ()
+    """Weights, gradients and optimizer state together at ZeRO stage 0 to 3."""
 
     @property
     def total_bytes(self) -> int:
@@ -230,13 +232,15 @@ class Plan:
     parallels: tuple[str, ...]
     """``package.module:apply`` of every parallel plugin in use, in order of application."""
     update: str
-    """``package.module:update`` of the architecture."""
+    """``package.module:update`` of the architecture, or of the parallel plugin that takes its place."""
     exact: bool
     """Whether the run computes what one device computes."""
     notes: tuple[str, ...]
     """Warnings for the reader, each a sentence."""
     source_roots: tuple[str, ...]
     """Folders put on the ranks' module path for a user's own model and data."""
+    documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further JSON files of the run directory, by name: what a library that the ranks use is given."""
 
     @property
     def world_size(self) -> int:
