@@ -1,4 +1,4 @@
-"""How close our executor and torch's come to the ideal of a schedule, side by side in one run.
+"""How close our executor, torch's and DeepSpeed's come to the ideal of a schedule, side by side in one run.
 
     python tests/bench/pipeline_executor.py [--ranks 4] [--microbatches 8] [--repeats 7]
 
@@ -13,6 +13,10 @@ itself, per action, measured with stages that do nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import itertools
+import logging
 import os
 import statistics
 import sys
@@ -20,8 +24,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
+import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.pipe import PipelineModule
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runtime")]
 from ranks import run_ranks
@@ -42,6 +49,8 @@ from launcher.schedule.actions import PipelineShape
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import replay
 
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
+logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 TINY = (1, 2, 2)
 COSTS, NOTHING = Costs(0.025, 0.025, 0.025), Costs(0.0, 0.0, 0.0)
 Step = Callable[[], Measured]
@@ -80,6 +89,39 @@ def torchs(schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int
     return step
 
 
+def deepspeeds(shape: PipelineShape, costs: Costs) -> Step:
+    """A step of DeepSpeed's PipelineEngine, which runs 1F1B."""
+    times, whole = SleepTimes(), SplitBackward(is_enabled=False)
+    stages = [SleepingStage(costs, times, whole) for _ in range(shape.num_pp_ranks)]
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its partition
+        pipeline = PipelineModule(
+            layers=stages,
+            num_stages=shape.num_pp_ranks,
+            loss_fn=lambda out, target: out.sum(),
+            partition_method="uniform",
+        )
+        engine, *_ = deepspeed.initialize(
+            model=pipeline,
+            optimizer=torch.optim.SGD(pipeline.parameters(), lr=0.0),
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": shape.num_microbatches,
+                "zero_allow_untested_optimizer": True,
+                "steps_per_print": 10**9,
+            },
+        )
+    batches = ((torch.zeros(MESSAGE, requires_grad=True), torch.zeros(1)) for _ in itertools.count())
+
+    def step() -> Measured:
+        times.spans.clear()
+        dist.barrier()
+        start = time.perf_counter()
+        engine.train_batch(batches)
+        return Measured(time.perf_counter() - start, times.durations, 0.0, 0)
+
+    return step
+
+
 def message_s(p: int) -> float:
     """Median half round trip of one message between the first two ranks; collective."""
     wire, message, rank = transport(p), torch.zeros(MESSAGE), dist.get_rank()
@@ -106,6 +148,9 @@ def rank_main(rank: int, p: int, m: int, repeats: int) -> dict[str, object]:
         for name, shape in shapes.items()
         for who, make in makers.items()
     }
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(p)}
+    deepspeed.comm.init_distributed("gloo", auto_mpi_discovery=False)
+    steps["1f1b deepspeed"] = deepspeeds(shapes["1f1b"], COSTS)
     idle = {
         f"{name} {who}": make(name, shape, NOTHING, TINY)
         for name, shape in shapes.items()
@@ -157,7 +202,7 @@ def main() -> None:
     print(f"{p} ranks, {m} microbatches; a message takes {transfer_s * 1e6:.0f} us")
     print(f"medians of {options.repeats} (lowest to highest)")
     print(f"  {'':24} step / ideal              with messages  own CPU per action")
-    for name in ranks[0]["cpu_us"]:
+    for name in ranks[0]["rounds"][0]:
         chunks = 2 if name.startswith("interleaved") else 1
         shape = PipelineShape(num_pp_ranks=p, num_chunks=chunks, num_microbatches=m)
         lists = lower(load("launcher.schedules", name.split()[0]), shape)
@@ -167,10 +212,11 @@ def main() -> None:
             step_s, times = max(one.step_s for one in measured), [one.durations_s for one in measured]
             free.append(step_s / replay(lists, shape, times, transfer_s=0.0).makespan_s)
             real.append(step_s / replay(lists, shape, times, transfer_s=transfer_s).makespan_s)
-        cpu = statistics.mean(rank["cpu_us"][name] for rank in ranks)
+        own = [rank["cpu_us"][name] for rank in ranks if name in rank["cpu_us"]]
+        cpu = f"{statistics.mean(own):6.0f} us" if own else "     -"
         low, middle, high = min(free), statistics.median(free), max(free)
         spread = f"{middle:.3f} ({low:.3f} to {high:.3f})"
-        print(f"  {name:24} {spread:25} {statistics.median(real):.3f}          {cpu:6.0f} us")
+        print(f"  {name:24} {spread:25} {statistics.median(real):.3f}          {cpu}")
     print(f"load average after: {os.getloadavg()[0]:.2f}")
 
 

@@ -50,33 +50,33 @@ class SleepTimes:
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stage: SleepingStage) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: SleepingStage) -> Tensor:
         ctx.stage = stage
         stage.times.sleep(stage.costs.forward_s)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         stage: SleepingStage = ctx.stage
         if stage.split.is_enabled:
             stage.times.sleep(stage.costs.input_s)
             stage.split.put_off(stage.weight, lambda: stage.times.sleep(stage.costs.weight_s) or grads[0])
         else:
             stage.times.sleep(stage.costs.input_s + stage.costs.weight_s)
-        return grads[0].clone(), None
+        return grads[0].contiguous(), torch.zeros(1), None
 
 
 class SleepingStage(nn.Module):
-    """x -> x, taking its time. The last stage returns the sum where ``sums`` says so."""
+    """x -> x, taking its time, and little else. The last stage returns the sum where ``sums`` says so."""
 
     def __init__(self, costs: Costs, times: SleepTimes, split: SplitBackward, *, sums: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
+        self.weight = nn.Parameter(torch.zeros(1))
         self.costs, self.times, self.split, self.sums = costs, times, split, sums
 
     def forward(self, x: Tensor | None, microbatch: Any = None) -> Tensor:
         inputs = microbatch if x is None else x
-        out: Tensor = _Sleep.apply(inputs + self.weight, self)
+        out: Tensor = _Sleep.apply(inputs, self.weight, self)
         return out.sum() if self.sums else out
 
 
