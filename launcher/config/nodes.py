@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,9 @@ from launcher.scalars import scalar
 from launcher.typed import Source
 
 _PLAIN_STYLES = (None, "")
+_MAX_NODES = 10_000
+"""More values than any recipe has: nested aliases multiply."""
+_MAX_SHOWN = 40
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 
 
@@ -24,40 +27,77 @@ class NodeReader:
     marks: dict[str, Source] = field(default_factory=dict)
     """The source of each value by its path inside the file."""
     faults: list[Fault] = field(default_factory=list)
+    num_nodes: int = 0
+    """Values read so far, those of an alias each time that it is used."""
 
-    def read(self, node: Any, path: str = "") -> Any:
+    def read(self, node: Any, path: str = "", depth: int = 0) -> Any:
         """The plain value of a node: keys stay as written, plain scalars mean what `scalar` says."""
         where = self._where(node)
+        self.num_nodes += 1
+        if self.num_nodes > _MAX_NODES or depth > overrides.MAX_DEPTH:
+            return self._too_much(path, where)
         is_plain = node.id == "scalar" and node.style in _PLAIN_STYLES and "${" not in node.value
         self.marks[path] = Source(where=where, text=node.value if is_plain else None)
         if node.tag not in _TAGS:
             self.faults.append(Fault(path, node.tag, "YAML tags are not used", "Remove the tag.", where))
         if node.id == "mapping":
-            return dict(self._items(node, path))
+            return dict(self._items(node, path, depth))
         if node.id == "sequence":
-            return [self.read(item, f"{path}[{place}]") for place, item in enumerate(node.value)]
+            items = enumerate(node.value)
+            return [self.read(item, f"{path}[{place}]", depth + 1) for place, item in items]
         if "oc.env" in node.value:
             self.faults.append(overrides.secret_fault(path, node.value, where))
         return scalar(node.value) if is_plain else node.value
 
-    def _items(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    def _items(self, node: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         first_lines: dict[str, int] = {}
         for key, value in node.value:
-            if key.id != "scalar":
-                fault = Fault(
-                    origins.join(path, "?"), key.id, "a key is a word", "Write one.", self._where(key)
-                )
+            if fault := self._key_fault(key, value, path, first_lines):
                 self.faults.append(fault)
                 continue
             inner = origins.join(path, key.value)
-            if key.value in first_lines:
-                rule = f"is set twice in one group, first on line {first_lines[key.value]}"
-                self.faults.append(Fault(inner, "(twice)", rule, "Remove one.", self._where(key)))
-                continue
             first_lines[key.value] = key.start_mark.line + 1
-            yield key.value, self.read(value, inner)
+            yield key.value, self.read(value, inner, depth + 1)
             if value.id != "scalar":
                 self.marks[inner] = Source(where=self._where(key))
 
+    def _key_fault(self, key: Any, value: Any, path: str, first_lines: Mapping[str, int]) -> Fault | None:
+        where = self._where(key)
+        if key.id != "scalar":
+            return Fault(origins.join(path, "?"), key.id, "a key is a word", "Write one.", where)
+        inner = origins.join(path, key.value)
+        if key.value in first_lines:
+            rule = f"is set twice in one group, first on line {first_lines[key.value]}"
+            return Fault(inner, "(twice)", rule, "Remove one.", where)
+        is_plain = key.style in _PLAIN_STYLES
+        if is_plain and key.value == "<<":
+            fix = "Write the keys out, or put them into a file of `defaults`."
+            return Fault(inner, "(merge)", "merge keys are not read", fix, where)
+        if is_plain and "." in key.value and not path.startswith("defaults["):
+            given = value.value if value.id == "scalar" and len(value.value) < _MAX_SHOWN else "..."
+            rule = "in a file a group is written around its keys"
+            return Fault(inner, given, rule, f"Nest it: {_nested(key.value, given)}.", where)
+        return None
+
+    def _too_much(self, path: str, where: str) -> None:
+        rule, fix = (
+            f"the file holds more than {_MAX_NODES:,} values, those of its aliases counted",
+            "Use fewer.",
+        )
+        if self.num_nodes <= _MAX_NODES:
+            rule = f"is nested more than {overrides.MAX_DEPTH} deep, as an alias inside of its own anchor is"
+            fix = "Write it flatter."
+        if not any(fault.allowed == rule for fault in self.faults):
+            self.faults.append(Fault(path, "(too much)", rule, fix, where))
+
     def _where(self, node: Any) -> str:
         return f"{self.label}:{node.start_mark.line + 1}"
+
+
+def _nested(key: str, value: str) -> str:
+    """A dotted key as a group around its keys.
+
+    >>> _nested("cluster.intra_node.latency_s", "3")
+    'cluster: {intra_node: {latency_s: 3}}'
+    """
+    return f"{key.replace('.', ': {')}: {value}{'}' * key.count('.')}"

@@ -12,7 +12,21 @@ from launcher.errors import Fault, did_you_mean
 from launcher.scalars import scalar
 from launcher.typed import Source
 
-_KEY = re.compile(r"[\w$./@:-]+")
+_KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w.-]+(:[\w.-]+)?)?", re.ASCII)
+_CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
+_ESCAPED_QUOTE = re.compile(r"\\['\"]")
+_PAIRS = {"[": "]", "{": "}"}
+MAX_DEPTH = 20
+"""More brackets inside of each other hold no setting."""
+_REASONS = {
+    "index out of range": ("the list is shorter", "Count its places from 0, or give the whole list."),
+    r"an int$|for int\(\)": ("a place of a list is a number", "Count from 0, or give the whole list."),
+    "list indices must be": ("a place of a list cannot be deleted", "Give the whole list."),
+    "Cannot merge": ("a list stands for no group of settings, nor a group for a list", "Leave it out."),
+    "looks like a config group": ("there is no group of this name", "Leave out what follows the @."),
+    "recursion": ("is nested too deeply", "Give a flatter value."),
+}
+"""What Hydra's and Python's words mean: the rule, and what to do."""
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort)\(.*\)", re.DOTALL)
 
 
@@ -62,29 +76,61 @@ def word_fault(word: str) -> Fault | None:
         fix = f"Give {shlex.quote(word.lstrip(chr(92)))}."
         rule = "starts with a backslash, as when a line continuation is pasted"
         return Fault(path, value, rule, fix)
-    if word.startswith("="):
-        return Fault("(nothing)", value, "an override is written key=value", f"Give KEY{shlex.quote(word)}.")
-    if path.endswith(":"):
-        fixed = word.replace(":=", "=", 1)
-        return Fault(path, value, "has a stray colon before the =", f"Give {shlex.quote(fixed)}.")
+    if not path:
+        fix = f"Give KEY={shlex.quote(value) if value else 'VALUE'}."
+        return Fault("(nothing)", value or "(nothing)", "an override is written key=value", fix)
+    if fault := _key_fault(word, path, value):
+        return fault
     if "=" not in word and not word.startswith("~"):
         return Fault(path, "(nothing)", "an override is written key=value", f"Give {path}=VALUE.")
     if "=" in word and not value:
         fix = f"Give {path}=null for no value, or {quoted(word)} for an empty text."
         return Fault(path, "(nothing)", "has no value after the =", fix)
+    if value.startswith("="):
+        fix = f"Give {shlex.quote(word.replace('==', '=', 1))}."
+        return Fault(path, value, "a value does not begin with =", fix)
     if "oc.env" in value:
         return secret_fault(path, value)
+    if _depth(value) > MAX_DEPTH:
+        return Fault(path, value, f"is nested more than {MAX_DEPTH} deep", "Give a flatter value.")
     return sweep_fault(word) if _SWEEP.fullmatch(value) else None
 
 
+def _key_fault(word: str, path: str, value: str) -> Fault | None:
+    if _KEY.fullmatch(path):
+        return None
+    key, colon, rest = path.partition(":")
+    if colon and _KEY.fullmatch(key):
+        if not rest or "=" not in word:  # `key:=value`, `key: value`
+            fix = f"Give {shlex.quote(f'{key}={(rest or value).strip()}')}."
+            rule = "a colon stands where = belongs" if rest else "has a stray colon before the ="
+            return Fault(path, value or "(nothing)", rule, fix)
+        if _KEY.fullmatch(nested := f"{key}.{rest}"):
+            rule = "the parts of a key are joined by dots"
+            return Fault(path, value, rule, f"Give {shlex.quote(f'{nested}={value}')}.")
+    rule = "is no key: it holds letters, digits and _, joined by dots"
+    near = re.sub(r"\[(\d+)\]", r".\1", path).strip(" ./")
+    fix = f"Give {shlex.quote(f'{near}={value.strip()}')}." if _KEY.fullmatch(near) else ""
+    return Fault(path, value or "(nothing)", rule, fix)
+
+
+def _depth(value: str) -> int:
+    """How deep the brackets of a value are nested."""
+    depth = deepest = 0
+    for letter in value:
+        depth += (letter in "[{") - (letter in "]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
 def sweep_fault(word: str) -> Fault:
-    """The fault of an override that asks for several runs."""
+    """The fault of an override that gives several values where one run takes one."""
     path, value = split(word)
-    fix = f"Give one value, or sweep over them: trireme sweep RECIPE {shlex.quote(word)}."
+    fix = "Give one value, or run it several times."
     if "(" not in value:
         listed = shlex.quote(f"{word.partition('=')[0]}=[{value}]")
         fix = f"{fix} A list is written {listed}, one text {quoted(word)}."
-    return Fault(path, value, "several values ask for several runs", fix)
+    return Fault(path, value, "these are several values, and one run takes one", fix)
 
 
 def secret_fault(path: str, text: str, where: str = "") -> Fault:
@@ -93,25 +139,50 @@ def secret_fault(path: str, text: str, where: str = "") -> Fault:
     return Fault(path, text, rule, "Give the name of the variable; the ranks read it.", where)
 
 
-def unreadable_fault(word: str, reason: str) -> Fault:
+def unreadable_fault(word: str) -> Fault:
     """The fault of a word that the override grammar refuses."""
     path, value = split(word)
-    rule = f"is not readable as an override ({reason.strip()})"
-    if not _KEY.fullmatch(path):
-        return Fault(path, value, rule, "A key holds letters, digits and _, joined by dots.")
+    rule = f"is not readable as an override: {_obstacle(value)}"
     return Fault(path, value, rule, f"If it is one text, paste {quoted(word)}.")
+
+
+def _obstacle(value: str) -> str:
+    """What a reader of the value stumbles over."""
+    if _CALL.fullmatch(value):
+        return "it calls a function"
+    if _ESCAPED_QUOTE.search(value):
+        return "a quote after a \\ belongs to the text"
+    for opening, closing in _PAIRS.items():
+        if value.count(opening) != value.count(closing):
+            return f"a {opening} and its {closing} do not come in pairs"
+    for quote in ("'", '"'):
+        if value.count(quote) % 2:
+            return f"a {quote} opens a text that does not end"
+    special = next((letter for letter in value if not (letter.isalnum() or letter in "_-./ ,")), "")
+    return f"{special} has a meaning of its own" if special else "its parts do not fit together"
 
 
 def refused_fault(word: str, reason: str, siblings: Iterable[str]) -> Fault:
     """The fault of a readable override that cannot be applied to the configuration."""
     path, value = split(word)
     where = f"override {word}"
+    known = next((ours for theirs, ours in _REASONS.items() if re.search(theirs, reason)), None)
+    if known:
+        rule, fix = known
+        return Fault(path, value or "(missing)", rule, fix, where)
     if word.startswith("~"):
-        name = path.rpartition(".")[2]
-        return Fault(
-            path, value or "(missing)", "there is nothing to delete", did_you_mean(name, siblings), where
-        )
+        return _undeletable(path, value, list(siblings), where)
     if word.startswith("+"):
         fix = f"Give {shlex.quote(word.lstrip('+'))}."
         return Fault(path, value, "is set already, and + only adds", fix, where)
     return Fault(path, value, reason.strip().partition("\n")[0], "", where)
+
+
+def _undeletable(path: str, value: str, siblings: list[str], where: str) -> Fault:
+    name = path.rpartition(".")[2]
+    if name in siblings:
+        rule = "has another value, so that it is not deleted"
+        return Fault(path, value, rule, f"Give ~{path} to delete it whatever its value.", where)
+    return Fault(
+        path, value or "(missing)", "there is nothing to delete", did_you_mean(name, siblings), where
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import resources
 from launcher.errors import LauncherError, did_you_mean
+from launcher.legible import shortened
 
 SUFFIX = ".yaml"
+_SUFFIXES = (SUFFIX, ".yml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +39,24 @@ def shipped() -> dict[str, Path]:
 
 
 def find(recipe: str) -> Recipe:
-    """The recipe of a shipped name, or of a path (with a ``/``, or ending in ``.yaml``).
+    """The recipe of a shipped name, or of a path (with a ``/``, or ending in ``.yaml`` or ``.yml``).
 
     Raises:
         LauncherError: when there is none; names the nearest shipped name.
     """
-    if "/" in recipe or recipe.endswith(SUFFIX):
-        path = Path(recipe).expanduser()
-        if not path.is_file():
+    if "/" in recipe or recipe.endswith(_SUFFIXES):
+        path = Path(os.path.expanduser(recipe))
+        if not os.path.isfile(path):
             raise LauncherError(f"no recipe file at {recipe}. Shipped recipes go by name: trireme recipe ls.")
         return Recipe(path=path)
     known = shipped()
-    local = Path(f"{recipe}{SUFFIX}")
+    local = next((f"./{recipe}{end}" for end in _SUFFIXES if os.path.isfile(f"{recipe}{end}")), "")
     if recipe in known:
-        unused = f"{known[recipe]} is used, and ./{local} is not; give ./{local} for that one"
-        return Recipe(path=known[recipe], note=unused if local.is_file() else "")
-    here = f" A file is given by its path: ./{local}." if local.is_file() else ""
-    raise LauncherError(f"no shipped recipe is called {recipe!r}. {did_you_mean(recipe, known)}{here}")
+        note = f"{known[recipe]} is used, and {local} is not; give {local} for that one" if local else ""
+        return Recipe(path=known[recipe], note=note)
+    here = f" A file is given by its path: {local}." if local else ""
+    name = shortened(repr(recipe))
+    raise LauncherError(f"no shipped recipe is called {name}. {did_you_mean(recipe, known)}{here}")
 
 
 def description(path: Path) -> str:

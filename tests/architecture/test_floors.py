@@ -30,6 +30,8 @@ FLOORS = {
     "launcher.schedule": 3,
     "launcher.plan": 3,
     "launcher.config.compose": 4,
+    "launcher.config.override_grammar": 4,
+    "launcher.config.yaml_files": 4,
     "launcher.jobs": 4,
     "launcher.metrics": 4,
     "launcher.recipe": 4,
@@ -41,6 +43,7 @@ FLOORS = {
 }
 """The floor of a module is that of the longest prefix of its name."""
 RUNTIME, EDGES, PLUGIN_PLAN_HALF = 5, 4, 2
+COMPOSE_MODULES = {f"launcher.config.{name}" for name in ("compose", "override_grammar", "yaml_files")}
 COMPOSE_LIBRARIES = {"hydra", "omegaconf", "yaml", "antlr4"}
 RUNTIME_LIBRARIES = {"torch", "numpy", "safetensors", "deepspeed"}
 TESTING_LIBRARIES = {"pytest"}
@@ -108,7 +111,7 @@ def _may_import(module: str, name: str) -> bool:
 def _libraries(module: str) -> frozenset[str]:
     """Top-level names that a module may import beside those of its own floor."""
     always = sys.stdlib_module_names | {"launcher", "launcher_plugins"}
-    if module == "launcher.config.compose":
+    if module in COMPOSE_MODULES:
         return always | COMPOSE_LIBRARIES
     if module.startswith("launcher.runtime") or module.endswith("_runtime"):
         return always | RUNTIME_LIBRARIES

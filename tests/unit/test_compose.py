@@ -181,18 +181,20 @@ def test_override_is_accepted(write: Write, word: str, path: str, value: object)
         ("parallel.tp=", "Give parallel.tp=null for no value, or 'parallel.tp=\"\"' for an empty text."),
         ("parallel.tp", "an override is written key=value. Give parallel.tp=VALUE."),
         ("=4", "an override is written key=value. Give KEY=4."),
-        ("a b=4", "A key holds letters, digits and _, joined by dots."),
-        ("parallel.tp=1,2", "several values ask for several runs. Give one value, or sweep over them: "
-         "trireme sweep RECIPE parallel.tp=1,2. A list is written 'parallel.tp=[1,2]', "
+        ("a b=4", "a b=4: is no key: it holds letters, digits and _, joined by dots."),
+        ("parallel.tp=1,2", "parallel.tp=1,2: these are several values, and one run takes one. "
+         "Give one value, or run it several times. A list is written 'parallel.tp=[1,2]', "
          "one text 'parallel.tp=\"1,2\"'."),
-        ("parallel.tp=choice(1,2)", "sweep over them: trireme sweep RECIPE 'parallel.tp=choice(1,2)'."),
+        ("parallel.tp=choice(1,2)", "these are several values, and one run takes one. Give one value, "
+         "or run it several times."),
         ("run.dir=node01,node02", "A list is written 'run.dir=[node01,node02]'"),
         ("+parallel.tp=4", "is set already, and + only adds. Give parallel.tp=4."),
         ("~parallel.tpp", "parallel.tpp=(missing): there is nothing to delete. Did you mean tp?"),
         ("model=lama3_8b", "model=lama3_8b: no such file in the group model. Did you mean llama3_8b? "
          "[override model=lama3_8b]"),
         ("model=null", "model=null: must name a file of the group. Known: custom, gpt,"),
-        ("model@foo=tiny", "Could not override 'model@foo'"),
+        ("model@foo=tiny", "model@foo=tiny: files of a group are put at the group's own place. "
+         "Give model=tiny."),
         ("run.dir=${nam}", "run.dir=${nam}: Interpolation key 'nam' not found"),
         ("run.dir=x${run.dir}", "run.dir=x${run.dir}: Recursive interpolation detected"),
     ],
@@ -334,9 +336,11 @@ def test_file_given_without_its_path_is_hinted(write: Write) -> None:
         ("a: !!python/object/apply:os.system ['id']\n", "YAML tags are not used"),
         ("? [a]\n: 3\n", "?=sequence: a key is a word. Write one. [ours.yaml:1]"),
         ("- 3\n", "ours.yaml: must hold key: value lines, not a list"),
-        ("a: &x [*x]\n", "ours.yaml: an alias stands inside of its own anchor"),
+        ("a: &x [*x]\n", "is nested more than 20 deep, as an alias inside of its own anchor is. "
+         "Write it flatter. [ours.yaml:1]"),
         ("# @package a b c\na: 1\n", "ours.yaml: cannot be read: Too many components"),
-        ("defaults: 3\n", "Invalid defaults list in 'ours.yaml'"),
+        ("defaults: 3\n", "defaults=3: must be a list of files. "
+         "Write `defaults: [/base, override /model: tiny, _self_]`. [ours.yaml:1]"),
         ("defaults: [/bass]\n", "defaults=bass: no such file. Did you mean base? [ours.yaml:1]"),
         ("defaults:\n  - /base\n  - override /model: tinny\n",
          "model=tinny: no such file in the group model. "
@@ -356,7 +360,7 @@ def test_broken_file_is_refused_with_its_line(write: Write, text: str, message: 
 
 def test_file_of_another_encoding_is_refused(write: Write) -> None:
     write("ours.yaml", "").write_bytes(b"a: \xff\xfe\n")
-    assert "ours.yaml: cannot be read: 'utf-8' codec" in refused("./ours.yaml")
+    assert "ours.yaml: cannot be read: it is not text in UTF-8" in refused("./ours.yaml")
 
 
 def test_empty_file_composes_to_its_name_alone(write: Write) -> None:

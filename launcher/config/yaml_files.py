@@ -1,0 +1,165 @@
+"""The YAML files of a recipe, read so that one spelling has one meaning, and where Hydra finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+
+from launcher import resources
+from launcher.config.defaults import defaults_faults
+from launcher.config.nodes import NodeReader
+from launcher.config.recipes import SUFFIX, Recipe
+from launcher.errors import ConfigError, LauncherError
+from launcher.typed import Source
+
+PRIMARY = "<recipe>"
+"""Hydra's name for the recipe's own file, whatever the file is called."""
+UNSET = "???"
+"""A value that a file leaves to be given."""
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One YAML file: its values, and the source of each by its path inside the file."""
+
+    label: str
+    header: Mapping[str, str | None]
+    values: dict[str, Any]
+    marks: Mapping[str, Source]
+
+
+class Folder(ConfigSource):
+    """A folder of YAML files, or with ``only`` a single one under the name `PRIMARY`."""
+
+    def __init__(self, folder: Path, label: str, only: Path | None = None) -> None:
+        super().__init__(provider=label, path=f"{self.scheme()}://{folder}")
+        self.folder, self.label, self.only = folder, label, only
+        self.documents: dict[str, Document] = {}
+
+    @staticmethod
+    def scheme() -> str:
+        """Required by Hydra."""
+        return "file"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Reads a file, and keeps where its values are from."""
+        file = self.file(config_path)
+        label = str(Path(self.label, file.relative_to(self.folder)))
+        document = self.documents[config_path] = read_document(file, label)
+        config = OmegaConf.create(document.values)
+        return ConfigResult(
+            provider=self.provider, path=self.path, config=config, header=dict(document.header)
+        )
+
+    def file(self, config_path: str) -> Path:
+        """The file of a config, whether or not it is there."""
+        if self.only:
+            return self.only if config_path == PRIMARY else self.folder / UNSET
+        return self.folder / f"{config_path.removesuffix(SUFFIX)}{SUFFIX}"
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether the file is there."""
+        return self.file(config_path).is_file()
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether a folder of choices is there."""
+        return not self.only and (self.folder / config_path).is_dir()
+
+    def available(self) -> bool:
+        """Whether there is anything to look into."""
+        return self.folder.is_dir()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """The groups or the files in a group."""
+        if not self.is_group(config_path):
+            return []
+        if results_filter == ObjectType.GROUP:
+            return sorted(file.name for file in (self.folder / config_path).iterdir() if file.is_dir())
+        return sorted(file.stem for file in (self.folder / config_path).glob(f"*{SUFFIX}"))
+
+
+def read_document(file: Path, label: str) -> Document:
+    """Reads one file.
+
+    Raises:
+        LauncherError: when it is no YAML, or holds what recipes do not.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=_LOADER)
+        header = ConfigSource._get_header_dict(text[:512])
+        reader = NodeReader(label)
+        values = {} if node is None else reader.read(node)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise LauncherError(f"{label}{line}: not YAML: {problem or error}") from error
+    except OSError as error:
+        raise LauncherError(f"{label}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LauncherError(f"{label}: cannot be read: it is not text in UTF-8") from error
+    except ValueError as error:
+        raise LauncherError(f"{label}: cannot be read: {error}") from error
+    except RecursionError as error:
+        raise LauncherError(f"{label}: is nested too deeply") from error
+    if not isinstance(values, dict):
+        found = "a list" if isinstance(values, list) else "a single value"
+        raise LauncherError(f"{label}: must hold key: value lines, not {found}")
+    if faults := [*reader.faults, *defaults_faults(values, reader.marks)]:
+        raise ConfigError(faults)
+    return Document(label=label, header=header, values=values, marks=reader.marks)
+
+
+def repository(recipe: Recipe) -> CachingConfigRepository:
+    """The recipe, then its folder, then the shipped recipes and groups: the first file found counts."""
+    shipped = [resources.folder("recipes"), resources.folder("conf")]
+    home = recipe.path.parent
+    places = [Folder(folder, folder.name) for folder in shipped]
+    if home.resolve() != shipped[0].resolve():
+        places.insert(0, Folder(home, str(home)))
+    found = ConfigRepository(ConfigSearchPathImpl())
+    primary = Folder(home, places[0].label, only=recipe.path)
+    found.sources = [primary, *places, StructuredConfigSource("schema", "structured://")]
+    return CachingConfigRepository(found)
+
+
+def folders(files: CachingConfigRepository) -> list[Folder]:
+    """The folders that files are looked for in, in their order."""
+    return [source for source in files.get_sources() if isinstance(source, Folder)]
+
+
+def choices(files: CachingConfigRepository, group: str) -> list[str]:
+    """The files of a group; without a group those that a defaults list can name."""
+    return [
+        name for name in files.get_group_options(group, ObjectType.CONFIG) if not name.startswith(("_", "<"))
+    ]
+
+
+def hidden_files(files: CachingConfigRepository) -> Iterator[str]:
+    """Which file is used where two have one name."""
+    for used in folders(files):
+        for config_path, document in used.documents.items():
+            for other in folders(files):
+                if other is not used and other.is_config(config_path):
+                    yield f"{document.label} is used and hides {Path(other.label, config_path)}{SUFFIX}"
+
+
+def line_of_default(name: str, files: CachingConfigRepository) -> str:
+    """File and line of the entry of a defaults list that names a group or a file."""
+    for document in (document for folder in folders(files) for document in folder.documents.values()):
+        for path, source in document.marks.items():
+            words = (path.rpartition("/")[2], str(source.text).rpartition("/")[2])
+            if path.startswith("defaults[") and name in words:
+                return source.where
+    return ""
