@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from launcher.errors import did_you_mean
-
 WRONG: Final = object()
 """Stands for a value that could not be read as the wanted type."""
-_INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})")
-_FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_PADDED = re.compile(r"[+-]?0[0-9]+")
+INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})")
+"""A whole number as it is written; 19 digits fit into 64 bits."""
+FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+NO_VALUE = ("", "None", "none")
+"""Texts that are meant as no value where a text may be left out."""
 _NULLS = ("null", "Null", "NULL", "~", "")
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_YES_NO = {
-    **dict.fromkeys(("on", "yes", "y", "1"), "true"),
-    **dict.fromkeys(("off", "no", "n", "0"), "false"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +54,17 @@ class Range:
         return self.maximum if self.maximum is not None and value > self.maximum else None
 
 
+@dataclass(frozen=True)
+class Filled:
+    """Bound of a text that says something, for ``Annotated``. ``None`` is what others write for null."""
+
+    def __contains__(self, value: str) -> bool:
+        return value.strip() not in NO_VALUE
+
+    def __str__(self) -> str:
+        return "that is neither empty nor None"
+
+
 def scalar(text: str) -> Any:
     """What a plain (unquoted) scalar means where no type says so: null, bool, int, float or text.
 
@@ -71,7 +77,7 @@ def scalar(text: str) -> Any:
         return None
     if text in _BOOLS:
         return _BOOLS[text]
-    if _INT.fullmatch(text):
+    if INT.fullmatch(text):
         return int(text)
     number = _float(text)
     return text if number is WRONG else number
@@ -93,7 +99,7 @@ def read_scalar(kind: Any, value: Any, text: str | None) -> Any:
     if kind is bool:
         return _BOOLS.get(text, WRONG)
     if kind is int:
-        return int(text) if _INT.fullmatch(text) else WRONG
+        return int(text) if INT.fullmatch(text) else WRONG
     if kind is float:
         return _float(text)
     return WRONG if text in _NULLS else text
@@ -118,30 +124,6 @@ def describe(kind: Any) -> str:
     return words.get(kind, "null" if kind is types.NoneType else "a group of settings")
 
 
-def hint(kinds: Sequence[Any], value: Any, text: str | None) -> str:
-    """What to write instead of a value that is of none of the ``kinds``; empty when unknown.
-
-    >>> hint([int], "010", "010"), hint([bool], "on", "on"), hint([int], "4", None)
-    ('Write 10, without leading zeros.', 'Write true.', 'Remove the quotes.')
-    """
-    bases = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
-    written = str(value) if text is None else text
-    if types.NoneType in bases and written in ("None", "none"):
-        return "Write null for no value."
-    if str in bases:
-        return "" if text is None else 'Give text; for an empty one write "".'
-    numbers = [number for kind in kinds if (number := _nearest(kind, value)) is not None]
-    if numbers:
-        return f"Write {numbers[0]}."
-    if isinstance(value, str) and (int in bases or float in bases):
-        return _number_hint(written, int if int in bases else float, is_quoted=text is None)
-    if bool in bases:
-        yes_no = _YES_NO.get(written.lower())
-        return f"Write {yes_no}." if yes_no else ""
-    names = [name for base in bases if get_origin(base) is Literal for name in get_args(base)]
-    return did_you_mean(written, names) if names else ""
-
-
 def _typed(kind: Any, value: Any) -> Any:
     """A value without text, of exactly this type; a whole number is a float too."""
     if kind is float and type(value) is int:
@@ -156,24 +138,5 @@ def _bound(bound: float) -> str:
 
 
 def _float(text: str) -> Any:
-    number = float(text) if _FLOAT.fullmatch(text) else math.inf
+    number = float(text) if FLOAT.fullmatch(text) else math.inf
     return number if math.isfinite(number) else WRONG
-
-
-def _nearest(kind: Any, value: Any) -> float | None:
-    """The allowed number nearest to one that is outside of the range, or that is whole but a float."""
-    base, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if base is int and isinstance(value, float):
-        whole = int(value) if value.is_integer() else None
-        return whole if whole is not None and all(whole in bound for bound in bounds) else None
-    return next((near for bound in bounds if (near := bound.nearest(value)) is not None), None)
-
-
-def _number_hint(written: str, kind: type, *, is_quoted: bool) -> str:
-    if is_quoted:
-        return "" if read_scalar(kind, None, written) is WRONG else "Remove the quotes."
-    if kind is int and _PADDED.fullmatch(written):
-        return f"Write {int(written)}, without leading zeros."
-    return ""

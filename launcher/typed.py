@@ -14,9 +14,10 @@ from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from launcher.errors import Fault, did_you_mean
-from launcher.scalars import WRONG, Range, describe, hint, read_scalar
+from launcher.hints import hint
+from launcher.scalars import NO_VALUE, WRONG, Filled, Range, describe, read_scalar
 
-__all__ = ["REST", "Range", "Reading", "Source", "field_types", "plain", "read"]
+__all__ = ["REST", "Filled", "Range", "Reading", "Source", "field_types", "plain", "read", "read_fields"]
 
 T = TypeVar("T")
 REST: Final = {"rest": True}
@@ -60,6 +61,11 @@ def read(cls: type[T], values: Mapping[str, Any], reading: Reading, path: str = 
     return None if len(reading.faults) > before else value
 
 
+def read_fields(cls: type, values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+    """Those fields of a dataclass that can be read from plain values, by name."""
+    return {name: value for name, value in _fields(cls, values, "", reading).items() if value is not WRONG}
+
+
 def plain(value: Any) -> Any:
     """Dataclasses as dicts and tuples as lists, ready for JSON. The inverse of `read`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -87,11 +93,16 @@ def _plain_fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _dataclass(cls: Any, values: Any, path: str, reading: Reading) -> Any:
-    known = {item.name: item for item in dataclasses.fields(cls)}
     if not isinstance(values, Mapping):
-        return reading.fault(
-            path, values, "must be a group of settings", f"Give its keys: {', '.join(known)}."
-        )
+        names = ", ".join(item.name for item in dataclasses.fields(cls))
+        return reading.fault(path, values, "must be a group of settings", f"Give its keys: {names}.")
+    items = _fields(cls, values, path, reading)
+    return WRONG if any(value is WRONG for value in items.values()) else cls(**items)
+
+
+def _fields(cls: Any, values: Mapping[str, Any], path: str, reading: Reading) -> dict[str, Any]:
+    """The value of every field, `WRONG` for one that cannot be read."""
+    known = {item.name: item for item in dataclasses.fields(cls)}
     rest = next((name for name, item in known.items() if item.metadata == REST), None)
     extra = {str(key): item for key, item in values.items() if key not in known or key == rest}
     items: dict[str, Any] = {} if rest is None else {rest: extra}
@@ -100,7 +111,7 @@ def _dataclass(cls: Any, values: Any, path: str, reading: Reading) -> Any:
     for name, item in known.items():
         if name != rest:
             items[name] = _field(item, field_types(cls)[name], values, path, reading)
-    return WRONG if any(value is WRONG for value in items.values()) else cls(**items)
+    return items
 
 
 def _field(
@@ -137,6 +148,9 @@ def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
 
 
 def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any:
+    written = reading.text(path) if isinstance(value, str) and value else value
+    if types.NoneType in kinds and str in kinds and written in NO_VALUE:
+        return reading.fault(path, value, "is no text", "Write null for no value.")
     # `null` is no value before it is a text, so None is tried first.
     for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
         attempt = Reading(reading.sources)
@@ -188,6 +202,8 @@ def _join(path: str, key: Any) -> str:
 
 def _example(kind: Any) -> str:
     """What a missing scalar looks like, as ``=NUMBER``; empty for a group or a list."""
+    if types.NoneType in get_args(kind):
+        return "=null for no value"
     base = get_args(kind)[0] if get_origin(kind) in (Annotated, Union, types.UnionType) else kind
     base = get_args(base)[0] if get_origin(base) is Annotated else base
     if get_origin(base) is Literal:

@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FLOORS = {
     "launcher": 0,
     "launcher.errors": 0,
+    "launcher.hints": 0,
     "launcher.legible": 0,
     "launcher.units": 0,
     "launcher.typed": 0,

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from launcher.legible import shortened
 from launcher.scalars import scalar
-from launcher.typed import REST, Range, Reading, Source, plain, read
+from launcher.typed import REST, Filled, Range, Reading, Source, plain, read, read_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Sample:
     choice: Literal["fp32", "bf16"] = "fp32"
     pair: tuple[float, float] = (0.0, 0.0)
     layers: tuple[int, ...] | Literal["even"] = "even"
+    few: Annotated[int, Range(minimum=1, maximum=8)] = 1
+    path: Annotated[str, Filled()] = "x"
     inner: Inner | None = None
     peaks: Mapping[str, float] = field(default_factory=dict)
 
@@ -89,12 +92,30 @@ def test_text_decides_the_value(name: str, text: str, meaning: Any) -> None:
         ("count", "08", "must be a whole number of at least 1", "Write 8, without leading zeros."),
         ("count", "4.0", "must be a whole number of at least 1", "Write 4."),
         ("count", "1e1", "must be a whole number of at least 1", "Write 10."),
-        ("count", "1_000", "must be a whole number of at least 1", ""),
+        ("count", "1_000", "must be a whole number of at least 1", "Write 1000."),
         ("count", "true", "must be a whole number of at least 1", ""),
         ("count", "0", "must be a whole number of at least 1", "Write 1."),
         ("count", "-1", "must be a whole number of at least 1", "Write 1."),
         ("count", "1:30", "must be a whole number of at least 1", ""),
-        ("count", "9" * 5000, "must be a whole number of at least 1", ""),
+        ("count", "9" * 20, "must be a whole number of at least 1", "A whole number has at most 19 digits."),
+        ("count", "1e19", "must be a whole number of at least 1", "A whole number has at most 19 digits."),
+        (
+            "count",
+            "1e999999999",
+            "must be a whole number of at least 1",
+            "A whole number has at most 19 digits.",
+        ),
+        ("count", "00", "must be a whole number of at least 1", "Write 1."),
+        ("count", "9007199254740993.0", "must be a whole number of at least 1", "Write 9007199254740993."),
+        ("count", "2.5", "must be a whole number of at least 1", ""),
+        ("few", "-3", "must be a whole number from 1 to 8", "Write 1."),
+        ("few", "1e30", "must be a whole number from 1 to 8", "Write 8."),
+        ("few", "1" * 5000, "must be a whole number from 1 to 8", "Write 8."),
+        ("note", "None", "is no text", "Write null for no value."),
+        ("note", "none", "is no text", "Write null for no value."),
+        ("path", "None", "must be text that is neither empty nor None", "Leave it out for its default."),
+        ("choice", "BF16", "must be fp32 or bf16", "Did you mean bf16?"),
+        ("choice", "int8", "must be fp32 or bf16", ""),
         ("auto_count", "0", "must be a whole number of at least 1 or auto", "Write 1."),
         ("limit", "None", "must be a whole number of at least 1 or null", "Write null for no value."),
         ("rate", "nan", "must be a finite number", ""),
@@ -112,8 +133,27 @@ def test_text_decides_the_value(name: str, text: str, meaning: Any) -> None:
     ],
 )
 def test_wrong_text_is_refused_with_rule_and_fix(name: str, text: str, allowed: str, fix: str) -> None:
-    expected = f"{name}={text}: {allowed}.{' ' if fix else ''}{fix} [recipe.yaml:1]"
+    expected = f"{name}={shortened(text)}: {allowed}.{' ' if fix else ''}{fix} [recipe.yaml:1]"
     assert fault_of(**{name: text}) == expected
+
+
+def test_empty_text_is_no_value_and_no_text() -> None:
+    assert read_values(Sample, {"note": "", "path": " "})[1] == [
+        'note="": is no text. Write null for no value.',
+        "path= : must be text that is neither empty nor None. Leave it out for its default.",
+    ]
+
+
+def test_quoted_none_is_a_text() -> None:
+    assert read_values(Sample, {"note": "None"})[0].note == "None"
+
+
+def test_what_can_be_read_is_read_beside_what_cannot() -> None:
+    reading = Reading()
+    values = read_fields(Sample, {"count": 0, "rate": 2, "inner": {"ratio": 3}}, reading)
+    assert [fault.path for fault in reading.faults] == ["count", "inner.ratio"]
+    assert (values["rate"], values["flag"]) == (2.0, False)
+    assert not {"count", "inner"} & set(values)
 
 
 def test_every_fault_is_reported_at_once() -> None:
