@@ -17,9 +17,22 @@ from launcher.errors import Fault, did_you_mean
 from launcher.hints import hint
 from launcher.scalars import NO_VALUE, WRONG, Filled, Range, describe, read_scalar
 
-__all__ = ["REST", "Filled", "Range", "Reading", "Source", "field_types", "plain", "read", "read_fields"]
+__all__ = [
+    "MISSING",
+    "REST",
+    "Filled",
+    "Range",
+    "Reading",
+    "Source",
+    "field_types",
+    "plain",
+    "read",
+    "read_fields",
+]
 
 T = TypeVar("T")
+MISSING: Final = "(missing)"
+"""Stands in a fault for a value that is not there."""
 REST: Final = {"rest": True}
 """Metadata of the field that takes every key which no other field of its class takes."""
 
@@ -124,7 +137,7 @@ def _field(
         return item.default
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
-    return reading.fault(inner, "(missing)", "this setting is required", f"Give {inner}{_example(kind)}.")
+    return reading.fault(inner, MISSING, "this setting is required", f"Give {inner}{_example(kind)}.")
 
 
 def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.compose import Composed, compose
+from launcher.config.compose import Composed, draft
 from launcher.config.load import load
+from launcher.errors import LauncherError
 from launcher.plan.build import build
 from launcher.plan.describe import describer, source_roots
 from launcher.plan.model import Plan
@@ -29,8 +30,13 @@ def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
     Raises:
         LauncherError: when the recipe cannot be composed, is wrong, or cannot run.
     """
-    composed = compose(recipe, overrides)
-    config = load(composed.values, composed.sources)
-    roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
-    plan = build(config, composed.sources, describe=describer(config.data, roots), source_roots=roots)
+    composed = draft(recipe, overrides)
+    try:
+        config = load(composed.values, composed.sources, composed.faults)
+        roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
+        plan = build(config, composed.sources, describe=describer(config.data, roots), source_roots=roots)
+    except LauncherError as error:
+        for note in composed.notes:
+            error.add_note(note)
+        raise
     return Planned(plan=plan, composed=composed)

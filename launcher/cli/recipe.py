@@ -6,6 +6,7 @@ import sys
 
 from launcher.cli.words import split_words
 from launcher.errors import LauncherError, did_you_mean
+from launcher.legible import escaped
 from launcher.recipe import listing
 
 HELP = """\
@@ -43,15 +44,15 @@ def run(words: list[str]) -> int:
 
 
 def _show(words: list[str]) -> int:
-    from launcher.config.compose import compose  # Hydra is slow to import, and `ls` needs none of it.
+    from launcher.config.compose import draft  # Hydra is slow to import, and `ls` needs none of it.
     from launcher.config.load import load
     from launcher.recipe import show
 
     given = split_words(words, {})
-    composed = compose(given.recipe, given.overrides)
-    print(f"# {composed.recipe_path}")
+    composed = draft(given.recipe, given.overrides)
+    print(escaped(f"# {composed.recipe_path}"))
     for note in composed.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(escaped(f"note: {note}"), file=sys.stderr)
     print(*show.lines(composed.values, composed.sources), sep="\n")
-    load(composed.values, composed.sources)
+    load(composed.values, composed.sources, composed.faults)
     return 0

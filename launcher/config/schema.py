@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from launcher.typed import REST, Range
+from launcher.typed import REST, Filled, Range
 
 Count = Annotated[int, Range(minimum=1)]
 """A whole number of at least 1."""
@@ -263,9 +263,9 @@ class RunConfig:
 
     dir: str | None
     """Run directory; null = a new one under ``root``, named after recipe and time."""
-    root: str
+    root: Annotated[str, Filled()]
     """Folder of all runs."""
-    timeout_s: Positive
+    timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
     """Longest wait for another rank before the job fails."""
 
 

@@ -1,10 +1,11 @@
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from launcher.config.compose import Composed, compose
+from launcher.config.compose import Composed, compose, draft
 from launcher.config.load import load
 from launcher.config.save import dump, scalar_text
 from launcher.errors import ConfigError
@@ -104,8 +105,8 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
         ("model.options", {"a": 1}, "model.options={'a': 1}: has no effect without model.target. "
          "Remove model.options."),
         ("data.options", {"a": 1}, "has no effect without data.target. Remove data.options."),
-        ("device.peak_flops", {"bf61": 1e12}, "device.peak_flops.bf61=1000000000000.0: no number format. "
-         "Did you mean bf16?"),
+        ("device.peak_flops", {"bf61": 1e12}, "device.peak_flops.bf61=1000000000000.0: bf61 is not one of "
+         "fp32, tf32, bf16, fp16. Did you mean bf16?"),
         ("batch.global_size", "16", "batch.global_size=16: must be a whole number of at least 1 or null. "
          "Remove the quotes."),
     ],
@@ -122,6 +123,85 @@ def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
         ConfigError, match=r"eval_interval=10: has no effect while train.eval_batches is 0. Set train"
     ):
         load(values, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.num_steps=5"], "report.warmup_steps=5: leaves none of the 5 steps of train.num_steps to "
+         "measure. Set report.warmup_steps=2, or a larger train.num_steps. [conf/base.yaml:"),
+        (["train.num_steps=1"], "leaves nothing of the one step of train.num_steps to measure. "
+         "Set report.warmup_steps=0,"),
+        (["data.eval_fraction=0"], "train.eval_batches=4: nothing is left to evaluate on while "
+         "data.eval_fraction is 0. Set train.eval_batches=0, or data.eval_fraction=0.05. [recipes/quick"),
+        (["run.dir=None"], "run.dir=None: is no text. Write null for no value. [override run.dir=None]"),
+        (["data.source=none"], "data.source=none: is no text. Write null for no value."),
+        (["run.dir=\"\""], 'run.dir="": is no text. Write null for no value.'),
+        (["run.root=None"], "run.root=None: must be text that is neither empty nor None. "
+         "Leave it out for its default."),
+        (["run.root=\"\""], 'run.root="": must be text that is neither empty nor None.'),
+        (["name=None"], "name=None: is the text None, not null. "
+         'Write null for no value, or "None" in quotes for the text. [override name=None]'),
+        (["+data.options.limit=None", "data.target=a:b"], "limit=None: is the text None, not null."),
+        (["~run.dir"], "run.dir=(missing): this setting is required. Give run.dir=null for no value. "
+         "[override ~run.dir]"),
+        (["run.timeout_s=1e300"], "run.timeout_s=1e300: must be a finite number from 1 to 1000000. "
+         "Write 1000000."),
+        (["run.timeout_s=1e-9"], "run.timeout_s=1e-9: must be a finite number from 1 to 1000000. Write 1."),
+        (["seed=18446744073709551615"], "A whole number has at most 19 digits."),
+        (["cluster.nodes=00"], "Write 1."),
+        (["parallel.recompute=partial"], "must be none or full. [override"),
+    ],
+)  # fmt: skip
+def test_a_typed_setting_is_refused_with_what_to_write(words: list[str], message: str) -> None:
+    composed = compose("quickstart", words)
+    with pytest.raises(ConfigError) as caught:
+        load(composed.values, composed.sources)
+    assert message in str(caught.value)
+    assert str(caught.value).count("\n") == 0, "one mistake, one fault"
+
+
+def test_faults_of_every_kind_come_at_once() -> None:
+    words = ["parallel.tp=1,2", "model=lama3_8b", "run.dir=${nope}", "parallel.pp=0", "+env.HF_TOKEN=abc123"]
+    words += ["train.num_steps=5", "name=a/b", "batch.micro_size=None"]
+    composed = draft("quickstart", words)
+    with pytest.raises(ConfigError) as caught:
+        load(composed.values, composed.sources, composed.faults)
+    paths = [fault.path for fault in caught.value.faults]
+    assert paths[:3] == ["parallel.tp", "model", "run.dir"]
+    assert sorted(paths[3:]) == [
+        "batch.micro_size", "env", "env.HF_TOKEN", "name", "parallel.pp", "report.warmup_steps"
+    ]  # fmt: skip
+    assert "abc123" not in str(caught.value)
+
+
+def test_a_group_with_a_fault_is_judged_no_further() -> None:
+    composed = draft("quickstart", ["train.num_steps=x", "report.warmup_steps=1000"])
+    with pytest.raises(ConfigError, match=r"^train\.num_steps=x: must be a whole number of at least 1\."):
+        load(composed.values, composed.sources, composed.faults)
+
+
+@pytest.mark.parametrize("text", ["", "seed: 3\n", "batch: {global_size: 8, seq_length: 64}\n"])
+def test_a_recipe_that_extends_nothing_is_one_fault(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ours.yaml").write_text(text)
+    composed = compose(str(tmp_path / "ours.yaml"))
+    with pytest.raises(
+        ConfigError,
+        match=r"defaults=\(missing\): nothing gives .*model, data, .*\. "
+        r"Begin the recipe with `defaults: \[/base, _self_\]`\.$",
+    ):
+        load(composed.values, composed.sources)
+
+
+def test_a_file_chosen_where_settings_stand_is_told_where_to_choose_it(tmp_path: Path) -> None:
+    (tmp_path / "ours.yaml").write_text("defaults: [/quickstart, _self_]\nmodel: llama3_8b\n")
+    composed = compose(str(tmp_path / "ours.yaml"))
+    with pytest.raises(
+        ConfigError,
+        match=r"model=llama3_8b: must be a group of settings\. To choose a file of the group, "
+        r"write `override /model: llama3_8b` into `defaults`\. \[.*ours\.yaml:2\]$",
+    ):
+        load(composed.values, composed.sources)
 
 
 @pytest.mark.parametrize("text", ["1e-5", "1.0e-05", "0.00001"])

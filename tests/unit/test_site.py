@@ -123,7 +123,7 @@ def test_a_secret_on_the_command_line_is_not_repeated_by_the_error():
     with pytest.raises(ConfigError, match=r"site\.env\.HF_TOKEN=\*\*\*: looks like a secret") as caught:
         load(composed.values, composed.sources)
     assert "abc123" not in str(caught.value)
-    assert str(caught.value).endswith("[override +site.env.HF_TOKEN]")
+    assert str(caught.value).endswith("[override +site.env.HF_TOKEN=***]")
 
 
 def test_mounts_need_an_image_and_two_paths():

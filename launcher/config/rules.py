@@ -1,0 +1,105 @@
+"""What is wrong with settings that are well formed one by one: inside a group, and between two."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from launcher.config.recipes import safe_name
+from launcher.config.schema import DataConfig, DeviceConfig, ModelConfig, ReportConfig, TrainConfig
+from launcher.config.site import Broken, secret_variable_rules, site_rules
+from launcher.errors import nearest
+from launcher.typed import plain
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
+
+
+def broken_rules(parts: Mapping[str, Any]) -> Iterator[Broken]:
+    """The rules that the given parts of a configuration break; one that is absent is not judged."""
+    for name, part in parts.items():
+        yield from _control_characters(plain(part), name)
+    for names, rules in _RULES:
+        if all(name in parts for name in names):
+            yield from rules(*(parts[name] for name in names))
+
+
+def _name_rules(name: str) -> Iterator[Broken]:
+    if not _NAME.fullmatch(name):
+        rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
+        yield "name", name, rule, f"Set name={safe_name(name)[:100]}."
+
+
+def _model_rules(model: ModelConfig) -> Iterator[Broken]:
+    yield from _target_rules("model", model.target, model.options)
+
+
+def _data_rules(data: DataConfig) -> Iterator[Broken]:
+    yield from _target_rules("data", data.target, data.options)
+
+
+def _target_rules(group: str, target: str | None, options: Mapping[str, Any]) -> Iterator[Broken]:
+    if target is None and options:
+        yield f"{group}.options", options, f"has no effect without {group}.target", f"Remove {group}.options."
+    if target is not None and not _TARGET.fullmatch(target):
+        fix = f"Set {group}.target=my_package.my_module:my_function."
+        yield f"{group}.target", target, "must be package.module:function", fix
+
+
+def _device_rules(device: DeviceConfig) -> Iterator[Broken]:
+    for name in device.peak_flops:
+        if name not in _NUMBER_FORMATS:
+            near = nearest(name, _NUMBER_FORMATS)
+            rule = f"{name} is not one of {', '.join(_NUMBER_FORMATS)}"
+            fix = f"Did you mean {near}?" if near else "Remove it."
+            yield f"device.peak_flops.{name}", device.peak_flops[name], rule, fix
+
+
+def _interval_rules(train: TrainConfig) -> Iterator[Broken]:
+    if train.eval_interval and not train.eval_batches:
+        rule = "has no effect while train.eval_batches is 0"
+        yield "train.eval_interval", train.eval_interval, rule, "Set train.eval_batches=4."
+
+
+def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Broken]:
+    if train.eval_batches and not data.eval_fraction:
+        rule = "nothing is left to evaluate on while data.eval_fraction is 0"
+        fix = "Set train.eval_batches=0, or data.eval_fraction=0.05."
+        yield "train.eval_batches", train.eval_batches, rule, fix
+
+
+def _measure_rules(train: TrainConfig, report: ReportConfig) -> Iterator[Broken]:
+    if report.warmup_steps >= train.num_steps:
+        rule = f"leaves none of the {train.num_steps} steps of train.num_steps to measure"
+        rule = rule if train.num_steps > 1 else "leaves nothing of the one step of train.num_steps to measure"
+        fix = f"Set report.warmup_steps={train.num_steps // 2}, or a larger train.num_steps."
+        yield "report.warmup_steps", report.warmup_steps, rule, fix
+
+
+def _control_characters(value: Any, path: str) -> Iterator[Broken]:
+    """Line breaks and their like, which would tear a job script or a log apart."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _control_characters(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _control_characters(item, f"{path}[{place}]")
+    elif isinstance(value, str) and not value.isprintable():
+        printable = "".join(letter for letter in value if letter.isprintable())
+        yield path, repr(value), "holds a control character", f"Write {printable!r}."
+
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
+    (("name",), _name_rules),
+    (("model",), _model_rules),
+    (("data",), _data_rules),
+    (("device",), _device_rules),
+    (("train",), _interval_rules),
+    (("train", "data"), _evaluation_rules),
+    (("train", "report"), _measure_rules),
+    (("site",), secret_variable_rules),
+    (("site",), site_rules),
+)
+"""The parts that each set of rules is about, and the rules."""
