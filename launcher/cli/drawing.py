@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.cli.new_file import check_new, write_new
 from launcher.errors import LauncherError
 from launcher.plan.model import Plan
 from launcher.schedule.actions import from_text
@@ -25,8 +26,7 @@ def check_drawing(path: Path) -> None:
     if path.suffix not in _FORMATS:
         known = ", ".join(f"{ending} ({what})" for ending, what in _FORMATS.items())
         raise LauncherError(f"--draw {path}: the name must end in one of {known}.")
-    if path.exists():
-        raise LauncherError(f"--draw {path}: the file is there already. Remove it, or give another name.")
+    check_new(path, "draw")
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -36,12 +36,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         LauncherError: as `check_drawing`, and when the file cannot be written.
     """
     check_drawing(path)
-    text = _drawing(plan, path.suffix)
-    try:
-        with path.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except OSError as error:
-        raise LauncherError(f"--draw {path}: {error.strerror}") from error
+    write_new(path, _drawing(plan, path.suffix), "draw")
 
 
 @paused_collector()

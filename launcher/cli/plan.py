@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from launcher.cli.new_file import check_new, write_new
 from launcher.cli.words import split_words
-from launcher.errors import LauncherError
 
 HELP = """\
 trireme plan [RECIPE] [key=value ...] [--json] [--out FILE] [--draw FILE]
@@ -16,7 +16,7 @@ the drawn schedule, memory and traffic per rank, and the predicted time of a ste
 What cannot run is refused, with the rule and the nearest valid choice.
 
   --json       the plan as JSON: what the ranks would be given
-  --out FILE   write to a file instead of the screen
+  --out FILE   write to a new file instead of the screen
   --draw FILE  also write the simulated schedule, to a new file: FILE.svg a picture, FILE.json a trace
                for ui.perfetto.dev, FILE.csv a table
 
@@ -42,25 +42,20 @@ def run(words: list[str]) -> int:
     drawing = Path(str(given.flags["draw"])) if given.flags["draw"] else None
     if drawing:
         check_drawing(drawing)
+    out = Path(str(given.flags["out"])) if given.flags["out"] else None
+    if out:
+        check_new(out, "out")
     planned = make_plan(given.recipe, given.overrides)
-    out = given.flags["out"]
     is_screen = not out and sys.stdout.isatty()
     text = planned.plan.to_json() if given.flags["json"] else plan_text(planned.plan, color=is_screen)
     for note in planned.composed.notes:
         print(f"note: {note}", file=sys.stderr)
     if out:
-        _write(Path(str(out)), text)
+        write_new(out, text, "out")
+        print(f"wrote {out}", file=sys.stderr)
     else:
         print(text, end="")
     if drawing:
         draw_plan(planned.plan, drawing)
         print(f"wrote {drawing}", file=sys.stderr)
     return 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise LauncherError(f"--out {path}: {error.strerror}") from error
-    print(f"wrote {path}", file=sys.stderr)

@@ -61,7 +61,8 @@ def split_flags(
     (('runs/a',), {'base': 'runs/b', 'json': False})
 
     Raises:
-        LauncherError: for an unknown flag, a missing value, or a value that is not taken.
+        LauncherError: for an unknown flag or one given twice, for a missing or an empty value, or for
+            a value that is not taken.
     """
     rest: list[str] = []
     found: dict[str, str | bool] = dict.fromkeys(flags, False)
@@ -73,6 +74,8 @@ def split_flags(
             continue
         name, equals, value = word.lstrip("-").partition("=")
         _check_flag(word, name, flags, has_value=bool(equals))
+        if found[name]:
+            raise LauncherError(f"--{name} is given twice. Give it once.")
         if not flags[name]:
             found[name] = True
             continue
@@ -80,6 +83,8 @@ def split_flags(
             if not queue or queue[0].startswith("--"):
                 raise LauncherError(f"{word} needs a value. Write --{name}=VALUE.")
             value = queue.pop(0)
+        if not value.strip():
+            raise LauncherError(f"--{name} needs a value, given an empty one. Write --{name}=VALUE.")
         found[name] = value
     return tuple(rest), found
 

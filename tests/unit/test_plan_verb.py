@@ -42,6 +42,23 @@ def test_out_writes_the_file_and_nothing_on_the_screen(tmp_path: Path, capsys):
     assert json.loads(out.read_text())["version"] == 1
 
 
+def test_out_never_writes_over_a_file(tmp_path: Path):
+    out = tmp_path / "thesis.tex"
+    out.write_text("mine")
+    with pytest.raises(
+        LauncherError,
+        match=r"--out .*thesis\.tex: the file is there already\. Remove it, or give another name\.",
+    ):
+        verb.run(["--out", str(out)])
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_no_place_for_a_plan(tmp_path: Path, name: str):
+    with pytest.raises(LauncherError, match=r"--out .*: (File name too long|embedded null byte)"):
+        verb.run(["--out", str(tmp_path / name)])
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(LauncherError, match=r"nowhere/plan\.txt: No such file or directory"):
         verb.run(["--out", str(tmp_path / "nowhere" / "plan.txt")])
@@ -51,7 +68,7 @@ def test_a_strategy_that_cannot_run_is_refused_with_the_override_that_set_it():
     with pytest.raises(
         LauncherError,
         match=r"parallel\.pp=3: the model has 4 layers and 1 chunk per rank, so pp must divide 4 "
-        r"\(1, 2, 4\)\. Set parallel\.pp=4, or give parallel\.layers_per_stage=\[2,1,1\]\. "
+        r"\(1, 2, 4\)\. Set parallel\.pp=4 or 2, or parallel\.layers_per_stage=auto\. "
         r"\[override parallel\.pp=3\]",
     ):
         verb.run(["quickstart", "parallel.pp=3"])

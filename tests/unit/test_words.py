@@ -51,11 +51,26 @@ def test_two_recipes_are_refused():
         ),
         ("--json=1", r"--json takes no value, given --json=1\. Write --json\."),
         ("--base", r"--base needs a value\. Write --base=VALUE\."),
+        ("--base=", r"--base needs a value, given an empty one\. Write --base=VALUE\."),
+        ("--base= ", r"--base needs a value, given an empty one\."),
     ],
 )
 def test_a_flag_that_cannot_be_taken_is_refused_with_what_to_write(word, hint):
     with pytest.raises(LauncherError, match=hint):
         split_words([word], FLAGS)
+
+
+@pytest.mark.parametrize(
+    "words", [["--base", "a", "--base", "b"], ["--base=a", "--base=a"], ["--json", "x", "--json"]]
+)
+def test_a_flag_given_twice_is_refused(words):
+    with pytest.raises(LauncherError, match=r"--(base|json) is given twice\. Give it once\."):
+        split_flags(words, FLAGS)
+
+
+def test_an_empty_word_is_no_value():
+    with pytest.raises(LauncherError, match=r"--base needs a value, given an empty one\."):
+        split_flags(["--base", ""], FLAGS)
 
 
 def test_a_flag_is_never_swallowed_as_the_value_of_another():

@@ -1,0 +1,33 @@
+"""Writes what a flag asks for to a file that was not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from launcher.errors import LauncherError
+
+
+def check_new(path: Path, flag: str) -> None:
+    """Refuses a file that is there, before any work is done for it.
+
+    Raises:
+        LauncherError: naming the flag.
+    """
+    if os.path.lexists(path):
+        raise LauncherError(f"--{flag} {path}: the file is there already. Remove it, or give another name.")
+
+
+def write_new(path: Path, text: str, flag: str) -> None:
+    """Writes a file, and never over another one.
+
+    Raises:
+        LauncherError: as `check_new`, and when the file cannot be written.
+    """
+    check_new(path, flag)
+    try:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise LauncherError(f"--{flag} {path}: {reason}") from error
