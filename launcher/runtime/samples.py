@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from launcher.config.data_files import num_training_part, num_windows, sample_faults
 from launcher.config.schema import LaunchConfig
-from launcher.errors import ConfigError, Fault
+from launcher.errors import ConfigError
 from launcher.registry import resolve
 from launcher.runtime.tokens import open_tokens
 
@@ -37,7 +38,7 @@ class TokenWindows:
         self._tokens, self._length = tokens, seq_length
 
     def __len__(self) -> int:
-        return max(0, len(self._tokens) - 1) // self._length
+        return num_windows(len(self._tokens), self._length)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         start = index * self._length
@@ -90,33 +91,15 @@ def open_samples(config: LaunchConfig, global_size: int, cache: Path) -> tuple[S
     evaluation: Samples
     if config.data.target is not None:
         samples = resolve(config.data.target)(**config.data.options)
-        num_training = len(samples) - int(len(samples) * fraction)
+        num_training = num_training_part(len(samples), fraction)
         training = Part(samples, range(num_training))
         evaluation = Part(samples, range(num_training, len(samples)))
     else:
         assert config.data.source is not None, "data with neither source nor target"
         tokens = open_tokens(config.data.source, cache)
-        num_training = len(tokens) - int(len(tokens) * fraction)
+        num_training = num_training_part(len(tokens), fraction)
         training = TokenWindows(tokens[:num_training], config.batch.seq_length)
         evaluation = TokenWindows(tokens[num_training:], config.batch.seq_length)
-    _check(config, global_size, len(training), len(evaluation))
-    return training, evaluation
-
-
-def _check(config: LaunchConfig, global_size: int, num_training: int, num_evaluation: int) -> None:
-    faults = []
-    if num_training < global_size:
-        rule = f"needs as many samples; the training part of {config.data.name} has {num_training}"
-        fix = f"Set batch.global_size={num_training} or less, a smaller batch.seq_length, or give more data."
-        faults.append(Fault("batch.global_size", global_size, rule, fix))
-    batches = config.train.eval_batches
-    if num_evaluation < batches * global_size:
-        rule = (
-            f"needs {batches} * {global_size} = {batches * global_size} samples; "
-            f"the evaluation part of {config.data.name} (data.eval_fraction={config.data.eval_fraction:g}) "
-            f"has {num_evaluation}"
-        )
-        fix = f"Set train.eval_batches={num_evaluation // global_size}, or a larger data.eval_fraction."
-        faults.append(Fault("train.eval_batches", batches, rule, fix))
-    if faults:
+    if faults := sample_faults(config, global_size, len(training), len(evaluation)):
         raise ConfigError(faults)
+    return training, evaluation

