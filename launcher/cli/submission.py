@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher import registry
+from launcher.cli.checks import check_directory_flags, input_faults
 from launcher.cli.ending import say, shown
-from launcher.cli.launch import check_directory_flags, run_directory, summary
+from launcher.cli.launch import run_directory, summary
 from launcher.cli.planning import Planned, make_plan
 from launcher.cli.words import Words
-from launcher.config.compose import compose
+from launcher.config.compose import draft
 from launcher.errors import ConfigError, Fault, LauncherError, PlanError
 from launcher.jobs.baseline import find_baseline, named_baseline
 from launcher.jobs.facts import Checkout, checkouts, environment_facts
@@ -29,6 +30,7 @@ from launcher.jobs.secrets import check_folder, check_text, secret_values
 from launcher.jobs.store import RunDirectory, absolute, expected_path
 from launcher.plan.checks import with_sources
 from launcher.plan.model import Plan
+from launcher.units import counted
 
 DEFAULT_EXECUTOR = "slurm"
 """What submits a recipe that starts on this machine unless it is told otherwise."""
@@ -47,6 +49,8 @@ def submit(typed: Words) -> int:
     script = _render(planned, expected_path(run, planned.plan.config.name), given)  # refuses early
     if given.flags["dry-run"]:
         return _print_script(planned, script)
+    if faults := input_faults(planned.plan, is_here=False):
+        raise ConfigError(with_sources(faults, planned.composed.sources))
     secrets = secret_values(os.environ, planned.plan.config.site.secrets)
     directory = _directory(planned.plan, given)
     try:
@@ -87,8 +91,8 @@ def _with_executor(given: Words) -> Words:
     of_executor = [word for word in given.overrides if word.lstrip("+~").startswith("executor")]
     named = next((word for word in of_executor if word.lstrip("+").startswith("executor=")), None)
     others = [word for word in given.overrides if word not in of_executor]
-    composed = compose(given.recipe, [*others, *([named] if named else [])])
-    name = str(composed.values["executor"]["name"])
+    chosen = draft(given.recipe, [*others, *([named] if named else [])]).values.get("executor")
+    name = str(chosen.get("name")) if isinstance(chosen, Mapping) else ""
     # One that is not installed is refused by the planning.
     is_known = name in registry.plugins("launcher.executors")
     if not is_known or not registry.load("launcher.executors", name).is_local:
@@ -146,20 +150,18 @@ def _tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[st
 def _name_baseline(directory: RunDirectory, plan: Plan, facts: Mapping[str, Any]) -> None:
     """Names the run on one device that this run is measured against, where there is one."""
     setting = plan.config.report.baseline
-    if setting == "none" or plan.world_size == 1:
-        return
-    if setting == "auto":
-        found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, facts))
-    else:
+    found = None
+    if setting not in ("auto", "none"):
         found = named_baseline(setting)
+    elif setting == "auto" and plan.world_size > 1:
+        found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, facts))
     if found is not None:
         write_baseline(directory, found)
 
 
 def _tell(directory: RunDirectory, plan: Plan, handle: JobHandle) -> None:
     path = shown(directory.path)
-    nodes = plan.config.cluster.nodes
     say(summary(plan))
-    say(f"submitted as job {handle.id} on {nodes} node{'s' if nodes > 1 else ''}")
+    say(f"submitted as job {handle.id} on {counted(plan.config.cluster.nodes, 'node')}")
     say(f"run directory: {path}")
     say(f"  trireme status {path}\n  trireme logs -f {path}\n  trireme wait {path}\n  trireme cancel {path}")

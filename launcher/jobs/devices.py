@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import Fault
 from launcher.plan.model import Plan
+from launcher.units import counted
 
 _TIMEOUT_S = 20
 
@@ -54,5 +55,7 @@ def device_faults(plan: Plan, environment: Mapping[str, str]) -> list[Fault]:
         return []
     names = environment.get("CUDA_VISIBLE_DEVICES")
     shown = f" (CUDA_VISIBLE_DEVICES={names})" if names is not None else ""
-    rule = f"each of {plan.world_size} ranks drives one CUDA device, and {visible} can be used here{shown}"
-    return [Fault("device.kind", "cuda", rule, "Use fewer ranks, or set device=cpu cluster=local_cpu.")]
+    pairs = f"{counted(plan.world_size, 'rank')} on as many CUDA devices"
+    rule = f"the plan has {pairs}, and {visible} can be used here{shown}"
+    fix = "Use fewer ranks, or set" if visible else "Set"
+    return [Fault("device.kind", "cuda", rule, f"{fix} device=cpu cluster=local_cpu.")]

@@ -49,7 +49,8 @@ def failure_text(run_dir: Path, state: JobState) -> str:
     if not failures or _was_killed(state, failures):
         return _silent_text(run_dir, state, failures)
     first, *rest = failures
-    lines = [f"rank {first.rank} failed: {first.error_type}: {first.message}"]
+    kind = f"{first.error_type}: " if first.traceback else ""
+    lines = [f"rank {first.rank} failed: {kind}{first.message}"]
     if first.traceback:
         lines += ["", first.traceback.rstrip(), ""]
     lines += _others(rest)

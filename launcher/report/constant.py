@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from launcher.config.schema import LaunchConfig
@@ -18,16 +19,19 @@ _NOTED = ("seed", "optim", "train", "data.prefetch_batches")
 
 def faults(run: Run, reference: Run) -> Iterator[Fault]:
     """Every setting that makes two runs incomparable."""
-    for path, given, other in differences(run.plan.config, reference.plan.config, _REQUIRED):
+    for fault in incomparable(run.plan.config, reference.plan.config, reference.name):
+        yield replace(fault, where=run.name)
+
+
+def incomparable(config: LaunchConfig, reference: LaunchConfig, name: str) -> Iterator[Fault]:
+    """Every setting that makes a run incomparable with the one of this name."""
+    for path, given, other in differences(config, reference, _REQUIRED):
         if path not in _FREE:
-            yield Fault(
-                path,
-                given,
-                f"{reference.name} has {other}, and a speedup compares runs of the same model, data, "
-                "precision, sequence length and device",
-                f"Compare with a run of {path}={given}.",
-                run.name,
+            rule = (
+                f"{name} has {other}, and a speedup compares runs of the same model, data, "
+                "precision, sequence length and device"
             )
+            yield Fault(path, given, rule, f"Compare with a run of {path}={given}.")
 
 
 def noted_differences(run: Run, reference: Run) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from launcher.metrics.records import Header
 from launcher.report.constant import noted_differences
 from launcher.report.runs import Run
+from launcher.units import counted
 
 _GAP_WORTH_NOTING = 0.02
 
@@ -18,9 +19,11 @@ def run_notes(run: Run) -> Iterator[str]:
     if records.num_starts > 1:
         yield f"{name} was started {records.num_starts} times: only steps since its last start are measured."
     if records.num_torn_lines:
-        yield f"{name}: {records.num_torn_lines} half-written lines of killed ranks are left out."
+        lines = counted(records.num_torn_lines, "half-written line")
+        yield f"{name} leaves out {lines} of killed ranks."
     if records.num_incomplete_steps:
-        yield f"{name}: {records.num_incomplete_steps} steps that not every rank recorded are left out."
+        steps = counted(records.num_incomplete_steps, "step")
+        yield f"{name} leaves out {steps} that not every rank recorded."
     gap = gap_fraction(run)
     if gap > _GAP_WORTH_NOTING:
         yield f"{name}: {gap:.0%} of the wall time lies between the steps and is in no number here."
@@ -47,8 +50,8 @@ def _base_notes(run: Run, base: Run) -> Iterator[str]:
     if bound is not None and bound < run.work.num_devices:
         threads = sum(header.num_threads for header in base.records.headers)
         yield (
-            f"The base keeps {_count(threads, 'core')} busy and {run.name} has "
-            f"{_count(_total_cores(run), 'core')}: S can hardly exceed {bound:.3g}, whatever the layout."
+            f"The base keeps {counted(threads, 'core')} busy and {run.name} has "
+            f"{counted(_total_cores(run), 'core')}: S can hardly exceed {bound:.3g}, whatever the layout."
         )
     for what in ("device", "hostname", "torch_version", "num_threads"):
         mine, theirs = _values(run, what), _values(base, what)
@@ -84,8 +87,8 @@ def _core_notes(run: Run) -> Iterator[str]:
         threads, cores = sum(header.num_threads for header in headers), headers[0].num_cores
         if threads > cores:
             yield (
-                f"{run.name}: {_count(len(headers), 'rank')} with {_count(threads, 'thread')} in all share "
-                f"{_count(cores, 'core')} on {host}, so ranks wait for cores as well as for each other."
+                f"{run.name}: {counted(len(headers), 'rank')} with {counted(threads, 'thread')} in all share "
+                f"{counted(cores, 'core')} on {host}, so ranks wait for cores as well as for each other."
             )
 
 
@@ -102,7 +105,3 @@ def _total_cores(run: Run) -> int:
 
 def _values(run: Run, field: str) -> str:
     return ", ".join(sorted({str(getattr(header, field)) for header in run.records.headers}))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

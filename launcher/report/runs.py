@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from launcher.metrics.read import RunRecords, read_run
 from launcher.metrics.split import split_step
 from launcher.plan.model import Plan
 from launcher.report.ledger import Work
+from launcher.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +83,12 @@ def load_run(path: Path) -> Run:
     Raises:
         LauncherError: it is none, its plan or records are broken, or no step is left after the warm-up.
     """
-    plan = _read_plan(path)
+    plan = read_plan(path)
     records = read_run(path)
     if len(records.headers) != plan.mesh.num_ranks:
         raise LauncherError(
-            f"{path}: records of {len(records.headers)} trainer ranks, but the plan has {plan.mesh.num_ranks}"
+            f"{path}: records of {counted(len(records.headers), 'trainer rank')}, "
+            f"but the plan has {plan.mesh.num_ranks}"
         )
     measured = _measured_steps(path, records, plan.config.report.warmup_steps)
     return Run(path=path, plan=plan, records=records, measured=measured, work=_work(plan, records, measured))
@@ -108,9 +111,14 @@ def named_base(run_dir: Path) -> Path | None:
     return run_dir / name if isinstance(name, str) else None
 
 
-def _read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> Plan:
+    """The plan of a run.
+
+    Raises:
+        LauncherError: when there is none in the directory, or it is damaged.
+    """
     file = path / "plan.json"
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise LauncherError(f"{path} holds no plan.json. Give a run directory, such as runs/quickstart.")
     try:
         return Plan.from_json(file.read_text(encoding="utf-8"))
@@ -124,9 +132,9 @@ def _measured_steps(path: Path, records: RunRecords, warmup_steps: int) -> tuple
     measured = tuple(step for step in records.steps if step >= first + warmup_steps)
     if not measured:
         raise LauncherError(
-            f"{path}: no step to measure: {len(records.steps)} steps recorded by all ranks, and "
+            f"{path}: no step to measure: {counted(len(records.steps), 'step')} recorded by all ranks, and "
             f"report.warmup_steps={warmup_steps} drops the first {warmup_steps}. "
-            f"Train at least {warmup_steps + 1} steps."
+            f"Train at least {counted(warmup_steps + 1, 'step')}."
         )
     return measured
 

@@ -13,7 +13,7 @@ from launcher.report.bubble import bubble
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
 from launcher.report.speedup import Result, SpeedupReport, compare
-from launcher.units import format_count, format_duration
+from launcher.units import counted, format_count, format_duration
 
 _MEANINGS = {
     COMPUTE: "forward and backward",
@@ -107,7 +107,8 @@ def _compared(report: SpeedupReport, width: int) -> Iterator[str]:
 
 def _run_text(run: Run) -> str:
     dropped = len(run.records.steps) - run.work.num_steps
-    return f"{run.name} ({run.layout}): {run.work.num_steps} steps measured, {dropped} dropped (warm-up)"
+    measured = counted(run.work.num_steps, "step")
+    return f"{run.name} ({run.layout}): {measured} measured, {dropped} dropped (warm-up)"
 
 
 def _constant_text(report: SpeedupReport) -> str:
@@ -227,7 +228,8 @@ def _facts(result: Result) -> Iterator[str]:
 def _losses(report: SpeedupReport) -> Iterator[str]:
     for run in _runs(report):
         if final := run.final_loss:
-            yield f"  {final.kind} loss {final.loss:.4f} after {final.num_steps} steps of {run.name}"
+            steps = counted(final.num_steps, "step")
+            yield f"  {final.kind} loss {final.loss:.4f} after {steps} of {run.name}"
 
 
 def _notes(report: SpeedupReport, width: int) -> Iterator[str]:

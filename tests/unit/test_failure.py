@@ -35,10 +35,10 @@ def test_the_rank_that_failed_first_comes_first_with_its_own_traceback(tmp_path)
     ]
 
 
-def test_an_error_that_explains_itself_has_no_traceback(tmp_path):
+def test_an_error_that_explains_itself_has_neither_traceback_nor_class(tmp_path):
     leave(tmp_path, 1, 1.0, "JobError", "the plan was changed", "")
     assert failure_text(tmp_path, JobState(phase="failed", exit_code=1)).splitlines() == [
-        "rank 1 failed: JobError: the plan was changed",
+        "rank 1 failed: the plan was changed",
         f"Its log: {tmp_path}/logs/rank-1.log",
     ]
 

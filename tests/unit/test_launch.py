@@ -14,7 +14,7 @@ FLAGS = {"resume": False, "overwrite": False, "no-baseline": False}
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch, stand_in_corpus):
     """Runs the quickstart with the processes replaced by an outcome; notes every start."""
     starts = []
     outcome = SimpleNamespace(states=[], starts=starts)
@@ -125,6 +125,47 @@ def test_resume_passes_the_flag_to_the_ranks(run, tmp_path):
     (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
     assert run.start(*words, resume=True, **{"no-baseline": True}) == 0
     assert ["--resume" in script.argv for script in run.starts] == [False, True]
+
+
+def test_everything_that_cannot_be_started_is_refused_at_once_before_anything_is_made(run, tmp_path, capsys):
+    words = ["data.source=no/such", "report.baseline=foo", "site=box", f"run.root={tmp_path}/runs"]
+    assert main(["run", "quickstart", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("3 faults:\n")
+    assert "site.name=box: has no effect on a run on this machine" in error
+    assert "data.source=no/such: no file is there, seen from" in error
+    assert "Check the path. [override data.source=no/such]" in error
+    assert "report.baseline=foo: must be auto, none, or the directory of a finished run" in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_baseline_that_is_no_comparison_is_refused_before_the_training(run, tmp_path, capsys):
+    run.start("parallel.pp=1", "run.dir=one")
+    assert main(["run", "quickstart", "model.num_layers=2", "report.baseline=one", "run.dir=two"]) == 2
+    assert "model.num_layers=2: one has 4, and a speedup compares runs of the same" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_named_baseline_is_used_on_one_rank_too(run, tmp_path):
+    run.start("parallel.pp=1", "run.dir=one")
+    assert run.start("parallel.pp=1", "run.dir=two", "report.baseline=one") == 0
+    assert read_json(tmp_path / "two" / "job.json")["baseline"] == "../one"
+
+
+def test_a_baseline_that_is_named_and_forbidden_is_refused(run, capsys):
+    assert main(["run", "quickstart", "report.baseline=one", "--no-baseline"]) == 2
+    assert capsys.readouterr().err == (
+        "--no-baseline and report.baseline=one exclude each other: give one.\n"
+    )
+
+
+def test_a_dataset_whose_module_is_nowhere_is_refused_before_anything_is_made(run, tmp_path, capsys):
+    assert main(["run", "quickstart", "data=custom", "data.target=planets:build", "run.dir=mine"]) == 2
+    assert (
+        "data.target=planets:build: no module planets is beside the recipe, in the current folder, or "
+        "installed. Put planets.py beside the recipe."
+    ) in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])

@@ -149,8 +149,17 @@ def test_cuda_ranks_without_devices_are_refused_with_the_arithmetic(make_plan, m
     assert device_faults(plan, {"CUDA_VISIBLE_DEVICES": "4,5"}) == []
     (fault,) = device_faults(plan, {"CUDA_VISIBLE_DEVICES": "4"})
     assert str(fault) == (
-        "device.kind=cuda: each of 2 ranks drives one CUDA device, and 1 can be used here "
+        "device.kind=cuda: the plan has 2 ranks on as many CUDA devices, and 1 can be used here "
         "(CUDA_VISIBLE_DEVICES=4). Use fewer ranks, or set device=cpu cluster=local_cpu."
+    )
+
+
+def test_without_any_device_fewer_ranks_are_no_way_out(make_plan, monkeypatch):
+    monkeypatch.setattr("launcher.jobs.devices.installed_gpus", lambda: [])
+    (fault,) = device_faults(on_cuda(make_plan("parallel.pp=1", "cluster.devices_per_node=1")), {})
+    assert str(fault).endswith(
+        "the plan has 1 rank on as many CUDA devices, and 0 can be used here. "
+        "Set device=cpu cluster=local_cpu."
     )
 
 

@@ -68,7 +68,7 @@ def test_no_step_after_the_warm_up_is_an_error(tmp_path):
 def test_missing_last_rank_is_an_error(tmp_path):
     run_dir = dp2().write(tmp_path / "run")
     (run_dir / "metrics" / "rank-00001.jsonl").unlink()
-    with pytest.raises(LauncherError, match="records of 1 trainer ranks, but the plan has 2"):
+    with pytest.raises(LauncherError, match="records of 1 trainer rank, but the plan has 2"):
         compare([run_dir], None)
 
 
@@ -283,8 +283,8 @@ def test_torn_lines_and_incomplete_steps_are_noted(tmp_path, base):
     path = run_dir / "metrics" / "rank-00001.jsonl"
     path.write_text(path.read_text()[:-20])
     assert compare([run_dir], base).notes == (
-        "run: 1 half-written lines of killed ranks are left out.",
-        "run: 1 steps that not every rank recorded are left out.",
+        "run leaves out 1 half-written line of killed ranks.",
+        "run leaves out 1 step that not every rank recorded.",
     )
 
 

@@ -46,7 +46,7 @@ class Slurm:
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
+def slurm(tmp_path, monkeypatch, stand_in_corpus):
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -121,6 +121,29 @@ def test_settings_of_the_executor_reach_the_default_one(slurm, capsys):
 def test_a_site_has_no_effect_on_a_local_run_and_is_refused(slurm, capsys):
     assert main(["run", "quickstart", "site=box"]) == 2
     assert "site.name=box: has no effect on a run on this machine" in capsys.readouterr().err
+
+
+def test_missing_data_is_refused_before_anything_is_made(slurm, tmp_path, capsys):
+    assert main(["submit", "quickstart", "data.source=no/such", *TWO]) == 2
+    assert "no file is there, seen from" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert slurm.asked() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data.source=/in/the/image", "site.container_image=a.sqsh"),
+        ("data.source=package:not_here/x", "site.python=/there/bin/python"),
+    ],
+)
+def test_data_that_cannot_be_seen_from_here_is_left_to_the_ranks(slurm, words):
+    assert main(["submit", "quickstart", *words, *TWO]) == 0
+
+
+def test_an_executor_that_was_deleted_is_a_fault_like_any_other(slurm, capsys):
+    assert main(["submit", "quickstart", "~executor.name", *TWO]) == 2
+    assert "executor.name=(missing): this setting is required." in capsys.readouterr().err
 
 
 def test_a_run_that_waits_is_not_submitted_again(slurm, capsys):
@@ -276,7 +299,7 @@ def test_wait_ends_with_the_guilty_rank_of_a_failed_run(slurm, capsys, tmp_path)
         "time": 1.0,
         "error_type": "ValueError",
         "message": "no such planet",
-        "traceback": "",
+        "traceback": "Traceback (most recent call last): ...",
     }
     (tmp_path / "run" / "exit" / "rank-1.json").write_text(json.dumps(report))
     slurm.set("FAILED")

@@ -1,0 +1,66 @@
+"""What `trireme run` and `trireme submit` refuse before anything is made."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+
+from launcher.cli.words import Words
+from launcher.config.data_files import PACKAGE, text_faults
+from launcher.errors import ConfigError, Fault, LauncherError
+from launcher.jobs.baseline import named_baseline
+from launcher.plan.model import Plan
+from launcher.report.constant import incomparable
+from launcher.report.runs import read_plan
+
+
+def check_directory_flags(plan: Plan, given: Words) -> None:
+    """Refuses --resume and --overwrite without the directory that they are about.
+
+    Raises:
+        LauncherError: naming the flag.
+    """
+    for flag in ("resume", "overwrite"):
+        if given.flags[flag] and plan.config.run.dir is None:
+            raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
+
+
+def input_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
+    """The faults of data that is not there, and of a baseline that the run could not be compared with.
+
+    ``is_here``: the ranks start on this machine, in this environment.
+    """
+    return [*_data_faults(plan, is_here=is_here), *_baseline_faults(plan)]
+
+
+def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
+    data, site = plan.config.data, plan.config.site
+    if not is_here and site.container_image is not None:
+        return []  # what the container holds is not seen from here
+    has_other_packages = not is_here and site.python is not None
+    if data.target is not None:
+        return [] if has_other_packages else _target_faults(data.target, plan.source_roots)
+    assert data.source is not None, "a plan has data of one kind"
+    if data.source.startswith(PACKAGE) and has_other_packages:
+        return []
+    return text_faults(plan.config, plan.batch.global_size)
+
+
+def _target_faults(target: str, source_roots: tuple[str, ...]) -> list[Fault]:
+    """A fault of a user's own dataset whose module is nowhere; it is not imported."""
+    name = target.partition(":")[0].partition(".")[0]
+    if PathFinder.find_spec(name, [*source_roots, *sys.path]):
+        return []
+    rule = f"no module {name} is beside the recipe, in the current folder, or installed"
+    return [Fault("data.target", target, rule, f"Put {name}.py beside the recipe.")]
+
+
+def _baseline_faults(plan: Plan) -> list[Fault]:
+    setting = plan.config.report.baseline
+    if setting in ("auto", "none"):
+        return []
+    try:
+        base = named_baseline(setting)
+    except ConfigError as error:
+        return list(error.faults)
+    return list(incomparable(plan.config, read_plan(base).config, base.name))
