@@ -163,7 +163,8 @@ def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
 def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any:
     written = reading.text(path) if isinstance(value, str) and value else value
     if types.NoneType in kinds and str in kinds and written in NO_VALUE:
-        return reading.fault(path, value, "is no text", "Write null for no value.")
+        why = f"{written} is a text only in quotes" if written else "this one is empty"
+        return reading.fault(path, value, f"must be text or null, and {why}", "Write null for no value.")
     # `null` is no value before it is a text, so None is tried first.
     for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
         attempt = Reading(reading.sources)

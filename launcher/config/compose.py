@@ -22,7 +22,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationType
+from omegaconf.errors import OmegaConfBaseException
 
 from launcher.config import origins, overrides
 from launcher.config.override_grammar import Parsed, parse_all
@@ -277,9 +277,7 @@ def _resolve(config: DictConfig, sources: Mapping[str, Source], faults: list[Fau
             path = str(getattr(error, "full_key", None) or "")
             given = dict(origins.walk(OmegaConf.to_container(config))).get(path)
             where = sources[path].where if path in sources else ""
-            rule = str(error).partition("\n")[0]
-            if isinstance(error, UnsupportedInterpolationType):
-                rule = "calls a function, and only other settings can be referred to"
+            rule = overrides.reference_rule(str(error))
             fault = Fault(path, given or "", rule, "Refer to a setting that has a value.", where)
             faults.append(fault)
             if not isinstance(given, str):

@@ -15,6 +15,9 @@ from launcher.errors import ConfigError, Fault
 from launcher.legible import HIDDEN
 from launcher.typed import MISSING, Reading, Source, field_types, read_fields
 
+_NO_VALUE = {"report.baseline": "none"}
+"""What stands for no value where that is not null."""
+
 
 def load(
     values: Mapping[str, Any], sources: Mapping[str, Source], faults: Sequence[Fault] = ()
@@ -72,5 +75,5 @@ def _words_for_null(sources: Mapping[str, Source]) -> Iterator[Broken]:
     """The unquoted word None, which is a text to YAML and null to whoever writes it."""
     for path, source in sources.items():
         if source.text == "None":
-            fix = 'Write null for no value, or "None" in quotes for the text.'
-            yield path, source.text, "is the text None, not null", fix
+            fix = f"Write {_NO_VALUE.get(path, 'null')} for no value."
+            yield path, source.text, "None is a text only in quotes", fix

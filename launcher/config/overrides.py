@@ -84,7 +84,7 @@ def word_fault(word: str) -> Fault | None:
     if "=" not in word and not word.startswith("~"):
         return Fault(path, "(nothing)", "an override is written key=value", f"Give {path}=VALUE.")
     if "=" in word and not value:
-        fix = f"Give {path}=null for no value, or {quoted(word)} for an empty text."
+        fix = f"Give {path}=VALUE, or {path}=null for no value."
         return Fault(path, "(nothing)", "has no value after the =", fix)
     if value.startswith("="):
         fix = f"Give {shlex.quote(word.replace('==', '=', 1))}."
@@ -175,7 +175,24 @@ def refused_fault(word: str, reason: str, siblings: Iterable[str]) -> Fault:
     if word.startswith("+"):
         fix = f"Give {shlex.quote(word.lstrip('+'))}."
         return Fault(path, value, "is set already, and + only adds", fix, where)
+    if "${" in value:
+        return Fault(path, value, reference_rule(reason), "Write ${group.setting}.", where)
     return Fault(path, value, reason.strip().partition("\n")[0], "", where)
+
+
+def reference_rule(reason: str) -> str:
+    """Why a ``${...}`` has no value, from OmegaConf's words.
+
+    >>> reference_rule("Interpolation key 'nam' not found")
+    'there is no setting nam'
+    """
+    if found := re.search(r"Interpolation key '(.*?)' not found", reason):
+        return f"there is no setting {found[1]}"
+    if "Unsupported interpolation type" in reason:
+        return "calls a function, and only other settings can be referred to"
+    if "Recursive" in reason or "parent node" in reason:
+        return "leads back to itself"
+    return "does not lead to a setting"
 
 
 def _undeletable(path: str, value: str, siblings: list[str], where: str) -> Fault:

@@ -178,7 +178,7 @@ def test_override_is_accepted(write: Write, word: str, path: str, value: object)
         (r"\parallel.tp=4", "starts with a backslash, as when a line continuation is pasted."),
         (r"\parallel.tp=4", "Give parallel.tp=4."),
         ("parallel.tp:=4", "parallel.tp:=4: has a stray colon before the =. Give parallel.tp=4."),
-        ("parallel.tp=", "Give parallel.tp=null for no value, or 'parallel.tp=\"\"' for an empty text."),
+        ("parallel.tp=", "Give parallel.tp=VALUE, or parallel.tp=null for no value."),
         ("parallel.tp", "an override is written key=value. Give parallel.tp=VALUE."),
         ("=4", "an override is written key=value. Give KEY=4."),
         ("a b=4", "a b=4: is no key: it holds letters, digits and _, joined by dots."),
@@ -195,8 +195,8 @@ def test_override_is_accepted(write: Write, word: str, path: str, value: object)
         ("model=null", "model=null: must name a file of the group. Known: custom, gpt,"),
         ("model@foo=tiny", "model@foo=tiny: files of a group are put at the group's own place. "
          "Give model=tiny."),
-        ("run.dir=${nam}", "run.dir=${nam}: Interpolation key 'nam' not found"),
-        ("run.dir=x${run.dir}", "run.dir=x${run.dir}: Recursive interpolation detected"),
+        ("run.dir=${nam}", "run.dir=${nam}: there is no setting nam."),
+        ("run.dir=x${run.dir}", "run.dir=x${run.dir}: leads back to itself."),
     ],
 )  # fmt: skip
 def test_override_is_refused_with_what_to_write(word: str, message: str) -> None:
@@ -349,8 +349,8 @@ def test_file_given_without_its_path_is_hinted(write: Write) -> None:
          "defaults=modl: no group of this name is chosen. "
          "Did you mean model? [ours.yaml:3]"),
         ("defaults: [/base, ours]\n", "ours.yaml: its defaults lead back to one of themselves"),
-        ("defaults: [/base]\nrun: {dir: '${nam}'}\n", "Interpolation key 'nam' not found. Refer to a setting "
-         "that has a value. [ours.yaml:2]"),
+        ("defaults: [/base]\nrun: {dir: '${nam}'}\n", "there is no setting nam. Refer to a setting that has "
+         "a value. [ours.yaml:2]"),
     ],
 )  # fmt: skip
 def test_broken_file_is_refused_with_its_line(write: Write, text: str, message: str) -> None:

@@ -63,7 +63,10 @@ def ours(tmp_path, monkeypatch):
         ),
         ("a@b=3", "a@b=3: there is no group of this name. Leave out what follows the @."),
         ("~run.root=x", "run.root=x: has another value, so that it is not deleted. Give ~run.root to delete"),
-        ("name=${nope}", "name=${nope}: Interpolation key 'nope' not found. Refer to a setting that has"),
+        ("name=${nope}", "name=${nope}: there is no setting nope. Refer to a setting that has a value."),
+        ("run.dir=${run}", "run.dir=${run}: leads back to itself."),
+        ("run.dir=${train.num_steps.x}", "run.dir=${train.num_steps.x}: does not lead to a setting."),
+        ("run.dir=${a b}", "run.dir=${a b}: does not lead to a setting. Write ${group.setting}."),
         ("name=${now:%Y}", "calls a function, and only other settings can be referred to."),
     ],
 )

@@ -134,15 +134,15 @@ def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
          "Set report.warmup_steps=0,"),
         (["data.eval_fraction=0"], "train.eval_batches=4: nothing is left to evaluate on while "
          "data.eval_fraction is 0. Set train.eval_batches=0, or data.eval_fraction=0.05. [recipes/quick"),
-        (["run.dir=None"], "run.dir=None: is no text. Write null for no value. [override run.dir=None]"),
-        (["data.source=none"], "data.source=none: is no text. Write null for no value."),
-        (["run.dir=\"\""], 'run.dir="": is no text. Write null for no value.'),
+        (["run.dir=None"], "run.dir=None: must be text or null, and None is a text only in quotes. "
+         "Write null for no value. [override run.dir=None]"),
+        (["data.source=none"], "data.source=none: must be text or null, and none is a text only in"),
+        (["run.dir=\"\""], 'run.dir="": must be text or null, and this one is empty. Write null'),
         (["run.root=None"], "run.root=None: must be text that is neither empty nor None. "
          "Leave it out for its default."),
         (["run.root=\"\""], 'run.root="": must be text that is neither empty nor None.'),
-        (["name=None"], "name=None: is the text None, not null. "
-         'Write null for no value, or "None" in quotes for the text. [override name=None]'),
-        (["+data.options.limit=None", "data.target=a:b"], "limit=None: is the text None, not null."),
+        (["name=None"], "name=None: None is a text only in quotes. Write null for no value. [override"),
+        (["+data.options.limit=None", "data.target=a:b"], "limit=None: None is a text only in quotes."),
         (["~run.dir"], "run.dir=(missing): this setting is required. Give run.dir=null for no value. "
          "[override ~run.dir]"),
         (["run.timeout_s=1e300"], "run.timeout_s=1e300: must be a finite number from 1 to 1000000. "
@@ -150,6 +150,8 @@ def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
         (["run.timeout_s=1e-9"], "run.timeout_s=1e-9: must be a finite number from 1 to 1000000. Write 1."),
         (["seed=18446744073709551615"], "A whole number has at most 19 digits."),
         (["cluster.nodes=00"], "Write 1."),
+        (["report.baseline=None"], "report.baseline=None: None is a text only in quotes. "
+         "Write none for no value."),
         (["parallel.recompute=partial"], "must be none or full. [override"),
     ],
 )  # fmt: skip

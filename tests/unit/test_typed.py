@@ -111,8 +111,18 @@ def test_text_decides_the_value(name: str, text: str, meaning: Any) -> None:
         ("few", "-3", "must be a whole number from 1 to 8", "Write 1."),
         ("few", "1e30", "must be a whole number from 1 to 8", "Write 8."),
         ("few", "1" * 5000, "must be a whole number from 1 to 8", "Write 8."),
-        ("note", "None", "is no text", "Write null for no value."),
-        ("note", "none", "is no text", "Write null for no value."),
+        (
+            "note",
+            "None",
+            "must be text or null, and None is a text only in quotes",
+            "Write null for no value.",
+        ),
+        (
+            "note",
+            "none",
+            "must be text or null, and none is a text only in quotes",
+            "Write null for no value.",
+        ),
         ("path", "None", "must be text that is neither empty nor None", "Leave it out for its default."),
         ("choice", "BF16", "must be fp32 or bf16", "Did you mean bf16?"),
         ("choice", "int8", "must be fp32 or bf16", ""),
@@ -139,7 +149,7 @@ def test_wrong_text_is_refused_with_rule_and_fix(name: str, text: str, allowed: 
 
 def test_empty_text_is_no_value_and_no_text() -> None:
     assert read_values(Sample, {"note": "", "path": " "})[1] == [
-        'note="": is no text. Write null for no value.',
+        'note="": must be text or null, and this one is empty. Write null for no value.',
         "path= : must be text that is neither empty nor None. Leave it out for its default.",
     ]
 
