@@ -88,7 +88,7 @@ def _list_faults(num_layers: int, pipeline: PipelineShape, counts: tuple[int, ..
         total = f"{' + '.join(map(str, counts))} = {sum(counts)}"
         rule = f"the stages hold {total} layers, the model has {num_layers}"
         faults.append(Fault(path, given, rule, fix))
-    if 0 in counts:
-        rule = f"stage {counts.index(0)} would hold no layer"
+    if min(counts, default=1) < 1:
+        rule = f"stage {counts.index(min(counts))} would hold no layer"
         faults.append(Fault(path, given, rule, fix))
     return tuple(faults)

@@ -72,6 +72,11 @@ def test_a_list_that_does_not_sum_to_the_layers_is_refused():
     ]
 
 
+def test_a_stage_of_less_than_no_layer_is_refused_alike():
+    (fault,) = text(4, pp=2, layers_per_stage=(5, -1))
+    assert "stage 1 would hold no layer" in fault
+
+
 def test_an_empty_stage_is_refused():
     assert text(8, pp=3, layers_per_stage=(4, 0, 4)) == [
         "parallel.layers_per_stage=[4,0,4]: stage 1 would hold no layer. "
