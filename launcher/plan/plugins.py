@@ -58,7 +58,9 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
     for path, group, name, (options_path, options) in _single_choices(config):
         known = registry.plugins(group)
         if name not in known:
-            faults.append(Fault(path, name, f"no installed plugin of {group}", did_you_mean(name, known)))
+            kind = group.removeprefix("launcher.").removesuffix("s")
+            rule = f"no {kind} of that name is installed"
+            faults.append(Fault(path, name, rule, did_you_mean(name, known)))
         else:
             faults += _option_faults(registry.load(group, name), name, options_path, options, sources)
     return tuple(faults)

@@ -259,7 +259,7 @@ def test_zero_stages_are_refused_while_nothing_provides_them():
 
 def test_an_unknown_plugin_names_the_nearest():
     (fault,) = refusal(launch_config(parallel={"schedule": "1f1d"}))
-    assert fault == "parallel.schedule=1f1d: no installed plugin of launcher.schedules. Did you mean 1f1b?"
+    assert fault == "parallel.schedule=1f1d: no schedule of that name is installed. Did you mean 1f1b?"
 
 
 def test_options_that_a_plugin_does_not_declare_are_refused():
