@@ -19,6 +19,7 @@ def plan_notes(
     found = [
         sizes.note,
         _device_note(job),
+        _learning_rate_note(job),
         _vocabulary_note(job, job.config.model.vocab_size),
         _microbatches_note(job, schedule.bubble_formula),
         _tensor_note(job, costs),
@@ -44,6 +45,16 @@ def _device_note(job: JobShape) -> str:
         f"The cluster {cluster.name} is built of {cluster.device_name} devices, and the device is "
         f"{device.name}: figures are those of {device.name} on the links of {cluster.name}. Choose "
         "device and cluster that go together, or set cluster.device_name=null."
+    )
+
+
+def _learning_rate_note(job: JobShape) -> str:
+    warmup_steps, num_steps = job.config.optim.warmup_steps, job.config.train.num_steps
+    if warmup_steps < num_steps:
+        return ""
+    return (
+        f"The learning rate grows through all {counted(num_steps, 'step')} and never reaches optim.lr: "
+        f"optim.warmup_steps is {warmup_steps}."
     )
 
 

@@ -234,6 +234,17 @@ def test_interleaving_refuses_a_number_of_microbatches_that_pp_does_not_divide()
     assert fault.endswith("Set batch.num_microbatches=8 or 12.")
 
 
+@pytest.mark.parametrize(("warmup_steps", "is_noted"), [(1, False), (2, True), (9, True)])
+def test_a_learning_rate_that_never_reaches_its_peak_is_noted(warmup_steps, is_noted):
+    config = launch_config()
+    plan = build(replace(config, optim=replace(config.optim, warmup_steps=warmup_steps)))
+    note = (
+        "The learning rate grows through all 2 steps and never reaches optim.lr: "
+        f"optim.warmup_steps is {warmup_steps}."
+    )
+    assert (note in plan.notes) is is_noted
+
+
 def test_1f1b_with_few_microbatches_runs_and_notes_the_bubble():
     plan = build(launch_config(batch={"global_size": 8, "micro_size": 4}, parallel={"pp": 4}))
     assert (
