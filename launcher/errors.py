@@ -127,4 +127,4 @@ def _typed(value: Any) -> str:
 
 def _text(given: Any) -> str:
     """A value as a person writes it."""
-    return "null" if given is None else str(given) or '""'
+    return _typed(given) if given is None or isinstance(given, bool) else str(given) or '""'

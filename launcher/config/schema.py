@@ -106,8 +106,9 @@ class ParallelConfig:
     """Name of a schedule plugin, such as ``1f1b``."""
     schedule_options: Mapping[str, Any]
     """Settings of the schedule plugin, checked against its ``Config``."""
-    layers_per_stage: tuple[int, ...] | Literal["even"]
-    """``even``, or the number of layers of every stage in stage order (length pp * num_chunks)."""
+    layers_per_stage: tuple[int, ...] | Literal["even", "auto"]
+    """``even``; ``auto`` = by predicted time, embedding and head counted; or the number of layers of
+    every stage in stage order (length pp * num_chunks)."""
     sequence_parallel: bool
     """Split the activations between tensor-parallel regions along the sequence."""
     recompute: Literal["none", "full"]

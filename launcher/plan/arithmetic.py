@@ -21,7 +21,16 @@ def nearest_of(wanted: int, choices: Iterable[int]) -> int:
     >>> nearest_of(3, (1, 2, 4, 8))
     4
     """
-    return min(choices, key=lambda choice: (abs(choice - wanted), -choice))
+    return nearest_first(wanted, choices)[0]
+
+
+def nearest_first(wanted: int, choices: Iterable[int]) -> list[int]:
+    """The choices by their distance from ``wanted``; of two equally close the larger first.
+
+    >>> nearest_first(3, (1, 2, 4, 8))
+    [4, 2, 1, 8]
+    """
+    return sorted(choices, key=lambda choice: (abs(choice - wanted), -choice))
 
 
 def multiples_around(wanted: int, unit: int) -> tuple[int, ...]:

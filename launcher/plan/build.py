@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.config.schema import LaunchConfig
-from launcher.errors import PlanError
 from launcher.interfaces import JobShape, OwnsUpdate
-from launcher.plan.checks import memory_faults, with_sources
-from launcher.plan.job import CheckedJob, Describe, check_job
-from launcher.plan.memory import plan_memory
+from launcher.plan.fit import laid_out, memory_faults
+from launcher.plan.job import CheckedJob, Describe, examine, measured_once
 from launcher.plan.model import VERSION, BatchPlan, Plan, RolePlan
-from launcher.plan.notes import idle_note, plan_notes
+from launcher.plan.notes import balance_note, idle_note, plan_notes
+from launcher.plan.refusal import refusal
 from launcher.plan.resolve import padded_vocabulary
 from launcher.plan.shapes import train_flops
 from launcher.plan.timing import plan_schedule
-from launcher.plan.traffic import plan_traffic, rank_costs
-from launcher.schedule.passes import lower
+from launcher.plan.traffic import plan_traffic
 from launcher.typed import Source
 
 _NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
@@ -38,17 +36,19 @@ def build(
         PlanError: with every reason why the strategy cannot run.
         PluginError: when a named plugin fails to load.
     """
-    checked = check_job(config, sources, describe)
+    measure = measured_once(describe)
+    checked = _checked(config, sources, measure)
     job, chosen = checked.shape, checked.chosen
-    lists = lower(chosen.schedule, job.pipeline)
-    costs = rank_costs(job, chosen.parallels)
-    memory = plan_memory(job, lists, costs)
-    if faults := memory_faults(memory, job.config):
-        raise PlanError(with_sources(faults, sources))
-    schedule = plan_schedule(job, chosen.schedule, lists, costs, memory)
+    laid = laid_out(job, chosen)
+    if faults := memory_faults(laid.memory, job):
+        raise refusal(config, faults, sources, measure)
+    costs = laid.costs
+    schedule = plan_schedule(job, chosen.schedule, laid.lists, costs, laid.memory)
     owner = next((parallel for parallel in chosen.parallels if isinstance(parallel, OwnsUpdate)), None)
     roles = _roles(checked)
     notes = plan_notes(job, checked.batch, schedule, costs)
+    if config.parallel.layers_per_stage == "auto":
+        notes.append(balance_note(job, chosen.parallels))
     notes += [f"Planned, but it cannot be started like this: {fault}" for fault in chosen.executor.check(job)]
     if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
         notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
@@ -62,7 +62,7 @@ def build(
         num_parameters=checked.model.num_parameters,
         step_flops=train_flops(checked.model, job.global_size),
         schedule=schedule,
-        memory=memory,
+        memory=laid.memory,
         traffic=plan_traffic(job, costs),
         plugins=chosen.records,
         parallels=tuple(parallel.runtime for parallel in chosen.parallels),
@@ -82,7 +82,14 @@ def job_shape(
     Raises:
         PlanError: with every reason why the strategy cannot run.
     """
-    return check_job(config, sources, describe).shape
+    return _checked(config, sources, measured_once(describe)).shape
+
+
+def _checked(config: LaunchConfig, sources: Mapping[str, Source], measure: Describe) -> CheckedJob:
+    found = examine(config, sources, measure)
+    if isinstance(found, CheckedJob):
+        return found
+    raise refusal(config, found, sources, measure)
 
 
 def _roles(checked: CheckedJob) -> tuple[RolePlan, ...]:

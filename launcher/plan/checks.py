@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from launcher.config.schema import LaunchConfig, ModelConfig, PrecisionConfig
 from launcher.errors import Fault
-from launcher.plan.arithmetic import divisors, listed, multiples_around, nearest_of
-from launcher.plan.model import MemoryPlan
+from launcher.plan.arithmetic import divisors, listed, multiples_around, nearest_first
+from launcher.plan.settings import blamed, value_at
 from launcher.typed import Source
-from launcher.units import format_bytes
 
 BYTE_VOCABULARY = 256
 _SIZES = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size")
 _OPTIONAL = ("num_kv_heads", "ffn_size")
 
 
-def config_faults(config: LaunchConfig) -> list[Fault]:
+def config_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
     """Faults that need neither the layout nor a plugin to be seen."""
-    faults = [*_source_faults(config), *_precision_faults(config), *_parallel_faults(config)]
+    faults = [*_source_faults(config), *_precision_faults(config, sources)]
+    faults += _parallel_faults(config, sources)
     faults += _custom_faults(config.model) if config.model.family == "custom" else _model_faults(config.model)
     vocab = config.model.vocab_size
     if config.data.target is None and vocab is not None and vocab < BYTE_VOCABULARY:
         rule = f"the bytes tokenizer gives {BYTE_VOCABULARY} different tokens, and each needs its row"
-        faults.append(Fault("model.vocab_size", vocab, rule, f"Set model.vocab_size={BYTE_VOCABULARY}."))
+        way = {"model.vocab_size": BYTE_VOCABULARY}
+        faults.append(Fault("model.vocab_size", vocab, rule, ways=(way,)))
     return faults
-
-
-def memory_faults(memory: Sequence[MemoryPlan], config: LaunchConfig) -> list[Fault]:
-    """A fault when the fullest rank does not fit its device; names its largest part and ways out."""
-    fullest = max(memory, key=lambda ranks: ranks.total_bytes)
-    limit = config.device.memory_bytes
-    if fullest.total_bytes <= limit:
-        return []
-    parts = parts_bytes(fullest)
-    largest = max(parts, key=lambda name: parts[name])
-    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    rule = (
-        f"a rank of pp_rank {fullest.pp_rank} needs {format_bytes(fullest.total_bytes)} "
-        f"({held}) and its device has {format_bytes(limit)}; the largest part is {largest}"
-    )
-    is_state = largest in ("weights", "gradients", "optimizer")
-    ways = _state_ways(config) if is_state else _activation_ways(config)
-    return [Fault("device.memory_bytes", limit, rule, f"{', or '.join(ways)}.".capitalize())]
-
-
-def parts_bytes(memory: MemoryPlan) -> dict[str, int]:
-    """The parts of a rank's memory by name, in the order they are shown."""
-    return {
-        "weights": memory.weights_bytes,
-        "gradients": memory.gradients_bytes,
-        "optimizer": memory.optimizer_bytes,
-        "activations": memory.activations_bytes,
-        **memory.other_bytes,
-    }
 
 
 def with_sources(faults: Iterable[Fault], sources: Mapping[str, Source]) -> tuple[Fault, ...]:
@@ -111,42 +83,45 @@ def _head_faults(model: ModelConfig) -> list[Fault]:
     faults = []
     if hidden % heads:
         rule = f"must divide hidden_size = {hidden}; {hidden}/{heads} is not whole"
-        fix = f"Set model.num_heads={nearest_of(heads, divisors(hidden))}."
-        faults.append(Fault("model.num_heads", heads, rule, fix))
+        faults.append(Fault("model.num_heads", heads, rule, ways=_nearest_ways("num_heads", heads, hidden)))
     elif model.family == "llama" and hidden // heads % 2:
         rule = f"hidden_size / num_heads = {hidden // heads} must be even for rotary positions"
-        choices = [d for d in divisors(hidden) if hidden // d % 2 == 0]
-        fix = (
-            f"Set model.num_heads={nearest_of(heads, choices)}."
-            if choices
-            else "Set an even model.hidden_size."
-        )
-        faults.append(Fault("model.num_heads", heads, rule, fix))
+        ways = _nearest_ways("num_heads", heads, hidden // 2) if hidden % 2 == 0 else ()
+        fix = "" if ways else "Set an even model.hidden_size."
+        faults.append(Fault("model.num_heads", heads, rule, fix, ways=ways))
     if kv_heads is not None and heads % kv_heads:
         rule = f"must divide num_heads = {heads} ({listed(divisors(heads))})"
-        fix = f"Set model.num_kv_heads={nearest_of(kv_heads, divisors(heads))}."
-        faults.append(Fault("model.num_kv_heads", kv_heads, rule, fix))
+        ways = _nearest_ways("num_kv_heads", kv_heads, heads)
+        faults.append(Fault("model.num_kv_heads", kv_heads, rule, ways=ways))
     return faults
 
 
-def _precision_faults(config: LaunchConfig) -> list[Fault]:
+def _nearest_ways(name: str, wanted: int, multiple: int) -> tuple[Mapping[str, int], ...]:
+    """The divisors of a number that are nearest to a size that does not divide it."""
+    return tuple({f"model.{name}": size} for size in nearest_first(wanted, divisors(multiple))[:2])
+
+
+def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
     precision, device = config.precision, config.device
     faults = []
     if device.attainable_fraction == 0:
         rule = "a device that attains nothing of its peak never ends a step"
-        faults.append(Fault("device.attainable_fraction", 0, rule, "Set device.attainable_fraction=0.5."))
+        ways = ({"device.attainable_fraction": 0.5},)
+        faults.append(Fault("device.attainable_fraction", 0, rule, ways=ways))
     if precision.compute not in device.peak_flops:
         known = sorted(set(device.peak_flops) & {"fp32", "bf16", "fp16"})
         rule = f"{device.name} states no peak for it in device.peak_flops ({', '.join(known)})"
-        fix = (
-            f"Set precision.compute={known[0]}." if known else f"Give device.peak_flops.{precision.compute}."
-        )
+        fix = f"Give device.peak_flops.{precision.compute}."
+        if known:
+            source = sources.get("precision.compute")
+            is_of_group = source is not None and "conf/precision/" in source.where
+            fix = f"Set {'precision' if is_of_group else 'precision.compute'}={known[0]}."
         faults.append(Fault("precision.compute", precision.compute, rule, fix))
     if precision.gradients not in gradient_formats(precision):
         allowed = " or ".join(gradient_formats(precision))
         rule = f"weights in {precision.compute} have gradients in {allowed}"
         faults.append(
-            Fault("precision.gradients", precision.gradients, rule, "Set precision.gradients=fp32.")
+            Fault("precision.gradients", precision.gradients, rule, ways=({"precision.gradients": "fp32"},))
         )
     return faults
 
@@ -156,38 +131,23 @@ def gradient_formats(precision: PrecisionConfig) -> tuple[str, ...]:
     return ("fp32",) if precision.compute == "fp32" else ("fp32", precision.compute)
 
 
-def _parallel_faults(config: LaunchConfig) -> list[Fault]:
+def _parallel_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
     parallel, seq = config.parallel, config.batch.seq_length
     faults = []
     if parallel.zero_stage:
         rule = "no installed plugin shards the model states over the replicas, so only 0 has an effect"
         faults.append(Fault("parallel.zero_stage", parallel.zero_stage, rule, "Set parallel.zero_stage=0."))
     if parallel.sequence_parallel and parallel.tp == 1:
-        rule = "splits activations over the tensor-parallel ranks and tp is 1"
-        fix = "Set parallel.sequence_parallel=false or parallel.tp=2."
-        faults.append(Fault("parallel.sequence_parallel", "true", rule, fix))
+        path = blamed(("parallel.sequence_parallel", "parallel.tp"), sources)
+        rule = "sequence parallelism splits activations over the tensor-parallel ranks and tp is 1"
+        off, tensor = {"parallel.sequence_parallel": False}, {"parallel.tp": 2}
+        faults.append(Fault(path, value_at(config, path), rule, ways=(off, tensor)))
     if parallel.sequence_parallel and seq % parallel.tp:
-        offers = " or ".join(map(str, multiples_around(seq, parallel.tp)))
-        rule = (
-            f"sequence parallelism needs a multiple of tp = {parallel.tp}; {seq}/{parallel.tp} is not whole"
-        )
-        faults.append(Fault("batch.seq_length", seq, rule, f"Set batch.seq_length={offers}."))
+        path = blamed(("batch.seq_length", "parallel.tp", "parallel.sequence_parallel"), sources)
+        quotient = f"{seq}/{parallel.tp} is not whole"
+        rule = f"sequence parallelism needs a seq_length that is a multiple of tp = {parallel.tp}; {quotient}"
+        lengths = [{"batch.seq_length": length} for length in multiples_around(seq, parallel.tp)]
+        degrees = [{"parallel.tp": size} for size in nearest_first(parallel.tp, divisors(seq))[:4]]
+        both = degrees + lengths if path == "parallel.tp" else lengths + degrees
+        faults.append(Fault(path, value_at(config, path), rule, ways=tuple(both)))
     return faults
-
-
-def _state_ways(config: LaunchConfig) -> list[str]:
-    parallel = config.parallel
-    ways = [f"raise parallel.pp above {parallel.pp}"]
-    if config.model.family != "custom":
-        ways.insert(0, f"raise parallel.tp above {parallel.tp}")
-    return [*ways, "choose a smaller model"]
-
-
-def _activation_ways(config: LaunchConfig) -> list[str]:
-    parallel, micro = config.parallel, config.batch.micro_size
-    ways = [f"set batch.micro_size={micro // 2}"] if micro and micro > 1 else []
-    if parallel.recompute == "none":
-        ways.append("set parallel.recompute=full")
-    if parallel.tp > 1 and not parallel.sequence_parallel:
-        ways.append("set parallel.sequence_parallel=true")
-    return [*ways, f"raise parallel.pp above {parallel.pp}" if not ways else "shorten batch.seq_length"]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from launcher.config.schema import BatchConfig, LaunchConfig, ModelConfig
-from launcher.errors import Fault, PlanError
+from launcher.errors import Fault
 from launcher.interfaces import JobShape
+from launcher.plan.balance import balanced_split, layer_costs
 from launcher.plan.batch import BatchSizes, solve
-from launcher.plan.checks import config_faults, with_sources
+from launcher.plan.checks import config_faults
+from launcher.plan.microbatches import explained, length_faults
 from launcher.plan.model import ModelShape
 from launcher.plan.partition import layer_faults, make_stages
 from launcher.plan.plugins import Chosen, choose, plugin_faults
@@ -38,21 +40,22 @@ class CheckedJob:
     batch: BatchSizes
 
 
-def check_job(config: LaunchConfig, sources: Mapping[str, Source], describe: Describe | None) -> CheckedJob:
-    """Solves and checks everything.
+def examine(
+    config: LaunchConfig, sources: Mapping[str, Source], describe: Describe
+) -> CheckedJob | tuple[Fault, ...]:
+    """The job with everything solved and checked, or every reason why there is none.
 
     Raises:
-        PlanError: with every fault.
         PluginError: when a named plugin fails to load.
     """
     config = replace(config, model=resolve_model(config.model))
-    early = [*config_faults(config), *rank_order_faults(config.parallel.rank_order)]
+    early = [*config_faults(config, sources), *rank_order_faults(config.parallel.rank_order)]
     unusable_plugins = plugin_faults(config, sources)
     early += unusable_plugins
     if unusable_plugins or not has_sizes(config.model) or (early and config.model.family == "custom"):
         # Without its plugins or its sizes a job cannot be formed; the rest can still be judged.
         _, _, late = _solve(config, config.model.num_layers, 0, sources)
-        raise PlanError(with_sources([*early, *late], sources))
+        return (*early, *late)
     model = _shape(config, describe)
     padded = replace(config.model, vocab_size=padded_vocabulary(config.model, config.parallel.tp))
     held = _shape(replace(config, model=padded), lambda *_: model)
@@ -60,11 +63,40 @@ def check_job(config: LaunchConfig, sources: Mapping[str, Source], describe: Des
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
     chosen = choose(solved)
-    job = _job(solved, held)
-    faults = [*early, *late, *_plugin_verdicts(job, chosen, sizes, is_sound=not (early or late))]
-    if faults or sizes is None:
-        raise PlanError(with_sources(faults, sources))
+    job = _balanced(_job(solved, held), chosen)
+    verdicts = _plugin_verdicts(job, chosen, is_sound=not (early or late))
+    if sizes:
+        rules = [*chosen.schedule.check(job.pipeline), *length_faults(job.pipeline, config.batch)]
+        verdicts += [explained(fault, config, sizes, sources) for fault in rules]
+    if sizes is None or early or late or verdicts:
+        return (*early, *late, *verdicts)
     return CheckedJob(shape=job, model=model, chosen=chosen, batch=sizes)
+
+
+def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
+    """With the layers on the stages by their time, where that is asked for and possible."""
+    parallel = job.config.parallel
+    if parallel.layers_per_stage != "auto" or not job.stages:
+        return job
+    split = balanced_split(layer_costs(job, chosen.parallels), job.pipeline.num_stages)
+    return replace(
+        job,
+        config=replace(job.config, parallel=replace(parallel, layers_per_stage=split)),
+        stages=make_stages(job.model, job.pipeline, split),
+    )
+
+
+def measured_once(describe: Describe | None) -> Describe:
+    """Asks a single time: ways out differ in their layout alone, and an answer takes seconds."""
+    answers: list[ModelShape] = []
+
+    def measure(model: ModelConfig, batch: BatchConfig) -> ModelShape:
+        assert describe is not None, "whoever plans a model of family custom gives a way to measure it"
+        if not answers:
+            answers.append(describe(model, batch))
+        return answers[0]
+
+    return measure
 
 
 def _solve(
@@ -72,49 +104,36 @@ def _solve(
 ) -> tuple[int | None, BatchSizes | None, list[Fault]]:
     """Replicas and batch sizes, None where they have none, and the faults of world, batch and layers."""
     faults: list[Fault] = []
-    dp = solve_dp(config, num_other_ranks)
+    dp = solve_dp(config, num_other_ranks, sources)
     sizes: BatchSizes | None = None
     if isinstance(dp, Fault):
         faults.append(dp)
     else:
         faults += world_faults(config, dp, num_other_ranks, sources)
-        solution = solve(config.batch, dp)
+        solution = solve(config.batch, dp, sources)
         if isinstance(solution, Fault):
             faults.append(solution)
         else:
             sizes = solution
     if num_layers is not None:
-        faults += layer_faults(num_layers, _pipeline(config, _UNSOLVED), config.parallel.layers_per_stage)
+        split = config.parallel.layers_per_stage
+        faults += layer_faults(num_layers, _pipeline(config, _UNSOLVED), split, sources)
     return (None if isinstance(dp, Fault) else dp), sizes, faults
 
 
-def _plugin_verdicts(
-    job: JobShape, chosen: Chosen, sizes: BatchSizes | None, *, is_sound: bool
-) -> list[Fault]:
-    """What the plugins find. Those that judge the job as a whole are asked only about a sound one.
-    The executor is not asked: what it cannot start can still be planned."""
-    faults = [_explained(fault, job) for fault in chosen.schedule.check(job.pipeline)] if sizes else []
-    for parallel in chosen.parallels:
-        faults += parallel.check(job)
+def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[Fault]:
+    """What the parallels find; the architecture judges a sound job alone. The executor is not asked:
+    what it cannot start can still be planned."""
+    faults = [fault for parallel in chosen.parallels for fault in parallel.check(job)]
     if is_sound and not faults:
         faults += chosen.architecture.check(job)
     return faults
 
 
-def _explained(fault: Fault, job: JobShape) -> Fault:
-    """A schedule knows only the number of microbatches; says where that number comes from."""
-    if fault.path != "batch.num_microbatches":
-        return fault
-    dp = job.mesh.dp
-    origin = f"(= global_size {job.global_size} / (micro_size {job.micro_size} * dp {dp}))"
-    return replace(fault, given=f"{fault.given} {origin}")
-
-
-def _shape(config: LaunchConfig, describe: Describe | None) -> ModelShape:
+def _shape(config: LaunchConfig, describe: Describe) -> ModelShape:
     if config.model.family != "custom":
         is_fused = config.device.kind == "cuda"
         return model_shape(config.model, config.batch.seq_length, has_fused_norm=is_fused)
-    assert describe is not None, "whoever plans a model of family custom gives a way to measure it"
     return describe(config.model, config.batch)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isclose
 
-from launcher.interfaces import JobShape, RankCost
+from launcher.interfaces import JobShape, Parallel, RankCost
+from launcher.plan.balance import layer_costs, stage_sums
 from launcher.plan.batch import BatchSizes
 from launcher.plan.model import SchedulePlan
+from launcher.plan.partition import split_layers
 from launcher.plan.traffic import message_time_s
 from launcher.units import counted, format_duration
 
@@ -35,6 +37,20 @@ def idle_note(world_size: int, num_devices: int) -> list[str]:
         return []
     idle = num_devices - world_size
     return [f"{idle} of {num_devices} devices stay idle; figures per device divide by all {num_devices}."]
+
+
+def balance_note(job: JobShape, parallels: Sequence[Parallel]) -> str:
+    """Says what splitting the layers by their time gains over splitting them evenly."""
+    costs = layer_costs(job, parallels)
+    counts = [stage.num_layers for stage in job.stages]
+    slowest, even = (
+        format_duration(max(stage_sums(costs, split)))
+        for split in (counts, split_layers(len(costs), len(counts)))
+    )
+    return (
+        f"Layers are split by predicted time, embedding and head counted: the slowest stage takes {slowest} "
+        f"per microbatch, {even} with the layers split evenly."
+    )
 
 
 def _device_note(job: JobShape) -> str:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from launcher.errors import Fault
-from launcher.plan.arithmetic import divisors, listed, nearest_of
+from launcher.plan.arithmetic import divisors, listed, nearest_first
 from launcher.plan.model import ModelShape, StagePlan
+from launcher.plan.settings import blamed
 from launcher.schedule.actions import PipelineShape
+from launcher.typed import Source
+from launcher.units import counted
+
+_SPLIT = "parallel.layers_per_stage"
+_MAX_SIZES = 4
+"""Sizes of one setting that are proposed, the nearest first."""
 
 
 def split_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
@@ -21,12 +30,29 @@ def split_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def layer_faults(
-    num_layers: int, pipeline: PipelineShape, layers_per_stage: Sequence[int] | str
+    num_layers: int,
+    pipeline: PipelineShape,
+    layers_per_stage: Sequence[int] | str,
+    sources: Mapping[str, Source] = MappingProxyType({}),
 ) -> tuple[Fault, ...]:
-    """Faults of a split, whichever way it was asked for."""
+    """Faults of a split, whichever way it was asked for; they name the setting that was typed."""
+    given = {
+        "parallel.pp": pipeline.num_pp_ranks,
+        "parallel.num_chunks": pipeline.num_chunks,
+        _SPLIT: layers_per_stage,
+        "model.num_layers": num_layers,
+    }
     if isinstance(layers_per_stage, str):
-        return _even_faults(num_layers, pipeline)
-    return _list_faults(num_layers, pipeline, tuple(layers_per_stage))
+        path = blamed(tuple(given), sources)
+        rules = (_even_rules if layers_per_stage == "even" else _auto_rules)(num_layers, pipeline)
+        ways = _even_ways(num_layers, pipeline)
+    else:
+        path = blamed((_SPLIT, *given), sources)
+        given[_SPLIT] = f"[{listed(layers_per_stage, ',')}]"
+        rules = _list_rules(num_layers, pipeline, tuple(layers_per_stage))
+        ways = _list_ways(num_layers, pipeline, len(layers_per_stage))
+    proposed = tuple(ways)
+    return tuple(Fault(path, given[path], rule, ways=proposed) for rule in rules)
 
 
 def make_stages(
@@ -56,39 +82,58 @@ def make_stages(
     return tuple(stages)
 
 
-def _even_faults(num_layers: int, pipeline: PipelineShape) -> tuple[Fault, ...]:
+def _even_rules(num_layers: int, pipeline: PipelineShape) -> Iterator[str]:
     p, v = pipeline.num_pp_ranks, pipeline.num_chunks
-    if num_layers % (p * v) == 0:
-        return ()
-    chunks = "1 chunk" if v == 1 else f"{v} chunks"
-    choices = divisors(num_layers // v) if num_layers % v == 0 else ()
-    rule = f"the model has {num_layers} layers and {chunks} per rank, so "
-    rule += f"pp must divide {num_layers}" if v == 1 else f"pp * {v} = {p * v} must divide {num_layers}"
-    rule += f" ({listed(choices)})" if v == 1 else ""
-    ways = [f"set parallel.pp={nearest_of(p, choices)}"] if choices else []
-    if v > 1 and num_layers % p == 0:
-        ways.append(f"set parallel.num_chunks={nearest_of(v, divisors(num_layers // p))}")
-    if num_layers >= p * v:
-        ways.append(f"give parallel.layers_per_stage=[{listed(split_layers(num_layers, p * v), ',')}]")
-    fix = ", or ".join(ways) or "set parallel.pp=1 parallel.num_chunks=1"
-    return (Fault("parallel.pp", p, rule, f"{fix[0].upper()}{fix[1:]}."),)
+    if num_layers % (p * v):
+        rule = f"the model has {counted(num_layers, 'layer')} and {counted(v, 'chunk')} per rank, so "
+        if v == 1:
+            yield f"{rule}pp must divide {num_layers} ({listed(divisors(num_layers))})"
+        else:
+            yield f"{rule}pp * {v} = {p * v} must divide {num_layers}"
 
 
-def _list_faults(num_layers: int, pipeline: PipelineShape, counts: tuple[int, ...]) -> tuple[Fault, ...]:
+def _auto_rules(num_layers: int, pipeline: PipelineShape) -> Iterator[str]:
+    if num_layers < pipeline.num_stages:
+        stages = f"pp * num_chunks = {pipeline.num_pp_ranks} * {pipeline.num_chunks} = {pipeline.num_stages}"
+        yield f"the model has {counted(num_layers, 'layer')}, and each of {stages} stages needs one"
+
+
+def _list_rules(num_layers: int, pipeline: PipelineShape, counts: tuple[int, ...]) -> Iterator[str]:
     p, v = pipeline.num_pp_ranks, pipeline.num_chunks
-    path, given = "parallel.layers_per_stage", f"[{listed(counts, ',')}]"
-    fix = f"Set parallel.layers_per_stage=[{listed(split_layers(num_layers, p * v), ',')}]."
-    if num_layers < p * v:
-        fix = f"Set parallel.pp={nearest_of(p, divisors(num_layers))} parallel.num_chunks=1."
-    faults = []
     if len(counts) != p * v:
-        rule = f"needs one number for each of pp * num_chunks = {p} * {v} = {p * v} stages, has {len(counts)}"
-        faults.append(Fault(path, given, rule, fix))
+        stages = counted(p * v, "stage")
+        yield f"needs one number for each of pp * num_chunks = {p} * {v} = {stages}, has {len(counts)}"
     if sum(counts) != num_layers:
-        total = f"{' + '.join(map(str, counts))} = {sum(counts)}"
-        rule = f"the stages hold {total} layers, the model has {num_layers}"
-        faults.append(Fault(path, given, rule, fix))
+        total = counted(sum(counts), "layer")
+        sums = f"{' + '.join(map(str, counts))} = {total}" if len(counts) > 1 else total
+        yield f"the stages hold {sums}, the model has {num_layers}"
     if min(counts, default=1) < 1:
-        rule = f"stage {counts.index(min(counts))} would hold no layer"
-        faults.append(Fault(path, given, rule, fix))
-    return tuple(faults)
+        yield f"stage {counts.index(min(counts))} would hold no layer"
+
+
+def _even_ways(num_layers: int, pipeline: PipelineShape) -> Iterator[Mapping[str, Any]]:
+    p, v = pipeline.num_pp_ranks, pipeline.num_chunks
+    nearest, *others = _sizes("parallel.pp", p, num_layers, v)
+    yield nearest
+    if num_layers >= p * v:
+        yield {_SPLIT: "auto"}
+    yield from _sizes("parallel.num_chunks", v, num_layers, p)
+    yield from others
+
+
+def _list_ways(num_layers: int, pipeline: PipelineShape, length: int) -> Iterator[Mapping[str, Any]]:
+    p, v = pipeline.num_pp_ranks, pipeline.num_chunks
+    if num_layers >= p * v:
+        yield {_SPLIT: "even" if num_layers % (p * v) == 0 else "auto"}
+    if length and length % v == 0:
+        yield {"parallel.pp": length // v}
+    if length and length % p == 0:
+        yield {"parallel.num_chunks": length // p}
+    for size in _sizes("parallel.pp", p, num_layers, v):
+        yield {**size, _SPLIT: "even"}
+
+
+def _sizes(path: str, wanted: int, num_layers: int, other: int) -> list[Mapping[str, Any]]:
+    """Values of one setting that, times the other one, divide the layers; the nearest first."""
+    choices = divisors(num_layers // other) if num_layers % other == 0 else (1,)
+    return [{path: size} for size in nearest_first(wanted, choices)[:_MAX_SIZES]]

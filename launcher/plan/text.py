@@ -6,8 +6,8 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-from launcher.plan.checks import parts_bytes
 from launcher.plan.columns import columns, cropped
+from launcher.plan.fit import parts_bytes
 from launcher.plan.model import MemoryPlan, Plan, StagePlan, TrafficPlan
 from launcher.schedule.actions import Action
 from launcher.schedule.grid import draw

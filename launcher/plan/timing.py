@@ -67,7 +67,7 @@ def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]], *, is_spli
         layers_s = max(_seconds(job, (part.forward_flops for part in job.layers(stage))), _FASTEST_S)
         ends_s = _seconds(job, (part.forward_flops for part in job.ends(stage)))
         weight_s.append(_seconds(job, (part.weight_flops for part in parts)) if is_split else 0.0)
-        share = 1 / (job.config.parallel.num_chunks * job.pipeline.num_microbatches)
+        share = 1 / (job.pipeline.num_chunks * job.pipeline.num_microbatches)
         rank = costs[stage.pp_rank]
         forward_s.append(layers_s + ends_s + share * _waited_s(job, rank, "forward"))
         whole_s = backward_factor * layers_s + 2 * ends_s + share * _waited_s(job, rank, "backward")

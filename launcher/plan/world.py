@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import gcd
+from collections.abc import Iterable, Iterator, Mapping
+from math import gcd, prod
+from typing import Any
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault
-from launcher.plan.arithmetic import divisors, listed, nearest_of
+from launcher.plan.arithmetic import divisors, listed, multiples_around, nearest_first
+from launcher.plan.settings import blamed, value_at
 from launcher.topology.mesh import AXES
 from launcher.typed import Source
+from launcher.units import counted
+
+_SETTINGS = ("parallel.dp", "parallel.tp", "parallel.pp", "cluster.nodes", "cluster.devices_per_node")
+_MAX_SIZES = 4
+"""Sizes of one axis that are proposed, the nearest first."""
 
 
-def solve_dp(config: LaunchConfig, num_other_ranks: int) -> int | Fault:
+def solve_dp(config: LaunchConfig, num_other_ranks: int, sources: Mapping[str, Source]) -> int | Fault:
     """Data-parallel replicas: as given, or for ``auto`` as many as the devices hold."""
     parallel, free = config.parallel, _free_devices(config, num_other_ranks)
     if parallel.dp != "auto":
@@ -20,15 +27,12 @@ def solve_dp(config: LaunchConfig, num_other_ranks: int) -> int | Fault:
     unit = parallel.tp * parallel.pp
     if free >= unit and (free % unit == 0 or config.cluster.allow_idle_devices):
         return free // unit
-    rule = f"dp = devices / (tp * pp) = {free} / ({parallel.tp} * {parallel.pp}) = {free / unit:.3g}"
-    ways = [_smaller_model_split(config, free)]
+    rule = f"dp = devices / (tp * pp) = {free} / ({parallel.tp} * {parallel.pp}) "
     if free < unit:
-        rule += " is below 1"
-        ways += _more_nodes(config, unit + num_other_ranks)
+        rule += "is below 1"
     else:
-        rule += f" is not whole: tp * pp = {unit} must divide {free} ({listed(divisors(free))})"
-        ways.append("cluster.allow_idle_devices=true")
-    return Fault("parallel.dp", "auto", rule, f"Set {', or '.join(ways)}.")
+        rule += f"is not whole: tp * pp = {unit} must divide {free} ({listed(divisors(free))})"
+    return _fault(config, rule, sources, _ways(config, free))
 
 
 def world_faults(
@@ -40,25 +44,16 @@ def world_faults(
     world = dp * unit + num_other_ranks
     if world == devices or (world < devices and cluster.allow_idle_devices):
         return ()
-    free = devices - num_other_ranks
-    ways = []
-    if free >= unit and (free % unit == 0 or cluster.allow_idle_devices):
-        ways.append(f"parallel.dp={free // unit} (or auto)")
-    else:
-        ways.append(_smaller_model_split(config, free))
-    ways += _more_nodes(config, world)
+    verdict = "which is too few; dp counts whole replicas, each of tp * pp ranks"
     if world < devices:
-        ways.append("cluster.allow_idle_devices=true")
         verdict = f"{devices - world} would stay idle"
-    else:
-        verdict = "which is too few; dp counts whole replicas, each of tp * pp ranks"
     others = f" + {num_other_ranks} of other roles" if num_other_ranks else ""
     rule = (
-        f"world = dp * tp * pp{others} = {dp} * {parallel.tp} * {parallel.pp}{others} = {world} ranks"
-        f"{_origins(sources)}, the cluster has nodes * devices_per_node = "
-        f"{cluster.nodes} * {cluster.devices_per_node} = {devices} devices: {verdict}"
+        f"world = dp * tp * pp{others} = {dp} * {parallel.tp} * {parallel.pp}{others} = "
+        f"{counted(world, 'rank')}{_origins(sources)}, the cluster has nodes * devices_per_node = "
+        f"{cluster.nodes} * {cluster.devices_per_node} = {counted(devices, 'device')}: {verdict}"
     )
-    return (Fault("parallel.dp", dp, rule, f"Set {', or '.join(ways)}."),)
+    return (_fault(config, rule, sources, _ways(config, devices - num_other_ranks)),)
 
 
 def rank_order_faults(rank_order: str) -> tuple[Fault, ...]:
@@ -66,7 +61,7 @@ def rank_order_faults(rank_order: str) -> tuple[Fault, ...]:
     if sorted(axes(rank_order)) == sorted(AXES):
         return ()
     rule = f"must name each of {', '.join(AXES)} once, the outermost first"
-    return (Fault("parallel.rank_order", rank_order, rule, f"Set parallel.rank_order={'-'.join(AXES)}."),)
+    return (Fault("parallel.rank_order", rank_order, rule, ways=({"parallel.rank_order": "-".join(AXES)},)),)
 
 
 def axes(rank_order: str) -> tuple[str, ...]:
@@ -82,21 +77,33 @@ def _free_devices(config: LaunchConfig, num_other_ranks: int) -> int:
     return config.cluster.nodes * config.cluster.devices_per_node - num_other_ranks
 
 
-def _smaller_model_split(config: LaunchConfig, free: int) -> str:
-    """A tp and pp whose product divides the devices, with as little changed as possible."""
-    parallel = config.parallel
-    tp = parallel.tp if free % parallel.tp == 0 else gcd(free, parallel.tp)
-    pp = nearest_of(parallel.pp, divisors(max(free, 1) // max(tp, 1)) or (1,))
-    words = [f"parallel.tp={tp}"] * (tp != parallel.tp) + [f"parallel.pp={pp}"] * (pp != parallel.pp)
-    return " ".join(words)
+def _fault(
+    config: LaunchConfig, rule: str, sources: Mapping[str, Source], ways: Iterable[Mapping[str, Any]]
+) -> Fault:
+    """A fault of the setting that was typed, of dp when it was none or another one."""
+    path = blamed(_SETTINGS, sources)
+    return Fault(path, value_at(config, path), rule, ways=tuple(ways))
 
 
-def _more_nodes(config: LaunchConfig, world: int) -> list[str]:
-    """The number of nodes that the world fills, when it fills any."""
-    nodes, over = divmod(world, config.cluster.devices_per_node)
-    if over and not config.cluster.allow_idle_devices:
-        return []
-    return [f"cluster.nodes={nodes + (over > 0)}"]
+def _ways(config: LaunchConfig, free: int) -> Iterator[Mapping[str, Any]]:
+    """Each factor of the world in turn made to fit the others, then the cluster made to fit the world."""
+    cluster, parallel = config.cluster, config.parallel
+    is_open, dp = parallel.dp == "auto", 1 if parallel.dp == "auto" else parallel.dp
+    sizes = {"parallel.dp": dp, "parallel.pp": parallel.pp, "parallel.tp": parallel.tp}
+    unit = prod(sizes.values())
+    for path, size in sizes.items():
+        room, over = divmod(free, unit // size)
+        if room and (cluster.allow_idle_devices or not over) and not (is_open and path == "parallel.dp"):
+            choices = divisors(room) if is_open or cluster.allow_idle_devices else (room,)
+            yield from ({path: choice} for choice in nearest_first(size, choices)[:_MAX_SIZES])
+    if is_open:
+        filling = multiples_around(cluster.nodes, unit // gcd(unit, cluster.devices_per_node))
+    else:
+        other_ranks = cluster.nodes * cluster.devices_per_node - free
+        filling = (-(-(unit + other_ranks) // cluster.devices_per_node),)
+    yield from ({"cluster.nodes": nodes} for nodes in filling)
+    if free >= unit:
+        yield {"cluster.allow_idle_devices": True}
 
 
 def _origins(sources: Mapping[str, Source]) -> str:

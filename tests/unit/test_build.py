@@ -155,7 +155,7 @@ def test_a_custom_model_cannot_be_split():
     with pytest.raises(
         LauncherError,
         match=r"parallel\.tp=2: the layers that model\.target builds are whole and cannot be split\. "
-        r"Set parallel\.tp=1; dp and pp can be used\.",
+        r"Set parallel\.tp=1\. Spread it along dp and pp\.",
     ):
         build(custom({"tp": 2}), describe=lambda model, batch: shape)
 

@@ -29,7 +29,8 @@ def test_a_world_larger_than_the_devices_is_refused_with_the_formula():
     assert refusal(launch_config(parallel={"dp": 8, "tp": 2}, cluster=NO_IDLE)) == [
         "parallel.dp=8: world = dp * tp * pp = 8 * 2 * 1 = 16 ranks, the cluster has "
         "nodes * devices_per_node = 1 * 8 = 8 devices: which is too few; "
-        "dp counts whole replicas, each of tp * pp ranks. Set parallel.dp=4 (or auto), or cluster.nodes=2."
+        "dp counts whole replicas, each of tp * pp ranks. "
+        "Set parallel.dp=4, or parallel.tp=1, or cluster.nodes=2."
     ]
 
 
@@ -38,7 +39,7 @@ def test_idle_devices_are_refused_unless_allowed():
     assert refusal(launch_config(parallel=parallel, cluster=NO_IDLE)) == [
         "parallel.dp=2: world = dp * tp * pp = 2 * 2 * 1 = 4 ranks, the cluster has nodes * devices_per_node "
         "= 1 * 8 = 8 devices: 4 would stay idle. "
-        "Set parallel.dp=4 (or auto), or cluster.allow_idle_devices=true."
+        "Set parallel.dp=4, or parallel.pp=2, or parallel.tp=4, or cluster.allow_idle_devices=true."
     ]
     plan = build(launch_config(parallel=parallel))
     assert "4 of 8 devices stay idle; figures per device divide by all 8." in plan.notes
@@ -57,22 +58,23 @@ def test_a_world_says_where_each_factor_was_set():
 def test_a_replica_that_the_devices_cannot_hold_offers_a_smaller_split():
     (fault,) = refusal(launch_config(model={"num_layers": 12}, parallel={"tp": 4, "pp": 3}, cluster=NO_IDLE))
     assert "1 * 4 * 3 = 12 ranks" in fault
-    assert fault.endswith("Set parallel.pp=2.")
+    assert "Set parallel.pp=2, or " in fault
 
 
 def test_dp_auto_that_is_not_whole_is_refused():
     config = launch_config(model={"num_layers": 3}, parallel={"dp": "auto", "pp": 3}, cluster=NO_IDLE)
     assert refusal(config) == [
-        "parallel.dp=auto: dp = devices / (tp * pp) = 8 / (1 * 3) = 2.67 is not whole: "
-        "tp * pp = 3 must divide 8 (1, 2, 4, 8). Set parallel.pp=4, or cluster.allow_idle_devices=true."
+        "parallel.dp=auto: dp = devices / (tp * pp) = 8 / (1 * 3) is not whole: "
+        "tp * pp = 3 must divide 8 (1, 2, 4, 8). Set parallel.pp=1, or cluster.nodes=3, or "
+        "cluster.allow_idle_devices=true."
     ]
 
 
 def test_dp_auto_below_one_is_refused():
     config = launch_config(parallel={"dp": "auto", "tp": 4, "pp": 4}, cluster=NO_IDLE)
     assert refusal(config) == [
-        "parallel.dp=auto: dp = devices / (tp * pp) = 8 / (4 * 4) = 0.5 is below 1. "
-        "Set parallel.pp=2, or cluster.nodes=2."
+        "parallel.dp=auto: dp = devices / (tp * pp) = 8 / (4 * 4) is below 1. "
+        "Set parallel.pp=2 or 1, or parallel.tp=2, or cluster.nodes=2."
     ]
 
 
@@ -88,13 +90,14 @@ def test_a_rank_order_names_every_axis_once():
 
 def test_heads_must_divide_the_hidden_size():
     assert refusal(launch_config(model={"num_heads": 5})) == [
-        "model.num_heads=5: must divide hidden_size = 64; 64/5 is not whole. Set model.num_heads=4."
+        "model.num_heads=5: must divide hidden_size = 64; 64/5 is not whole. Set model.num_heads=4 or 8."
     ]
 
 
 def test_key_heads_must_divide_the_heads():
     assert refusal(launch_config(model={"hidden_size": 256, "num_heads": 32, "num_kv_heads": 5})) == [
-        "model.num_kv_heads=5: must divide num_heads = 32 (1, 2, 4, 8, 16, 32). Set model.num_kv_heads=4."
+        "model.num_kv_heads=5: must divide num_heads = 32 (1, 2, 4, 8, 16, 32). "
+        "Set model.num_kv_heads=4 or 8."
     ]
 
 
@@ -102,7 +105,7 @@ def test_rotary_heads_must_have_an_even_width():
     config = launch_config(model={"family": "llama", "hidden_size": 12, "num_heads": 4, "vocab_size": 256})
     assert refusal(config) == [
         "model.num_heads=4: hidden_size / num_heads = 3 must be even for rotary positions. "
-        "Set model.num_heads=3."
+        "Set model.num_heads=3 or 6."
     ]
 
 
@@ -163,30 +166,29 @@ def test_more_tensor_ranks_than_key_heads_are_refused():
         model={"num_heads": 16, "num_kv_heads": 8}, parallel={"tp": 16}, cluster={"devices_per_node": 16}
     )
     assert refusal(config) == [
-        "parallel.tp=16: must divide model.num_kv_heads = 8; 8/16 is not whole. Set parallel.tp=8."
+        "parallel.tp=16: must divide model.num_kv_heads = 8; 8/16 is not whole. Set parallel.tp=8 or 4."
     ]
 
 
 def test_every_size_that_tp_does_not_divide_is_named_with_one_tp_that_divides_all():
     assert refusal(launch_config(parallel={"tp": 3})) == [
-        "parallel.tp=3: must divide model.num_heads = 4; 4/3 is not whole. Set parallel.tp=4.",
-        "parallel.tp=3: must divide model.num_kv_heads = 4; 4/3 is not whole. Set parallel.tp=4.",
-        "parallel.tp=3: must divide model.ffn_size = 256; 256/3 is not whole. Set parallel.tp=4.",
+        "parallel.tp=3: must divide model.num_heads = 4, model.num_kv_heads = 4, model.ffn_size = 256; "
+        "4/3, 4/3, 256/3 are not whole. Set parallel.tp=4 or 2."
     ]
 
 
 def test_sequence_parallelism_needs_tensor_ranks():
     assert refusal(launch_config(parallel={"sequence_parallel": True})) == [
-        "parallel.sequence_parallel=true: splits activations over the tensor-parallel ranks and tp is 1. "
-        "Set parallel.sequence_parallel=false or parallel.tp=2."
+        "parallel.sequence_parallel=true: sequence parallelism splits activations over the tensor-parallel "
+        "ranks and tp is 1. Set parallel.sequence_parallel=false, or parallel.tp=2."
     ]
 
 
 def test_sequence_parallelism_needs_a_sequence_that_tp_divides():
     config = launch_config(batch={"seq_length": 30}, parallel={"tp": 4, "sequence_parallel": True})
     assert refusal(config) == [
-        "batch.seq_length=30: sequence parallelism needs a multiple of tp = 4; 30/4 is not whole. "
-        "Set batch.seq_length=28 or 32."
+        "batch.seq_length=30: sequence parallelism needs a seq_length that is a multiple of tp = 4; "
+        "30/4 is not whole. Set batch.seq_length=28 or 32, or parallel.tp=2."
     ]
 
 
@@ -223,15 +225,17 @@ def test_interleaving_refuses_too_few_microbatches_and_says_where_they_come_from
         cluster={"nodes": 3},
     )
     (fault,) = refusal(config)
-    assert "batch.num_microbatches=3 (= global_size 24 / (micro_size 2 * dp 4)): " in fault
-    assert "6 ranks need at least 6 microbatches; you have 3" in fault
+    assert fault.startswith(
+        "batch.global_size=24: num_microbatches = global_size / (micro_size * dp) = 24 / (2 * 4) = 3; "
+        "6 ranks need at least 6 microbatches; you have 3. Set batch.global_size=48, or batch.micro_size=1, "
+    )
 
 
 def test_interleaving_refuses_a_number_of_microbatches_that_pp_does_not_divide():
     parallel = {"pp": 4, "num_chunks": 2, "schedule": "interleaved_1f1b"}
     (fault,) = refusal(launch_config(model={"num_layers": 8}, batch={"global_size": 10}, parallel=parallel))
-    assert fault.startswith("batch.num_microbatches=10")
-    assert fault.endswith("Set batch.num_microbatches=8 or 12.")
+    assert fault.startswith("batch.global_size=10: num_microbatches = ")
+    assert fault.endswith("Set batch.global_size=8 or 12.")
 
 
 @pytest.mark.parametrize(("warmup_steps", "is_noted"), [(1, False), (2, True), (9, True)])
@@ -312,7 +316,7 @@ def test_model_states_that_do_not_fit_are_refused_with_the_largest_part_and_ways
     assert re.match(
         r"device\.memory_bytes=80000000000: a rank of pp_rank 0 needs 14\d GB \(weights 16\.1 GB, gradients "
         r"32\.1 GB, optimizer 96\.4 GB, activations .*\) and its device has 80\.0 GB; the largest part is "
-        r"optimizer\. Raise parallel\.tp above 1, or raise parallel\.pp above 1, or choose a smaller model\.",
+        r"optimizer\. Set parallel\.tp=2 or 4, or parallel\.pp=2 or 4\. A smaller model needs less, too\.",
         fault,
     )
 
@@ -322,7 +326,8 @@ def test_activations_that_do_not_fit_are_refused_with_their_own_ways_out():
     (fault,) = refusal(config)
     assert "the largest part is activations" in fault
     assert fault.endswith(
-        "Set batch.micro_size=32, or set parallel.recompute=full, or shorten batch.seq_length."
+        "Set parallel.recompute=full, or batch.micro_size=16, or parallel.tp=4, or parallel.pp=4. "
+        "A shorter batch.seq_length needs less, too."
     )
 
 

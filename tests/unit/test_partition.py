@@ -8,6 +8,7 @@ from launcher.plan.partition import layer_faults, make_stages, split_layers
 from launcher.plan.resolve import resolve_model
 from launcher.plan.shapes import model_shape
 from launcher.schedule.actions import PipelineShape
+from launcher.typed import Source
 from tests.unit.plan_jobs import launch_config
 
 
@@ -29,47 +30,55 @@ def test_a_split_holds_every_layer_and_differs_by_at_most_one(num_layers, num_st
     assert max(counts) - min(counts) <= 1
 
 
-def test_layers_that_pp_does_not_divide_are_refused_with_the_nearest_pp():
+def test_layers_that_pp_does_not_divide_are_refused_with_what_would_fit():
     assert text(16, pp=3) == [
         "parallel.pp=3: the model has 16 layers and 1 chunk per rank, so pp must divide 16 (1, 2, 4, 8, 16). "
-        "Set parallel.pp=4, or give parallel.layers_per_stage=[6,5,5]."
+        "Set parallel.pp=4 or 2 or 1 or 8, or parallel.layers_per_stage=auto, or parallel.num_chunks=1."
     ]
 
 
-@pytest.mark.parametrize(("num_layers", "offer"), [(30, "[8,8,7,7]"), (27, "[7,7,7,6]")])
-def test_no_layer_is_dropped_silently(num_layers, offer):
-    (fault,) = text(num_layers, pp=4)
-    assert f"layers_per_stage={offer}" in fault
-    assert sum(map(int, offer.strip("[]").split(","))) == num_layers
-
-
-def test_interleaving_offers_another_pp_or_another_number_of_chunks():
+def test_interleaving_proposes_another_pp_or_another_number_of_chunks():
     (fault,) = text(80, pp=16, num_chunks=2)
-    assert fault.startswith(
+    assert fault == (
         "parallel.pp=16: the model has 80 layers and 2 chunks per rank, so pp * 2 = 32 must divide 80. "
-        "Set parallel.pp=20, or set parallel.num_chunks=1"
+        "Set parallel.pp=20 or 10 or 8 or 5, or parallel.layers_per_stage=auto, or parallel.num_chunks=1 or 5."
     )
 
 
 def test_chunks_that_no_pp_divides_are_refused():
     (fault,) = text(40, pp=2, num_chunks=12)
-    assert (
-        "pp * 12 = 24 must divide 40. Set parallel.num_chunks=10, or give parallel.layers_per_stage" in fault
+    assert "pp * 12 = 24 must divide 40." in fault
+    assert "parallel.num_chunks=10 or 5 or 20 or 4" in fault
+
+
+@pytest.mark.parametrize("how", ["even", "auto"])
+def test_more_stages_than_layers_leave_only_fewer_stages(how):
+    (fault,) = layer_faults(2, PipelineShape(num_pp_ranks=4), how)
+    assert {"parallel.pp": 2} in fault.ways
+    assert not any("parallel.layers_per_stage" in way for way in fault.ways)
+
+
+def test_a_split_by_time_needs_a_layer_for_every_stage():
+    assert text(8, pp=3, layers_per_stage="auto") == []
+    (fault,) = text(5, pp=3, num_chunks=2, layers_per_stage="auto")
+    assert fault.startswith(
+        "parallel.pp=3: the model has 5 layers, and each of pp * num_chunks = 3 * 2 = 6 stages needs one."
     )
 
 
-def test_more_stages_than_layers_leave_only_a_smaller_pp():
-    assert text(2, pp=4) == [
-        "parallel.pp=4: the model has 2 layers and 1 chunk per rank, so pp must divide 2 (1, 2). "
-        "Set parallel.pp=2."
-    ]
-
-
 def test_a_list_that_does_not_sum_to_the_layers_is_refused():
-    assert text(20, pp=1, layers_per_stage=(1,)) == [
-        "parallel.layers_per_stage=[1]: the stages hold 1 = 1 layers, the model has 20. "
-        "Set parallel.layers_per_stage=[20]."
-    ]
+    (fault,) = text(20, pp=1, layers_per_stage=(1,))
+    assert fault.startswith(
+        "parallel.layers_per_stage=[1]: the stages hold 1 layer, the model has 20. "
+        "Set parallel.layers_per_stage=even"
+    )
+    assert "the stages hold 2 + 3 = 5 layers, the model has 20" in text(20, pp=2, layers_per_stage=(2, 3))[0]
+
+
+def test_an_empty_list_says_so_in_words():
+    length, total = text(4, pp=2, layers_per_stage=())
+    assert "needs one number for each of pp * num_chunks = 2 * 1 = 2 stages, has 0" in length
+    assert "the stages hold 0 layers, the model has 4" in total
 
 
 def test_a_stage_of_less_than_no_layer_is_refused_alike():
@@ -78,21 +87,24 @@ def test_a_stage_of_less_than_no_layer_is_refused_alike():
 
 
 def test_an_empty_stage_is_refused():
-    assert text(8, pp=3, layers_per_stage=(4, 0, 4)) == [
-        "parallel.layers_per_stage=[4,0,4]: stage 1 would hold no layer. "
-        "Set parallel.layers_per_stage=[3,3,2]."
-    ]
+    (fault,) = text(8, pp=3, layers_per_stage=(4, 0, 4))
+    assert fault.startswith(
+        "parallel.layers_per_stage=[4,0,4]: stage 1 would hold no layer. Set parallel.layers_per_stage=auto"
+    )
 
 
 def test_a_list_of_the_wrong_length_is_refused():
     (fault,) = text(8, pp=2, num_chunks=2, layers_per_stage=(4, 4))
     assert "one number for each of pp * num_chunks = 2 * 2 = 4 stages, has 2" in fault
-    assert fault.endswith("Set parallel.layers_per_stage=[2,2,2,2].")
+    assert "Set parallel.layers_per_stage=even, or parallel.pp=1, or parallel.num_chunks=1" in fault
 
 
-def test_a_list_for_more_stages_than_layers_offers_a_smaller_pp():
-    (fault,) = text(2, pp=3, layers_per_stage=(1, 1, 0))
-    assert fault.endswith("Set parallel.pp=2 parallel.num_chunks=1.")
+def test_a_split_is_told_as_one_of_the_setting_that_was_typed():
+    pipeline = PipelineShape(num_pp_ranks=3)
+    sources = {"model.num_layers": Source(where="override model.num_layers=16")}
+    (fault,) = layer_faults(16, pipeline, "even", sources)
+    assert (fault.path, fault.given) == ("model.num_layers", 16)
+    assert layer_faults(16, pipeline, "even")[0].path == "parallel.pp"
 
 
 def test_stages_cover_the_layers_in_order_with_the_ends_on_the_first_and_the_last():

@@ -145,7 +145,7 @@ def test_one_chunk_schedules_refuse_two_and_name_the_one_that_interleaves(schedu
         (
             (6, 2, 3),
             "batch.num_microbatches=3: 6 ranks need at least 6 microbatches; you have 3. "
-            "Set batch.num_microbatches=6 or a multiple of it, or parallel.pp=3.",
+            "Set batch.num_microbatches=6, or parallel.pp=3, or parallel.schedule=1f1b.",
         ),
         (
             (4, 1, 8),
@@ -167,15 +167,10 @@ def test_interleaved_reports_both_faults_of_a_shape() -> None:
 def test_what_interleaved_offers_it_accepts() -> None:
     for p, m in product(range(2, 9), range(1, 30)):
         for fault in Interleaved1F1B().check(shape_of(p, 2, m)):
-            offered = [
-                int(word) for word in fault.fix.replace("=", " ").replace(".", " ").split() if word.isdigit()
-            ]
-            if m < p:
-                num_microbatches, pp = offered
-                assert not list(Interleaved1F1B().check(shape_of(pp, 2, m)))
-                offered = [num_microbatches]
-            for num_microbatches in offered:
-                assert not list(Interleaved1F1B().check(shape_of(p, 2, num_microbatches)))
+            for way in fault.ways:
+                if "parallel.schedule" not in way:
+                    sizes = way.get("parallel.pp", p), 2, way.get("batch.num_microbatches", m)
+                    assert not list(Interleaved1F1B().check(shape_of(*sizes)))
 
 
 @pytest.mark.parametrize("schedule", [GPipe(), OneFOneB()], ids=["gpipe", "1f1b"])

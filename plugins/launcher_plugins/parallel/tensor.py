@@ -16,12 +16,14 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import gcd
+from math import gcd, isqrt
 from typing import Literal
 
 from launcher.interfaces import Collective, Fault, JobShape, RankCost, StagePlan
 
 _FP32_BYTES = 4
+_MAX_DEGREES = 4
+"""Degrees that are proposed in place of one that does not fit, the nearest first."""
 Phase = Literal["forward", "backward", "step"]
 
 
@@ -36,17 +38,17 @@ class TensorParallel:
         model, tp = job.config.model, job.mesh.tp
         if model.family == "custom":
             rule = "the layers that model.target builds are whole and cannot be split"
-            yield Fault("parallel.tp", tp, rule, "Set parallel.tp=1; dp and pp can be used.")
+            yield Fault("parallel.tp", tp, rule, "Spread it along dp and pp.", ways=({"parallel.tp": 1},))
             return
         sizes = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads, "ffn_size": model.ffn_size}
         known = {name: size for name, size in sizes.items() if size is not None}
-        common = gcd(*known.values())
-        fitting = [degree for degree in range(1, common + 1) if common % degree == 0]
-        nearest = min(fitting, key=lambda degree: (abs(degree - tp), -degree))
-        for name, size in known.items():
-            if size % tp:
-                rule = f"must divide model.{name} = {size}; {size}/{tp} is not whole"
-                yield Fault("parallel.tp", tp, rule, f"Set parallel.tp={nearest}.")
+        if uneven := {name: size for name, size in known.items() if size % tp}:
+            named = ", ".join(f"model.{name} = {size}" for name, size in uneven.items())
+            quotients = ", ".join(f"{size}/{tp}" for size in uneven.values())
+            rule = f"must divide {named}; {quotients} {'is' if len(uneven) == 1 else 'are'} not whole"
+            nearest = sorted(_divisors(gcd(*known.values())), key=lambda degree: (abs(degree - tp), -degree))
+            ways = tuple({"parallel.tp": degree} for degree in nearest[:_MAX_DEGREES])
+            yield Fault("parallel.tp", tp, rule, ways=ways)
 
     def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
         """The sums inside every layer, in the embedding and in the loss."""
@@ -66,6 +68,11 @@ class TensorParallel:
 def gathers_again(job: JobShape) -> bool:
     """Whether split regions keep their input in parts of the sequence and gather it in the backward."""
     return job.config.parallel.sequence_parallel and job.config.parallel.recompute == "none"
+
+
+def _divisors(number: int) -> set[int]:
+    small = {degree for degree in range(1, isqrt(number) + 1) if number % degree == 0}
+    return small | {number // degree for degree in small}
 
 
 def _layer_sums(job: JobShape, stage: StagePlan) -> list[Collective]:

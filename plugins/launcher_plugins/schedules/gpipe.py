@@ -32,7 +32,7 @@ class GPipe:
                 "parallel.num_chunks",
                 shape.num_chunks,
                 "gpipe runs one model chunk per pipeline rank",
-                "Set parallel.num_chunks=1, or parallel.schedule=interleaved_1f1b.",
+                ways=({"parallel.num_chunks": 1}, {"parallel.schedule": "interleaved_1f1b"}),
             )
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:

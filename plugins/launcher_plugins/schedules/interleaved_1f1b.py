@@ -35,14 +35,14 @@ class Interleaved1F1B:
                 "parallel.num_chunks",
                 shape.num_chunks,
                 "interleaved_1f1b needs at least 2 model chunks on each pipeline rank",
-                "Set parallel.num_chunks=2, or parallel.schedule=1f1b.",
+                ways=({"parallel.num_chunks": 2}, {"parallel.schedule": "1f1b"}),
             )
         if m < p:
             yield Fault(
                 "batch.num_microbatches",
                 m,
                 f"{p} ranks need at least {p} microbatches; you have {m}",
-                f"Set batch.num_microbatches={p} or a multiple of it, or parallel.pp={m}.",
+                ways=({"batch.num_microbatches": p}, {"parallel.pp": m}, {"parallel.schedule": "1f1b"}),
             )
         elif m % p:
             below = m // p * p
@@ -50,7 +50,7 @@ class Interleaved1F1B:
                 "batch.num_microbatches",
                 m,
                 f"interleaved_1f1b runs microbatches in groups of pp={p}, so they must be a multiple of {p}",
-                f"Set batch.num_microbatches={below} or {below + p}.",
+                ways=({"batch.num_microbatches": below}, {"batch.num_microbatches": below + p}),
             )
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
