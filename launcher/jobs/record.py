@@ -57,7 +57,7 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
         "plan_sha256": sha256(text),
         "world_size": plan.world_size,
         "fingerprint": fingerprint(plan, origin.facts),
-        "baseline": None,
+        "baseline": read_json(directory.job).get("baseline"),  # of a run that is resumed
         "facts": dict(origin.facts),
         "checkouts": [_checkout_facts(*item) for item in enumerate(origin.checkouts)],
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.config.schema import RunConfig
 from launcher.errors import ConfigError, Fault, JobError
 from launcher.jobs.store import RunDirectory, absolute, check_idle, move_aside, read_json, saved_steps
+from launcher.units import counted
 
 _ATTEMPT = ("logs", "exit")
 """What belongs to one start of the ranks; moved aside when a run is resumed."""
@@ -50,7 +52,7 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     directory = RunDirectory(absolute(run.dir or ""))
     old = _old_plan(directory, run.dir)
     check_idle(directory)
-    _check_unfinished(directory, old["config"]["train"]["num_steps"])
+    _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
     changed = changed_settings(old, json.loads(plan_text))
     if changed:
         fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
@@ -88,7 +90,7 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]
 
 
 def _text(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -108,17 +110,15 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
     return plan
 
 
-def _check_unfinished(directory: RunDirectory, num_steps: int) -> None:
+def _check_unfinished(directory: RunDirectory, num_steps: int, given: str) -> None:
     """Refuses a run with nothing left to train: a start without a step would hide what was measured."""
-    path = directory.path
-    saved = saved_steps(path)
+    saved = saved_steps(directory.path)
     has_finished = read_json(directory.status_file).get("phase") == "succeeded"
     if has_finished or max(saved, default=0) >= num_steps:
-        raise JobError(
-            f"{path} is finished: {num_steps} of {num_steps} steps. See it with: trireme report {path}"
-        )
+        steps = f"{num_steps} of {counted(num_steps, 'step')}"
+        raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")
     if not saved:
         raise JobError(
-            f"{path} has no checkpoint to resume from. "
+            f"{given} has no checkpoint to resume from. "
             "Set train.checkpoint_interval and start anew with --overwrite."
         )

@@ -69,6 +69,14 @@ def test_the_baseline_is_named_relative_to_the_run(make_plan, tmp_path):
     assert read_json(directory.job)["recipe"] == "quickstart"
 
 
+def test_a_run_that_is_resumed_keeps_its_baseline(make_plan, directory):
+    plan = make_plan()
+    write_job(directory, plan, render(plan, directory.path), origin())
+    write_baseline(directory, directory.path.parent / "b")
+    write_job(directory, plan, render(plan, directory.path, resume=True), origin())
+    assert read_json(directory.job)["baseline"] == "../b"
+
+
 def test_the_state_of_the_sources_is_kept(make_plan, directory):
     checkout = Checkout(root="/src", commit="c0ffee", untracked=("new.py",), patch="diff\n")
     plan = make_plan()
