@@ -64,7 +64,7 @@ def hide_secrets(text: str) -> str:
         value = _VALUE.match(text, key.end()) if key.start() >= end and _is_secret_path(key[1]) else None
         if value is not None:
             shown += [text[end : key.end()], HIDDEN]
-            end = value.end()
+            end = value.start() + len(value[0].rstrip(".,;:"))
     return "".join([*shown, text[end:]])
 
 

@@ -40,8 +40,9 @@ def load(
     spoiled = {re.split(r"[.\[]", fault.path)[0] for fault in found}
     sound = {name: part for name, part in parts.items() if name not in spoiled}
     known = {fault.path for fault in found}
-    for path, given, rule, fix in (*secret_rules(values), *_words_for_null(sources), *broken_rules(sound)):
+    for path, given, rule, fix in (*broken_rules(sound), *secret_rules(values), *_words_for_null(sources)):
         if path not in known:
+            known.add(path)
             source = sources.get(path, Source(where=""))
             written = given if source.text is None or given == HIDDEN else source.text
             found.append(Fault(path, written, rule, fix, source.where))

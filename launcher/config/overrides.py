@@ -15,6 +15,7 @@ from launcher.typed import Source
 _KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w.-]+(:[\w.-]+)?)?", re.ASCII)
 _CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
 _ESCAPED_QUOTE = re.compile(r"\\['\"]")
+_SPECIAL = "=#()$;@&|<>!*?"
 _PAIRS = {"[": "]", "{": "}"}
 MAX_DEPTH = 20
 """More brackets inside of each other hold no setting."""
@@ -158,7 +159,7 @@ def _obstacle(value: str) -> str:
     for quote in ("'", '"'):
         if value.count(quote) % 2:
             return f"a {quote} opens a text that does not end"
-    special = next((letter for letter in value if not (letter.isalnum() or letter in "_-./ ,")), "")
+    special = next((letter for letter in value if letter in _SPECIAL), "")
     return f"{special} has a meaning of its own" if special else "its parts do not fit together"
 
 

@@ -57,6 +57,11 @@ class Folder(ConfigSource):
         file = self.file(config_path)
         label = str(Path(self.label, file.relative_to(self.folder)))
         document = self.documents[config_path] = read_document(file, label)
+        package = document.header.get("package")
+        if self.only and package not in (None, "_global_"):
+            raise LauncherError(
+                f"{label}: its line `# @package {package}` puts all below {package}. Remove it."
+            )
         config = OmegaConf.create(document.values)
         return ConfigResult(
             provider=self.provider, path=self.path, config=config, header=dict(document.header)

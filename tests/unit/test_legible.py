@@ -46,6 +46,12 @@ def test_what_is_no_secret_is_shown(text):
     assert hide_secrets(text) == text
 
 
+def test_the_sentence_around_a_secret_stays():
+    assert hide_secrets("unknown flag --env.HF_TOKEN=abc123. Known: --out.") == (
+        "unknown flag --env.HF_TOKEN=***. Known: --out."
+    )
+
+
 def test_a_fault_cannot_write_to_the_terminal():
     fault = Fault("run.dir", "a\x1b[31m\rb\nc\u202e", "no", "Write 'a\x07'.", "override run.dir=\x1b[2J")
     assert str(fault) == r"run.dir=a\x1b[31m\rb\nc\u202e: no. Write 'a\x07'. [override run.dir=\x1b[2J]"

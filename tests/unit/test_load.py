@@ -149,6 +149,7 @@ def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
          "Write 1000000."),
         (["run.timeout_s=1e-9"], "run.timeout_s=1e-9: must be a finite number from 1 to 1000000. Write 1."),
         (["seed=18446744073709551615"], "A whole number has at most 19 digits."),
+        (["+site.env.HF_TOKEN=abc123"], "Set it where you submit, and give its name: site.secrets=[HF"),
         (["cluster.nodes=00"], "Write 1."),
         (["report.baseline=None"], "report.baseline=None: None is a text only in quotes. "
          "Write none for no value."),
