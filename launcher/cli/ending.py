@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.errors import LauncherError
 from launcher.jobs.failure import failure_text
 from launcher.jobs.script import JobState
-from launcher.jobs.store import RunDirectory
+from launcher.jobs.store import RunDirectory, saved_steps
 from launcher.plan.model import Plan
 from launcher.report.tables import speedup_text
 from launcher.topology.mesh import Coordinates
@@ -23,7 +23,8 @@ def finish(directory: RunDirectory, state: JobState) -> int:
     if state.phase == "cancelled":
         directory.write_state(state)
         print(
-            f"stopped by {state.reason}: all ranks have ended. Run directory: {shown(directory.path)}",
+            f"stopped by {state.reason}: all ranks have ended. Run directory: {shown(directory.path)}\n"
+            f"{saved_text(directory)}",
             file=sys.stderr,
         )
         return state.exit_code or 1
@@ -35,6 +36,16 @@ def finish(directory: RunDirectory, state: JobState) -> int:
     except LauncherError as error:  # the training succeeded; only its measure is missing
         say(f"no speedup: {error}")
     return 0
+
+
+def saved_text(directory: RunDirectory) -> str:
+    """What a run that has not finished can go on from."""
+    if steps := saved_steps(directory.path):
+        return f"Saved after step {steps[-1]}: --resume goes on from there."
+    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    if plan.config.train.checkpoint_interval:
+        return "Nothing is saved: it had made no step yet."
+    return "Nothing is saved, as train.checkpoint_interval is 0."
 
 
 def reporting_rank(plan: Plan) -> int:

@@ -11,7 +11,7 @@ from types import FrameType
 from launcher.interfaces import Executor
 from launcher.jobs.script import JobScript, JobState
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _INTERVAL_S = 0.1
 
 
@@ -38,7 +38,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Takes Ctrl-C, SIGTERM and a closed terminal as requests to stop, for as long as it is open."""
+    """Takes Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop, while it is open."""
     request = StopRequest()
     before = {number: signal.signal(number, request.receive) for number in _SIGNALS}
     try:

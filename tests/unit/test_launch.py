@@ -85,12 +85,14 @@ def test_a_failed_baseline_stops_the_run_and_says_how_to_go_without(run, tmp_pat
     assert [read_json(path / "status.json")["phase"] for path in stored(tmp_path)] == ["failed"] * 2
 
 
-def test_ctrl_c_says_where_things_are_in_one_line(run, tmp_path, capsys):
+def test_ctrl_c_says_where_things_are_and_what_is_saved(run, tmp_path, capsys):
     run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
     assert run.start(**{"no-baseline": True}) == 130
     (path,) = stored(tmp_path)
-    expected = f"stopped by SIGINT: all ranks have ended. Run directory: runs/{path.name}\n"
-    assert capsys.readouterr().err == expected
+    assert capsys.readouterr().err == (
+        f"stopped by SIGINT: all ranks have ended. Run directory: runs/{path.name}\n"
+        "Nothing is saved, as train.checkpoint_interval is 0.\n"
+    )
     assert read_json(path / "status.json")["phase"] == "cancelled"
 
 

@@ -43,7 +43,9 @@ def test_a_job_is_followed_to_its_end_with_a_last_look_after_it():
     assert len(ticks) == 4
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
 def test_a_signal_ends_the_job_and_gives_the_shells_exit_code(number, code):
     executor = Scripted("running")
     with stop_requests() as stop:
