@@ -223,6 +223,10 @@ class Executor(Protocol):
         """Faults of jobs that cannot be started this way."""
         ...
 
+    def notes(self, job: JobShape) -> Iterable[str]:
+        """What a reader should know about the life of the job, each a sentence."""
+        ...
+
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """What will be started. Pure: the same plan and request give the same bytes."""
         ...

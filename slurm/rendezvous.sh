@@ -28,5 +28,6 @@ export MASTER_ADDR MASTER_PORT
 rendezvous=$SLURM_JOB_ID.$restart
 echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
-checkpoints=("$run"/checkpoints/step-*)
-if [ "$restart" != 0 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
+# A start after the first goes on from what is saved; a folder that has another ending is half written.
+checkpoints=("$run"/checkpoints/step-????????)
+if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi

@@ -4,14 +4,19 @@ fail() {
   exit 1
 }
 
-# A requeued job begins anew in the same run directory. The failures of the start before it belong
-# to that one, and are moved aside.
+# Each start of the ranks, by this job or by another one of the run, is a line in logs/starts. What the
+# start before this one left in exit/ belongs to that one, and is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
-[ "$restart" = 0 ] || mv "$run/exit" "$run/exit.$SLURM_JOB_ID.$((restart - 1))"
+mkdir -p "$run/logs"
+before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
+[ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
+echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
+num_starts=$(wc -l <"$run/logs/starts")
 
 # How the job ended, for a cluster that forgets its jobs.
 end_record() {
   printf '{"job": "%s", "exit_code": %s}\n' "$SLURM_JOB_ID" "$1" >"$run/exit/job.json"
 }
 trap 'end_record $?' EXIT
+[ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"

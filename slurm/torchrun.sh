@@ -1,12 +1,12 @@
 
 # One task per node: torchrun, which starts the node's ranks. Its rendezvous is static, so that the
-# ranks of a node follow from the node's number, which has its value only inside of the step.
-srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
+# ranks of a node follow from the node's number, which has its value only inside of the step. The
+# signal that tells the ranks to save reaches torchrun, too, which would not live through it.
+start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
   --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${step[@]}" \
-  bash -c 'exec "$1" -m torch.distributed.run --node-rank="$SLURM_NODEID" "${@:2}"' torchrun \
+  bash -c 'trap "" USR1; exec "$1" -m torch.distributed.run --node-rank="$SLURM_NODEID" "${@:2}"' torchrun \
   "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
   --rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
   --log-dir="$run/logs/torchrun" \
   --module launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
-rc=$?
-exit $rc
+conclude

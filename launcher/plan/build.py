@@ -50,6 +50,7 @@ def build(
     if config.parallel.layers_per_stage == "auto":
         notes.append(balance_note(job, chosen.parallels))
     notes += [f"Planned, but it cannot be started like this: {fault}" for fault in chosen.executor.check(job)]
+    notes += chosen.executor.notes(job)
     if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
         notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
     return Plan(

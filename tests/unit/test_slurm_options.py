@@ -60,12 +60,6 @@ def test_an_option_that_is_false_is_left_out_and_never_written_as_text(make_plan
     assert found[-2:] == ["#SBATCH --exclusive", "#SBATCH --nice=10"]
 
 
-def test_a_job_is_requeued_unless_the_site_says_otherwise(make_plan):
-    assert "#SBATCH --requeue" in lines(make_plan(*ON_H100))
-    found = lines(make_plan(*ON_H100), options={"no-requeue": True})
-    assert "#SBATCH --requeue" not in found
-
-
 def test_a_percent_sign_in_the_run_directory_stands_for_itself(make_plan):
     plan = make_plan(*ON_H100)
     found = directives(plan.config, layout(plan.config, 8), "/runs/100%j", tasks_per_node=8)
@@ -103,6 +97,12 @@ def test_an_option_that_follows_from_a_setting_names_it():
     assert told(nodes="4") == [
         "site.options.nodes=4: follows from cluster.nodes. Set cluster.nodes, and remove site.options.nodes."
     ]
+
+
+@pytest.mark.parametrize("name", ["requeue", "no-requeue", "kill-on-invalid-dep"])
+def test_only_one_setting_says_who_starts_the_run_again(name):
+    (fault,) = told(**{name: True})
+    assert fault.endswith(f"Set executor.continuation, and remove site.options.{name}.")
 
 
 def test_an_option_that_breaks_the_job_says_why():

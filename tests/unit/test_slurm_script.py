@@ -1,25 +1,17 @@
 """The batch script: golden bytes, and what it does when it runs with stand-ins for Slurm's commands."""
 
-import os
-import shlex
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import PlanError
-from launcher.jobs.script import JobRequest
 from launcher_plugins.executors.slurm import Slurm
 from launcher_plugins.executors.slurm_script import expandable
+from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "slurm"
-REQUEST = JobRequest(
-    run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python", code="/runs/a b/lib"
-)
-TWO_BY_TWO = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
 SITE = (
     "site.account=physics",
     "site.qos=high",
@@ -44,7 +36,10 @@ SITE = (
     "site.host_suffix=i",
     "site.network_interface=ib0",
 )
-LLAMA = ("executor=slurm", "executor.starter=torchrun", "device=h100", "cluster=dgx_h100", "cluster.nodes=2")
+LLAMA = (
+    *("executor=slurm", "executor.starter=torchrun", "executor.continuation=chain"),
+    *("device=h100", "cluster=dgx_h100", "cluster.nodes=2", "train.checkpoint_interval=20"),
+)
 
 
 @pytest.mark.parametrize(
@@ -76,77 +71,6 @@ def test_a_started_run_goes_on_only_when_asked_to(make_plan):
 
 
 # Running it
-
-
-SRUN = """#!/bin/bash
-# Starts every task that it is asked for, as the real one does, each with its own place.
-while [[ $1 = --* ]]; do
-  case $1 in
-    --ntasks=*) total=${1#*=} ;;
-    --ntasks-per-node=*) per_node=${1#*=} ;;
-  esac
-  shift
-done
-for ((task = 0; task < total; task++)); do
-  SLURM_PROCID=$task SLURM_LOCALID=$((task % per_node)) SLURM_NODEID=$((task / per_node)) \\
-    SLURM_NTASKS=$total "$@" || rc=$?
-done
-exit ${rc:-0}
-"""
-PYTHON = """#!/bin/bash
-# Stands in for a rank: tells what it was started with.
-[ "$2" = launcher.topology.nodelist ] && exec {python} "$@"
-{{
-  printf '%s|' "$RANK" "$LOCAL_RANK" "$WORLD_SIZE" "$MASTER_ADDR:$MASTER_PORT" "${{EXTRA-unset}}" "$@"
-  echo
-}} >>"$TOLD"
-exit ${{RANK_CODE:-0}}
-"""
-SCONTROL = """#!/bin/bash
-[ "$*" = 'show hostnames node[7-8]' ] && printf 'node7\\nnode8\\n'
-"""
-
-
-class Stage:
-    """A folder with stand-ins for srun, scontrol and python, in which scripts run."""
-
-    def __init__(self, folder, plan):
-        self.folder, self.plan = folder, plan
-        self.run_dir = folder / "it's a $run; 100% #1 é"
-        self.run_dir.mkdir()
-        (folder / "bin").mkdir()
-        self.write("srun", SRUN)
-        self.write("scontrol", SCONTROL)
-        self.write("python", PYTHON.format(python=shlex.quote(sys.executable)))
-
-    def write(self, name, text):
-        path = self.folder / "bin" / name
-        path.write_text(text)
-        path.chmod(0o755)
-
-    def run(self, **variables):
-        """Runs the script as Slurm does on the first node. Of each rank: place, rendezvous, EXTRA, words."""
-        request = replace(
-            REQUEST, run_dir=str(self.run_dir), python=str(self.folder / "bin" / "python"), code=""
-        )
-        text = Slurm().render(self.plan, request).text
-        environment = {
-            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-            "SLURM_JOB_ID": "41",
-            "SLURM_JOB_NUM_NODES": "2",
-            "SLURM_JOB_NODELIST": "node[7-8]",
-            "TOLD": str(self.folder / "told"),
-            **variables,
-        }
-        self.done = subprocess.run(
-            ["bash", "-s"], input=text, env=environment, capture_output=True, text=True, check=False
-        )
-        told = self.folder / "told"
-        lines = told.read_text().splitlines() if told.exists() else []
-        return [line.removesuffix("|").split("|") for line in lines]
-
-    def record(self):
-        return (self.run_dir / "exit" / "job.json").read_text()
 
 
 @pytest.fixture

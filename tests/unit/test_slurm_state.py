@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -229,3 +230,72 @@ def test_a_refused_cancel_is_told(monkeypatch, handle):
     monkeypatch.setattr(slurm, "ask", Answers(scancel=Answer(code=1, output="", error="Access denied")))
     with pytest.raises(JobError, match="does not cancel job 7: Access denied"):
         Slurm().cancel(handle)
+
+
+# Chains
+
+
+CHAIN = replace(SCRIPT, num_jobs=3)
+
+
+def test_each_job_of_a_chain_waits_until_the_one_before_has_not_finished(monkeypatch, tmp_path):
+    (tmp_path / "logs").mkdir()
+    answers = [Answer(code=0, output=output, error="") for output in ("", "7", "8", "9")]
+    asked = submitted(monkeypatch, *answers)
+    handle = Slurm().submit(replace(CHAIN, run_dir=str(tmp_path)))
+    assert handle.id == "7,8,9"
+    assert [words[2:-1] for words in asked[1:]] == [
+        (),
+        ("--dependency=afternotok:7", "--kill-on-invalid-dep=yes"),
+        ("--dependency=afternotok:8", "--kill-on-invalid-dep=yes"),
+    ]
+    assert (tmp_path / "logs" / "chain").read_text() == "7\n8\n9\n"
+
+
+def test_a_chain_that_cannot_be_submitted_whole_is_taken_back(monkeypatch):
+    good = Answer(code=0, output="7", error="")
+    bad = Answer(code=1, output="", error="Job violates accounting/QOS policy")
+    asked = submitted(monkeypatch, good, good, bad, good)
+    with pytest.raises(JobError, match="violates accounting/QOS policy"):
+        Slurm().submit(CHAIN)
+    assert asked[-1] == ("scancel", "7")
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "num_asked"),
+    [
+        (("RUNNING", "PENDING", "PENDING"), "running", 1),
+        (("FAILED", "PENDING", "PENDING"), "pending", 2),
+        (("TIMEOUT", "NODE_FAIL", "RUNNING"), "running", 3),
+        (("FAILED", "COMPLETED", "CANCELLED"), "succeeded", 2),
+        (("FAILED", "CANCELLED", "CANCELLED"), "failed", 2),
+        (("CANCELLED", "CANCELLED", "CANCELLED"), "cancelled", 2),
+        (("FAILED", "FAILED", "FAILED"), "failed", 3),
+    ],
+)
+def test_a_chain_stands_as_the_last_job_that_was_needed(monkeypatch, tmp_path, states, phase, num_asked):
+    asked = []
+
+    def reply(words, environment):
+        asked.append(words[-1])
+        state = states[int(words[-1]) - 7]
+        return Answer(code=0, output=LIVE.format(state, "None", "75:0"), error="")
+
+    monkeypatch.setattr(slurm, "ask", reply)
+    assert Slurm().state(JobHandle(id="7,8,9", run_dir=str(tmp_path))).phase == phase
+    assert len(asked) == num_asked
+
+
+def test_a_chain_is_cancelled_from_its_end(monkeypatch):
+    answers = Answers(scancel=Answer(code=0, output="", error=""))
+    monkeypatch.setattr(slurm, "ask", answers)
+    Slurm().cancel(JobHandle(id="7,8,9", run_dir="/runs/a"))
+    assert answers.asked == [("scancel", "9", "8", "7")]
+
+
+def test_a_run_that_saved_and_has_no_start_left_says_how_to_go_on(monkeypatch, handle, tmp_path):
+    (tmp_path / EXECUTOR_LOG).write_text("trireme: job 7, restart 0, by srun: rendezvous 7.0 at a:1\n")
+    (tmp_path / "exit" / "stopped.json").write_text('{"step": 40, "signal": "SIGUSR1"}\n')
+    failed = Answer(code=0, output=LIVE.format("FAILED", "NonZeroExitCode", "75:0"), error="")
+    found = state(monkeypatch, handle, scontrol=failed)
+    assert found.reason == "cut short, saved after step 40: trireme submit --resume goes on"

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, JobError, PlanError
@@ -18,12 +16,17 @@ from launcher.interfaces import JobShape
 from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_commands import ask, left_out
+from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of
 from launcher_plugins.executors.slurm_options import Layout, layout, option_faults
 from launcher_plugins.executors.slurm_script import Batch, script_text
-from launcher_plugins.executors.slurm_state import PHASES, from_record, from_sacct, from_scontrol, with_rank
+from launcher_plugins.executors.slurm_state import PHASES, from_record, from_sacct, from_scontrol, with_end
 
 END_RECORD = "exit/job.json"
 """What the script leaves in the run directory of how it ended."""
+CHAIN = "logs/chain"
+"""Where the script finds the ids of the jobs of its chain."""
+SEPARATOR = ","
+"""Between the ids of a chain in a handle."""
 _SETTINGS = {
     "partition": "site.partition",
     "qos": "site.qos",
@@ -42,14 +45,6 @@ _SETTINGS = {
 """What to look at when a refusal of Slurm holds these words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmConfig:
-    """Settings of the executor."""
-
-    starter: Literal["srun", "torchrun"] = "srun"
-    """``srun`` starts one task per rank; ``torchrun`` is started once per node and starts its ranks."""
-
-
 class Slurm:
     """The ``slurm`` executor."""
 
@@ -57,8 +52,12 @@ class Slurm:
     Config = SlurmConfig
 
     def check(self, job: JobShape) -> Iterable[Fault]:
-        """Ranks that do not fill the nodes, and options that sbatch would not take."""
+        """Ranks that do not fill the nodes, options that sbatch would not take, a life cut short."""
         return _faults(job.config, layout(job.config, job.mesh.num_ranks))
+
+    def notes(self, job: JobShape) -> Iterable[str]:
+        """Who starts the run again when it is cut short."""
+        return life_notes(job.config)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The batch script, and the command that submits it.
@@ -70,13 +69,13 @@ class Slurm:
         faults = [*_faults(plan.config, place), *_directory_faults(plan.config, request.run_dir)]
         if isinstance(place, Fault) or faults:
             raise PlanError(faults)
-        starter = SlurmConfig(**_options(plan.config)).starter
-        text = script_text(Batch(config=plan.config, request=request, place=place, starter=starter))
+        text = script_text(Batch(config=plan.config, request=request, place=place))
         argv = ("sbatch", "--parsable", f"{request.run_dir}/job.sh")
-        return JobScript(argv=argv, environment={}, run_dir=request.run_dir, text=text)
+        num_jobs = settings_of(plan.config).num_jobs()
+        return JobScript(argv=argv, environment={}, run_dir=request.run_dir, text=text, num_jobs=num_jobs)
 
     def submit(self, script: JobScript) -> JobHandle:
-        """Has Slurm check the job, then submits it once.
+        """Has Slurm check the job, then submits it once, or each job of a chain.
 
         Raises:
             JobError: when Slurm refuses it; names the setting to look at.
@@ -85,13 +84,20 @@ class Slurm:
         checked = ask((command, "--test-only", path), os.environ)
         if checked.code:
             raise JobError(_refusal(checked.error))
-        answer = ask(script.argv, os.environ)
-        if answer.code:
-            raise JobError(_refusal(answer.error))
+        jobs: list[str] = []
+        try:
+            while len(jobs) < script.num_jobs:
+                jobs.append(_submit_one(script, jobs))
+        except JobError:
+            if jobs:
+                ask(("scancel", *reversed(jobs)), os.environ)
+            raise
+        if script.num_jobs > 1:
+            (Path(script.run_dir) / CHAIN).write_text("".join(f"{job}\n" for job in jobs), encoding="utf-8")
         notes = []
         if names := left_out(os.environ):
             notes.append(f"Not passed on, because they would change the job: {', '.join(names)}.")
-        return JobHandle(id=answer.output.partition(";")[0], run_dir=script.run_dir, notes=tuple(notes))
+        return JobHandle(id=SEPARATOR.join(jobs), run_dir=script.run_dir, notes=tuple(notes))
 
     def state(self, handle: JobHandle) -> JobState:
         """How the job stands: asked of the controller, then of the accounts, then of its own record.
@@ -99,44 +105,61 @@ class Slurm:
         Raises:
             JobError: when Slurm gives no answer and the job has left no record.
         """
-        return with_rank(_state(handle), handle.run_dir)
+        first, *others = handle.id.split(SEPARATOR)
+        state = _state(first, handle.run_dir)
+        for job in others:
+            if state.phase not in ("failed", "cancelled"):
+                break
+            following = _state(job, handle.run_dir)
+            if following.phase == "cancelled":  # it was not needed, or has nothing to go on from
+                break
+            state = following
+        return with_end(state, handle.run_dir)
 
     def cancel(self, handle: JobHandle) -> None:
-        """Has Slurm end the job, wherever it is.
+        """Has Slurm end the job, wherever it is; of a chain those first that wait.
 
         Raises:
             JobError: when Slurm refuses.
         """
-        answer = ask(("scancel", handle.id), os.environ)
+        jobs = handle.id.split(SEPARATOR)
+        answer = ask(("scancel", *reversed(jobs)), os.environ)
         if answer.code and "Invalid job id" not in answer.error:
             raise JobError(f"Slurm does not cancel job {handle.id}: {answer.error}")
 
 
-def _state(handle: JobHandle) -> JobState:
-    live = ask(("scontrol", "--oneliner", "show", "job", handle.id), os.environ)
+def _submit_one(script: JobScript, before: Sequence[str]) -> str:
+    """Submits the job, in a chain to wait until the one before has ended without finishing the run."""
+    command, parsable, path = script.argv
+    waits = (f"--dependency=afternotok:{before[-1]}", "--kill-on-invalid-dep=yes") if before else ()
+    answer = ask((command, parsable, *waits, path), os.environ)
+    if answer.code:
+        raise JobError(_refusal(answer.error))
+    return answer.output.partition(";")[0]
+
+
+def _state(job: str, run_dir: str) -> JobState:
+    live = ask(("scontrol", "--oneliner", "show", "job", job), os.environ)
     if live.code == 0:
         return from_scontrol(live.output)
-    accounts = ask(("sacct", "-X", "-P", "-n", "-j", handle.id, "--format=State,ExitCode"), os.environ)
+    accounts = ask(("sacct", "-X", "-P", "-n", "-j", job, "--format=State,ExitCode"), os.environ)
     known = accounts.output.splitlines()
     if accounts.code == 0 and known and known[-1].split("|")[0].split(" ")[0] in PHASES:
         return from_sacct(known[-1])
-    record = Path(handle.run_dir) / END_RECORD
+    record = Path(run_dir) / END_RECORD
     text = record.read_text(encoding="utf-8") if record.is_file() else ""
-    if (left := from_record(text, handle.id)) is not None:
+    if (left := from_record(text, job)) is not None:
         return left
     if "Invalid job id" not in live.error:
-        raise JobError(f"Slurm does not say how job {handle.id} stands: {live.error}")
-    return JobState(phase="failed", reason=f"Slurm forgot job {handle.id}, and it left no record of its end")
-
-
-def _options(config: LaunchConfig) -> dict[str, Any]:
-    return dict(config.executor.options)
+        raise JobError(f"Slurm does not say how job {job} stands: {live.error}")
+    return JobState(phase="failed", reason=f"Slurm forgot job {job}, and it left no record of its end")
 
 
 def _faults(config: LaunchConfig, place: Layout | Fault) -> Iterator[Fault]:
     if isinstance(place, Fault):
         yield place
     yield from option_faults(config.site)
+    yield from life_faults(config)
 
 
 def _directory_faults(config: LaunchConfig, run_dir: str) -> Iterator[Fault]:

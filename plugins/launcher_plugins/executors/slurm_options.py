@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from launcher.config.schema import LaunchConfig, SiteConfig
 from launcher.errors import Fault, nearest
 from launcher.jobs.script import EXECUTOR_LOG
+from launcher_plugins.executors.slurm_life import save_signal, settings_of
 
 EXPORTED = ("HOME", "LANG", "LOGNAME", "PATH", "USER")
 """Variables that every job gets from where it is submitted."""
@@ -37,6 +38,10 @@ OWN_SETTINGS = {
     "job-name": "name",
     "container-image": "site.container_image",
     "container-mounts": "site.container_mounts",
+    "requeue": "executor.continuation",
+    "no-requeue": "executor.continuation",
+    "kill-on-invalid-dep": "executor.continuation",
+    "signal": "executor.save_lead_s",
 }
 """Options that follow from a setting of their own."""
 NOT_ALLOWED = {
@@ -50,16 +55,15 @@ NOT_ALLOWED = {
     "parsable": "is given already",
     "test-only": "would submit nothing",
     "wait": "would block: use trireme wait",
-    "requeue": "is given already",
     "distribution": "would put ranks on other nodes than the plan does",
 }
 _OTHERS = """
     begin bb bbf chdir cluster-constraint clusters comment container contiguous core-spec
     cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot dependency exclusive extra-node-info
-    get-user-env gid gpu-freq gpus-per-socket gres-flags hint hold ignore-pbs input kill-on-invalid-dep
+    get-user-env gid gpu-freq gpus-per-socket gres-flags hint hold ignore-pbs input
     licenses mail-type mail-user mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill
-    no-requeue ntasks-per-core ntasks-per-gpu ntasks-per-socket overcommit oversubscribe power prefer
-    priority profile propagate quiet reboot segment signal sockets-per-node spread-job switches
+    ntasks-per-core ntasks-per-gpu ntasks-per-socket overcommit oversubscribe power prefer
+    priority profile propagate quiet reboot segment sockets-per-node spread-job switches
     thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid use-min-nodes verbose
     wait-all-nodes wckey
 """
@@ -113,6 +117,7 @@ def option_faults(site: SiteConfig) -> Iterator[Fault]:
 def directives(config: LaunchConfig, place: Layout, run_dir: str, *, tasks_per_node: int) -> list[str]:
     """The ``#SBATCH`` lines."""
     site = config.site
+    is_requeued = settings_of(config).continuation == "requeue"
     cpus = site.cpus_per_rank and site.cpus_per_rank * place.ranks_per_node // tasks_per_node
     options: dict[str, str | int | bool | None] = {
         "job-name": config.name,
@@ -132,7 +137,9 @@ def directives(config: LaunchConfig, place: Layout, run_dir: str, *, tasks_per_n
         # Slurm replaces %j and its like in the names of files.
         "output": f"{run_dir}/{EXECUTOR_LOG}".replace("%", "%%"),
         "open-mode": "append",
-        "requeue": "no-requeue" not in site.options,
+        "requeue": is_requeued,
+        "no-requeue": not is_requeued,
+        "signal": save_signal(config),
         "export": ",".join(sorted({*EXPORTED, *site.forward, *site.secrets})),
         **dict(sorted(site.options.items())),
     }

@@ -10,11 +10,12 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from launcher import resources
 from launcher.config.schema import LaunchConfig
 from launcher.jobs.script import JobRequest
+from launcher.units import counted
+from launcher_plugins.executors.slurm_life import SlurmConfig, saves, settings_of
 from launcher_plugins.executors.slurm_options import EXPORTED, Layout, directives
 
 _NODE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
@@ -29,12 +30,16 @@ class Batch:
     config: LaunchConfig
     request: JobRequest
     place: Layout
-    starter: Literal["srun", "torchrun"]
+
+    @property
+    def settings(self) -> SlurmConfig:
+        """Those of the executor."""
+        return settings_of(self.config)
 
     @property
     def tasks_per_node(self) -> int:
         """srun starts every rank; torchrun is started once on a node, and starts the ranks itself."""
-        return self.place.ranks_per_node if self.starter == "srun" else 1
+        return self.place.ranks_per_node if self.settings.starter == "srun" else 1
 
     @property
     def variables(self) -> dict[str, str]:
@@ -52,10 +57,10 @@ class Batch:
 def script_text(batch: Batch) -> str:
     """The whole script. The same job gives the same bytes."""
     config, place = batch.config, batch.place
-    nodes = f"{place.num_nodes} node{'s' if place.num_nodes > 1 else ''}"
+    ranks, nodes = place.num_nodes * place.ranks_per_node, counted(place.num_nodes, "node")
     head = [
         "#!/bin/bash",
-        f"# {config.name}: {place.num_nodes * place.ranks_per_node} ranks on {nodes}, by {batch.starter}.",
+        f"# {config.name}: {ranks} ranks on {nodes}, by {batch.settings.starter}.",
         *directives(config, place, batch.request.run_dir, tasks_per_node=batch.tasks_per_node),
         "",
         *_settings(batch),
@@ -66,7 +71,8 @@ def script_text(batch: Batch) -> str:
             _body("start"),
             *(f"{line}\n" for line in _environment(batch)),
             _body("rendezvous"),
-            _body(batch.starter),
+            _body("life"),
+            _body(batch.settings.starter),
         ]
     )
 
@@ -94,11 +100,15 @@ def _body(name: str) -> str:
 
 def _settings(batch: Batch) -> Iterator[str]:
     """The shell variables that the bodies in ``slurm/`` use."""
-    request, site = batch.request, batch.config.site
+    request, site, settings = batch.request, batch.config.site, batch.settings
     yield f"run={shlex.quote(request.run_dir)}"
     yield f"plan_sha256={request.plan_sha256}"
     yield f"python={shlex.quote(site.python or request.python)}"
-    yield f"starter={batch.starter}"
+    yield f"starter={settings.starter}"
+    yield f"continuation={settings.continuation}"
+    yield f"max_starts={settings.max_starts}"
+    yield f"max_failures={settings.max_failures}"
+    yield f"saves={'yes' if saves(batch.config) else 'no'}"
     yield f"nodes={batch.place.num_nodes}"
     yield f"ranks_per_node={batch.place.ranks_per_node}"
     yield f"host_suffix={shlex.quote(site.host_suffix)}"

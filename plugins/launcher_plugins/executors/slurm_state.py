@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
-from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, JobState, Phase
+from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase
 from launcher.topology.nodelist import expand
 from launcher_plugins.executors.torchrun import ending
 from launcher_plugins.executors.torchrun import failed_state as torchrun_state
@@ -55,8 +56,14 @@ def from_scontrol(text: str) -> JobState:
 
     >>> from_scontrol("JobId=7 JobState=PENDING Reason=Resources ExitCode=0:0")
     JobState(phase='pending', exit_code=None, reason='waits: Resources', rank=None)
+    >>> from_scontrol("JobId=7 JobState=PENDING Reason=BeginTime Restarts=1 ExitCode=0:0").reason
+    'requeued, restart 1 waits: BeginTime'
     """
-    return _state(_value(text, "JobState"), _value(text, "ExitCode"), _value(text, "Reason"))
+    state = _state(_value(text, "JobState"), _value(text, "ExitCode"), _value(text, "Reason"))
+    num_restarts = int(_value(text, "Restarts") or 0)
+    if state.phase == "pending" and num_restarts:
+        return replace(state, reason=f"requeued, restart {num_restarts} {state.reason}")
+    return state
 
 
 def from_sacct(text: str) -> JobState:
@@ -96,11 +103,15 @@ def guilty_rank(output: str) -> tuple[int, int] | None:
     return next(iter(first + ended), None)
 
 
-def with_rank(state: JobState, run_dir: str) -> JobState:
-    """A failed state with the rank that ended first, where the newest start's output names one."""
-    log = Path(run_dir) / EXECUTOR_LOG
+def with_end(state: JobState, run_dir: str) -> JobState:
+    """A failed state with what its newest start left: that it has saved, or the rank that ended first."""
+    log, note = Path(run_dir) / EXECUTOR_LOG, Path(run_dir) / STOP_NOTE
     if state.phase != "failed" or not log.is_file():
         return state
+    if note.is_file():
+        step = json.loads(note.read_text(encoding="utf-8"))["step"]
+        reason = f"cut short, saved after step {step}: trireme submit --resume goes on"
+        return replace(state, reason=reason)
     output = log.read_text(encoding="utf-8", errors="replace")
     *_, starter, newest = ["", *_STARTED.split(output)]
     if starter == "torchrun":

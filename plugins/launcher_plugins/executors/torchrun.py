@@ -49,6 +49,10 @@ class Torchrun:
         """More than one node cannot be started from here."""
         return _faults(job.config, job.mesh.num_ranks)
 
+    def notes(self, job: JobShape) -> Iterable[str]:
+        """None: the job lives as long as whoever follows it."""
+        return ()
+
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The torchrun command and its environment.
 

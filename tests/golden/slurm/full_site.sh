@@ -23,6 +23,10 @@ run='/runs/a b'
 plan_sha256=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a
 python=/venv/bin/python
 starter=srun
+continuation=requeue
+max_starts=8
+max_failures=1
+saves=no
 nodes=2
 ranks_per_node=2
 host_suffix=i
@@ -34,17 +38,22 @@ fail() {
   exit 1
 }
 
-# A requeued job begins anew in the same run directory. The failures of the start before it belong
-# to that one, and are moved aside.
+# Each start of the ranks, by this job or by another one of the run, is a line in logs/starts. What the
+# start before this one left in exit/ belongs to that one, and is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
-[ "$restart" = 0 ] || mv "$run/exit" "$run/exit.$SLURM_JOB_ID.$((restart - 1))"
+mkdir -p "$run/logs"
+before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
+[ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
+echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
+num_starts=$(wc -l <"$run/logs/starts")
 
 # How the job ended, for a cluster that forgets its jobs.
 end_record() {
   printf '{"job": "%s", "exit_code": %s}\n' "$SLURM_JOB_ID" "$1" >"$run/exit/job.json"
 }
 trap 'end_record $?' EXIT
+[ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"
 
 type module >/dev/null 2>&1 || . /etc/profile
 module load cuda/12.4 || fail 'cannot load the module cuda/12.4'
@@ -88,13 +97,91 @@ export MASTER_ADDR MASTER_PORT
 rendezvous=$SLURM_JOB_ID.$restart
 echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
-checkpoints=("$run"/checkpoints/step-*)
-if [ "$restart" != 0 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
+# A start after the first goes on from what is saved; a folder that has another ending is half written.
+checkpoints=("$run"/checkpoints/step-????????)
+if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
 
-# One task per rank. The $SLURM_ variables of a rank have their values only inside of the step.
-srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
+# Slurm tells this shell when the time limit is near (USR1) and when the job has to go (TERM). The ranks
+# are told: they save after the step that they are in, leave a note, and end. A rank that is still
+# starting passes over it, so it is said until they have ended.
+unfinished=75 # the exit code of a job whose run can go on; both starters hide those of the ranks
+note=$run/exit/stopped.json
+ranks='' num_told=0
+tell() {
+  num_told=$((num_told + 1))
+  if [ "$num_told" = 1 ] && [ -n "$ranks" ]; then tell_ranks 0 >/dev/null 2>&1 & fi
+}
+tell_ranks() {
+  sleep "$1"
+  while kill -USR1 "$ranks"; do sleep 2; done
+}
+if [ "$saves" = yes ]; then trap tell USR1 TERM; fi
+
+# Starts the ranks and waits for their end, which a signal does not cut short.
+start_ranks() {
+  local num_before=$num_told
+  "$@" &
+  ranks=$!
+  if [ "$num_before" != 0 ]; then tell_ranks 5 >/dev/null 2>&1 & fi # srun has to be up, too
+  until
+    num_before=$num_told
+    wait "$ranks"
+    rc=$?
+    [ "$num_before" = "$num_told" ]
+  do :; done
+}
+
+# Ends this start, and sees to it that there is another one where the run can go on. A job that Slurm
+# has requeued, as it does for a preemption or a lost node, or has cancelled, is left to it.
+conclude() {
+  [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
+  local state
+  state=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
+  if [ "${state:-RUNNING}" != RUNNING ]; then
+    echo "trireme: leaves job $SLURM_JOB_ID to Slurm, where it is $state"
+  elif [ -e "$note" ] || [ "$num_told" != 0 ]; then
+    begin_again
+  else
+    echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
+    if has_failed; then give_up; else begin_again; fi
+    exit "$rc"
+  fi
+  exit "$unfinished"
+}
+
+has_failed() {
+  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -ge "$max_failures" ]
+}
+
+# In a chain, the next job waits for this one to end with another code than 0.
+begin_again() {
+  [ "$continuation" = requeue ] || return
+  if [ "$num_starts" -lt "$max_starts" ]; then
+    echo "trireme: requeues job $SLURM_JOB_ID after start $num_starts"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"
+  fi
+}
+
+# Cancels the jobs of the chain that would go on with what has failed.
+give_up() {
+  local job
+  [ "$continuation" = chain ] || return
+  while read -r job; do
+    [ "$job" = "$SLURM_JOB_ID" ] || scancel --quiet "$job"
+  done <"$run/logs/chain"
+}
+
+if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
+  give_up
+  fail "the run has failed for good before (executor.max_failures=$max_failures)"
+fi
+
+# One task per rank. The $SLURM_ variables of a rank have their values only inside of the step. A rank
+# that is still starting has nothing to save, and passes over the signal that tells it to.
+start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
   --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
-  bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"' rank \
-  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
-rc=$?
-exit $rc
+  bash -c 'trap "" USR1; export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"' \
+  rank "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
+conclude

@@ -1,0 +1,75 @@
+"""The launcher and Slurm's commands, as the tests of this folder call them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER = REPOSITORY / "slurm" / "cluster"
+TWO_BY_TWO = ("site=box", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
+RANK = """#!/bin/bash
+# Stands in for a rank: python -m launcher.runtime.main RUN/plan.json --sha256 HEX
+run=$(dirname "$3")
+echo "$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${{*: -1}}" >>"$run/told"
+{does}
+"""
+
+
+class Slurm:
+    """The commands of the cluster, and the launcher in a folder of its own."""
+
+    def __init__(self, folder, variables):
+        self.folder = folder
+        self.environment = {**os.environ, **variables}
+        self.launcher = [sys.executable, "-m", "launcher"]
+
+    def ask(self, *words):
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def trireme(self, *words, code=0):
+        """The output of a verb that ends with an exit code."""
+        done = subprocess.run(
+            [*self.launcher, *words],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def submit(self, does, *overrides):
+        """Submits a job whose ranks do what a line of shell says; its run directory and its id."""
+        stand_in = self.folder / "rank"
+        stand_in.write_text(RANK.format(does=does))
+        stand_in.chmod(0o755)
+        words = ("submit", "quickstart", *TWO_BY_TWO, f"site.python={stand_in}", "run.dir=run", *overrides)
+        self.trireme(*words)
+        return self.folder / "run", json.loads((self.folder / "run" / "handle.json").read_text())["id"]
+
+    def run_cluster(self, *words):
+        """Has the cluster itself do something."""
+        subprocess.run([CLUSTER, *words, self.environment["CLUSTER"]], check=True, timeout=60)
+
+    def told(self):
+        """What every rank of every start has told of its place: rank, local rank, ..., its last word."""
+        path = self.folder / "run" / "told"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def rendezvous(self):
+        """The rendezvous of every start of the job, as its output tells."""
+        log = self.folder / "run" / "logs" / "executor.log"
+        return re.findall(r": rendezvous (\S+) at (\S+)", log.read_text()) if log.exists() else []
+
+
+def wait_until(condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.2)

@@ -1,0 +1,133 @@
+"""Runs on a real Slurm that are cut short, and go on."""
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+
+from tests.slurm.harness import REPOSITORY, TWO_BY_TWO, wait_until
+
+pytestmark = pytest.mark.needs("slurm")
+SAVES = "train.checkpoint_interval=1000"
+SAVING_RANK = f"""exec {sys.executable} - "$run" <<'PYTHON'
+# Works until it is told to end, and saves then; the third start has nothing left to do.
+import os, pathlib, signal, sys, time
+run, told = pathlib.Path(sys.argv[1]), []
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: told.append(number))
+num_starts = len((run / "logs" / "starts").read_text().splitlines())
+while not told and num_starts < 3:
+    time.sleep(0.05)
+if os.environ["RANK"] == "0" and told:
+    (run / "checkpoints" / f"step-{{num_starts:08}}").mkdir(parents=True)
+    (run / "exit" / "stopped.json").write_text(f'{{{{"step": {{num_starts}}}}}}')
+PYTHON"""
+
+
+def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
+    """The first start is told ahead of its time limit, the second is preempted, the third finishes."""
+    limit = ("site.time_limit=00:01:00", "executor.save_lead_s=58")
+    run, job = slurm.submit(SAVING_RANK, SAVES, *limit)
+    wait_until(lambda: len(slurm.told()) == 8)
+    (run / "exit" / "rank-0.json").write_text("{}")
+    slurm.ask("scontrol", "requeue", job)
+    slurm.trireme("wait", "run")
+    assert [name for name, _ in slurm.rendezvous()] == [f"{job}.{restart}" for restart in range(3)]
+    assert len({address for _, address in slurm.rendezvous()}) == 3
+    assert [words[5] == "--resume" for words in slurm.told()] == [False] * 4 + [True] * 8
+    assert [path.name for path in (run / "exit").iterdir()] == ["job.json"]
+    log = (run / "logs" / "executor.log").read_text()
+    assert log.count(f"trireme: requeues job {job} ") == 1
+    assert log.count(f"trireme: leaves job {job} to Slurm") == 1
+
+
+def test_a_job_whose_node_crashes_goes_on_on_other_nodes(slurm):
+    run, job = slurm.submit('[ -e "$run/second" ] || exec sleep 60', SAVES)
+    wait_until(lambda: len(slurm.told()) == 4)
+    (run / "second").touch()
+    (run / "checkpoints" / "step-00000020").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000040.unfinished").mkdir()
+    lost = next(words[3] for words in slurm.told() if words[0] == "3")
+    slurm.run_cluster("crash", lost)
+    try:
+        slurm.trireme("wait", "run")
+    finally:
+        slurm.run_cluster("revive", lost)
+    second = slurm.told()[4:]
+    assert lost not in {words[3] for words in second}
+    assert [words[5] for words in second] == ["--resume"] * 4
+    assert [name for name, _ in slurm.rendezvous()] == [f"{job}.0", f"{job}.1"]
+
+
+def test_a_chain_of_jobs_goes_on_and_cancels_those_that_are_not_needed(slurm):
+    chain = ("executor.continuation=chain", "executor.max_starts=4")
+    _, jobs = slurm.submit(SAVING_RANK, SAVES, *chain)
+    first, second, third, fourth = jobs.split(",")
+    for number, job in enumerate((first, second), 1):
+        wait_until(lambda expected=4 * number: len(slurm.told()) == expected)
+        slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    slurm.trireme("wait", "run")
+    assert [name for name, _ in slurm.rendezvous()] == [f"{first}.0", f"{second}.0", f"{third}.0"]
+    assert "Reason=DependencyNeverSatisfied" in slurm.ask("scontrol", "-o", "show", "job", fourth)
+    assert "succeeded" in slurm.trireme("status", "run")
+
+
+SMALL = (
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.num_heads=2",
+    "batch.seq_length=16",
+    "batch.global_size=4",
+    "batch.micro_size=1",
+    "train.num_steps=400",
+    "train.eval_batches=0",
+    "report.warmup_steps=1",
+)
+
+
+def steps(run, rank):
+    """The steps that a rank has recorded, in their order."""
+    path = run / "metrics" / f"rank-{rank:05}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [record["step"] for record in map(json.loads, lines) if record["type"] == "step"]
+
+
+@pytest.fixture
+def tree(slurm):
+    """A copy of the tree, which the launcher is run from."""
+    tree = slurm.folder / "tree"
+    for name in ("launcher", "conf", "recipes", "slurm"):
+        shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(REPOSITORY / "plugins", tree, dirs_exist_ok=True)
+    slurm.environment |= {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+    return tree
+
+
+def test_a_queued_run_trains_although_its_tree_is_broken_and_saves_when_it_is_told_to_end(slurm, tree):
+    """The one test with real ranks: two nodes of two, which torchrun starts, and starts again."""
+    text = slurm.folder / "text.txt"
+    text.write_text("In the beginning there was a little text, and it was repeated. " * 200)
+    data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache", "report.baseline=none")
+    hold = ("+site.options.hold=true", "executor.starter=torchrun", SAVES)
+    rank = tree / "launcher" / "runtime" / "rank.py"
+    rank.write_text(rank.read_text() + "\nprint('the tree as it was')\n")
+    slurm.trireme("submit", "quickstart", *TWO_BY_TWO, *SMALL, *data, *hold, "run.dir=run")
+    for module in (tree / "launcher" / "runtime").glob("*.py"):
+        module.write_text("raise SystemExit('the broken tree was used')\n")
+    run = slurm.folder / "run"
+    job = json.loads((run / "handle.json").read_text())["id"]
+    assert "waits: JobHeldUser" in slurm.trireme("status", "run")
+    slurm.ask("scontrol", "release", job)
+    wait_until(lambda: steps(run, 0))
+    slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    output = slurm.trireme("wait", "run")
+    assert "step 400/400" in output
+    log = slurm.trireme("logs", "run", "--rank", "3")
+    assert "the tree as it was\n" in log
+    first = slurm.trireme("logs", "run", "--rank", "0")
+    (saved,) = re.findall(r"told to end by SIGUSR1: saved after step (\d+)\n", first)
+    assert f"resumed after step {saved}\n" in log
+    assert [steps(run, rank) for rank in range(4)] == [list(range(400))] * 4
+    assert "400/400" in slurm.trireme("status", "run")

@@ -1,0 +1,93 @@
+"""A folder with stand-ins for srun, scontrol and python, in which job scripts run."""
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+from launcher.jobs.script import JobRequest
+from launcher_plugins.executors.slurm import Slurm
+
+REQUEST = JobRequest(
+    run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python", code="/runs/a b/lib"
+)
+TWO_BY_TWO = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
+SRUN = """#!/bin/bash
+# Starts every task that it is asked for, as the real one does, each with its own place.
+while [[ $1 = --* ]]; do
+  case $1 in
+    --ntasks=*) total=${1#*=} ;;
+    --ntasks-per-node=*) per_node=${1#*=} ;;
+  esac
+  shift
+done
+for ((task = 0; task < total; task++)); do
+  SLURM_PROCID=$task SLURM_LOCALID=$((task % per_node)) SLURM_NODEID=$((task / per_node)) \\
+    SLURM_NTASKS=$total "$@" || rc=$?
+done
+exit ${rc:-0}
+"""
+PYTHON = """#!/bin/bash
+# Stands in for a rank: tells what it was started with.
+[ "$2" = launcher.topology.nodelist ] && exec {python} "$@"
+{{
+  printf '%s|' "$RANK" "$LOCAL_RANK" "$WORLD_SIZE" "$MASTER_ADDR:$MASTER_PORT" "${{EXTRA-unset}}" "$@"
+  echo
+}} >>"$TOLD"
+exit ${{RANK_CODE:-0}}
+"""
+SCONTROL = """#!/bin/bash
+[ "$*" = 'show hostnames node[7-8]' ] && printf 'node7\\nnode8\\n'
+"""
+
+
+class Stage:
+    """A folder with stand-ins for srun, scontrol and python, in which scripts run."""
+
+    def __init__(self, folder, plan):
+        self.folder, self.plan = folder, plan
+        self.run_dir = folder / "it's a $run; 100% #1 é"
+        self.run_dir.mkdir()
+        (folder / "bin").mkdir()
+        self.write("srun", SRUN)
+        self.write("scontrol", SCONTROL)
+        self.write("python", PYTHON.format(python=shlex.quote(sys.executable)))
+
+    def write(self, name, text):
+        path = self.folder / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(self, **variables):
+        """Starts the script as Slurm does on the first node."""
+        request = replace(
+            REQUEST, run_dir=str(self.run_dir), python=str(self.folder / "bin" / "python"), code=""
+        )
+        script = self.folder / "job.sh"
+        script.write_text(Slurm().render(self.plan, request).text)
+        environment = {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "41",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_JOB_NODELIST": "node[7-8]",
+            "TOLD": str(self.folder / "told"),
+            **variables,
+        }
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(["bash", script], env=environment, **pipes)
+
+    def end(self, process):
+        """Waits for the script."""
+        output, error = process.communicate(timeout=30)
+        self.done = subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+    def run(self, **variables):
+        """Runs the script to its end. Of each rank: place, rendezvous, EXTRA, words."""
+        self.end(self.start(**variables))
+        told = self.folder / "told"
+        lines = told.read_text().splitlines() if told.exists() else []
+        return [line.removesuffix("|").split("|") for line in lines]
+
+    def record(self):
+        return (self.run_dir / "exit" / "job.json").read_text()

@@ -1,0 +1,311 @@
+"""The life of a run on Slurm: told to end, saved, started again, given up; with stand-ins for Slurm."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+
+import pytest
+
+from launcher.errors import PlanError
+from launcher_plugins.executors.slurm import Slurm
+from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
+
+SAVES = ("train.checkpoint_interval=20",)
+CHAIN = ("executor.continuation=chain", "executor.max_starts=3")
+SRUN = """#!/bin/bash
+# Becomes rank 0, so that what is sent to it reaches the rank.
+while [[ $1 = --* ]]; do shift; done
+SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=4 exec "$@"
+"""
+RANK = """#!{python}
+# A rank that saves when it is told to end; it tells how often it was, and ends with RANK_CODE.
+import json, os, pathlib, signal, sys, time
+run, told = pathlib.Path(sys.argv[3]).parent, []
+signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
+(run / "pid").write_text(str(os.getpid()))
+(run / "up").write_text(" ".join(sys.argv[4:]))
+while not told and "FAILS" not in os.environ:
+    time.sleep(0.01)
+if told:
+    time.sleep(0.2)
+    (run / "exit" / "stopped.json").write_text(json.dumps({{"step": 3, "signal": "SIGUSR1"}}))
+sys.exit(int(os.environ.get("RANK_CODE", "0")))
+"""
+STARTING = """#!/bin/bash
+# Imports a big library.
+: >"$(dirname "$3")/up"
+sleep 0.5
+exec awake "$@"
+"""
+SCONTROL = """#!/bin/bash
+case "$*" in
+  'show hostnames node[7-8]') printf 'node7\\nnode8\\n' ;;
+  "--oneliner show job $SLURM_JOB_ID") echo "JobId=1 JobState=${JOB_STATE:-RUNNING} Reason=No" ;;
+  *) echo "$*" >>"$ASKED" ;;
+esac
+"""
+SCANCEL = """#!/bin/bash
+echo "scancel $*" >>"$ASKED"
+"""
+
+
+class Life(Stage):
+    """A stage on which signals come and several starts follow each other."""
+
+    def __init__(self, folder, plan):
+        super().__init__(folder, plan)
+        self.write("srun", SRUN)
+        self.write("python", RANK.format(python=shlex.quote(sys.executable)))
+        self.write("scontrol", SCONTROL)
+        self.write("scancel", SCANCEL)
+        (self.run_dir / "logs").mkdir()
+
+    def once(self, *signals, **variables):
+        """One start, to which signals come when the ranks are there; its exit code."""
+        process = self.start(ASKED=str(self.folder / "asked"), **variables)
+        up = self.run_dir / "up"
+        deadline = time.monotonic() + 20
+        while signals and not up.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.05)
+        self.end(process)
+        up.unlink(missing_ok=True)
+        return self.done.returncode
+
+    def asked(self):
+        path = self.folder / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def life(make_plan, tmp_path):
+    def prepare(*overrides):
+        return Life(tmp_path, make_plan(*TWO_BY_TWO, *SAVES, *overrides))
+
+    return prepare
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGUSR1,), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGUSR1)])
+def test_whatever_signals_come_the_ranks_save_and_the_job_is_requeued_once(life, signals):
+    run = life()
+    assert run.once(*signals) == 75
+    assert run.asked() == ["requeue 41"]
+    assert run.record() == '{"job": "41", "exit_code": 75}\n'
+
+
+def test_a_rank_that_is_still_starting_is_told_again(life):
+    run = life()
+    run.write("awake", RANK.format(python=shlex.quote(sys.executable)))
+    run.write("python", STARTING)
+    assert run.once(signal.SIGUSR1) == 75
+    assert run.asked() == ["requeue 41"]
+
+
+@pytest.mark.parametrize("code", ["1", "143"])
+def test_ranks_that_saved_have_not_failed_whatever_srun_says(life, code):
+    run = life()
+    assert run.once(signal.SIGUSR1, RANK_CODE=code) == 75
+    assert run.asked() == ["requeue 41"]
+    assert not (run.run_dir / "logs" / "failures").exists()
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "CANCELLED"])
+def test_a_job_that_slurm_has_requeued_or_cancelled_is_left_to_it(life, state):
+    run = life()
+    assert run.once(signal.SIGTERM, JOB_STATE=state) == 75
+    assert run.asked() == []
+    assert f"trireme: leaves job 41 to Slurm, where it is {state}\n" in run.done.stdout
+
+
+def test_ranks_that_end_because_slurm_takes_the_job_away_have_not_failed(life):
+    run = life()
+    assert run.once(FAILS="", RANK_CODE="143", JOB_STATE="COMPLETING") == 75
+    assert not (run.run_dir / "logs" / "failures").exists()
+
+
+def test_ranks_that_were_told_too_early_to_save_have_not_failed(life):
+    run = life()
+    run.write("python", '#!/bin/bash\n: >"$(dirname "$3")/up"; sleep 0.5; exit 1\n')
+    assert run.once(signal.SIGTERM) == 75
+    assert run.asked() == ["requeue 41"]
+
+
+def test_three_preemptions_go_on_in_the_same_directory_until_no_start_is_left(life):
+    run = life("executor.max_starts=3")
+    for restart in range(3):
+        assert run.once(signal.SIGUSR1, SLURM_RESTART_COUNT=str(restart)) == 75
+    assert run.asked() == ["requeue 41"] * 2
+    assert "not requeued after start 3 of at most 3 (executor.max_starts)\n" in run.done.stdout
+    assert (run.run_dir / "logs" / "starts").read_text() == "41.0\n41.1\n41.2\n"
+    assert sorted(path.name for path in run.run_dir.glob("exit*")) == ["exit", "exit.41.0", "exit.41.1"]
+    assert run.once(SLURM_RESTART_COUNT="3") == 1
+    assert run.done.stderr == "trireme: the run was started 3 times (executor.max_starts)\n"
+
+
+def test_a_job_that_fails_each_time_has_three_attempts_when_it_is_given_three(life):
+    run = life("executor.max_failures=3")
+    codes = [run.once(FAILS="", RANK_CODE="17", SLURM_RESTART_COUNT=str(restart)) for restart in range(3)]
+    assert codes == [17] * 3
+    assert run.asked() == ["requeue 41"] * 2
+
+
+def test_a_failed_start_is_not_made_again_unless_asked_for(life):
+    run = life()
+    assert run.once(FAILS="", RANK_CODE="17") == 17
+    assert run.asked() == []
+
+
+def test_a_job_of_a_chain_ends_unfinished_and_the_next_goes_on(life):
+    run = life(*CHAIN)
+    assert run.once(signal.SIGUSR1) == 75
+    (run.run_dir / "checkpoints" / "step-00000003").mkdir(parents=True)
+    process = run.start(SLURM_JOB_ID="42")
+    while not (run.run_dir / "up").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    run.end(process)
+    assert (run.run_dir / "up").read_text().endswith("--resume")
+    assert (run.run_dir / "exit.41.0" / "stopped.json").exists()
+    assert run.asked() == []
+
+
+def test_a_chain_that_fails_cancels_its_other_jobs_and_none_starts_any_more(life):
+    run = life(*CHAIN)
+    (run.run_dir / "logs" / "chain").write_text("41\n42\n43\n")
+    assert run.once(FAILS="", RANK_CODE="17") == 17
+    assert run.asked() == ["scancel --quiet 42", "scancel --quiet 43"]
+    assert run.once(SLURM_JOB_ID="42") == 1
+    assert "the run has failed for good before (executor.max_failures=1)\n" in run.done.stderr
+    assert not (run.run_dir / "up").exists()
+
+
+def test_nobody_starts_a_run_again_that_is_not_to_go_on(life):
+    run = life("executor.continuation=none")
+    assert run.once(signal.SIGUSR1) == 75
+    assert run.asked() == []
+
+
+def test_a_checkpoint_that_is_half_written_is_nothing_to_go_on_from(life):
+    run = life()
+    (run.run_dir / "checkpoints" / "step-00000020.unfinished").mkdir(parents=True)
+    run.once(FAILS="")
+    process = run.start(SLURM_RESTART_COUNT="1", ASKED="/dev/null", FAILS="")
+    run.end(process)
+    assert not (run.run_dir / "up").read_text().endswith("--resume")
+
+
+def test_without_checkpoints_a_signal_ends_the_job_as_always(make_plan, tmp_path):
+    run = Life(tmp_path, make_plan(*TWO_BY_TWO))
+    process = run.start()
+    while not (run.run_dir / "pid").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(timeout=10) == -signal.SIGTERM
+    finally:  # Slurm ends the ranks as it ends the script
+        os.kill(int((run.run_dir / "pid").read_text()), signal.SIGKILL)
+        run.end(process)
+    assert "--signal" not in Slurm().render(run.plan, REQUEST).text
+
+
+# What may be chosen, and what is told of it
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lines"),
+    [
+        ((), ["#SBATCH --requeue", "#SBATCH --signal=B:USR1@120"]),
+        (("executor.save_lead_s=0",), ["#SBATCH --requeue"]),
+        (CHAIN, ["#SBATCH --no-requeue", "#SBATCH --signal=B:USR1@120"]),
+        (("executor.continuation=none",), ["#SBATCH --no-requeue", "#SBATCH --signal=B:USR1@120"]),
+    ],
+)
+def test_slurm_is_told_who_requeues_and_when_to_tell_the_ranks(make_plan, overrides, lines):
+    text = Slurm().render(make_plan(*TWO_BY_TWO, *SAVES, *overrides), REQUEST).text
+    asked = ("#SBATCH --requeue", "#SBATCH --no-requeue", "#SBATCH --signal")
+    assert [line for line in text.splitlines() if line.startswith(asked)] == lines
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            (*SAVES, "site.time_limit=00:02:00"),
+            r"executor\.save_lead_s=120: the ranks would be told to end as they start, as "
+            r"site\.time_limit is 00:02:00\. Set executor\.save_lead_s=30, or a longer",
+        ),
+        (
+            ("executor.continuation=chain",),
+            r"executor\.continuation=chain: a job would have nothing to go on from, as "
+            r"train\.checkpoint_interval is 0\. Set train\.checkpoint_interval=15\.",
+        ),
+        (
+            ("executor.continuation=none", "executor.max_failures=2"),
+            r"executor\.max_failures=2: there is at most 1 start with executor\.continuation=none\. "
+            r"Set executor\.max_failures=1\.",
+        ),
+        (
+            ("executor.max_starts=2", "executor.max_failures=3"),
+            r"executor\.max_failures=3: there are at most executor\.max_starts=2 starts\. Set .*=2\.",
+        ),
+    ],
+)
+def test_a_life_that_cannot_be_is_refused(make_plan, overrides, message):
+    with pytest.raises(PlanError, match=message):
+        Slurm().render(make_plan(*TWO_BY_TWO, *overrides), REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "notes"),
+    [
+        (
+            SAVES,
+            [
+                "Slurm requeues the job after a preemption and when a node fails, and its own script 120 s "
+                "before its time limit, when the ranks have saved: at most 8 starts "
+                "(executor.continuation=requeue)."
+            ],
+        ),
+        (
+            (),
+            [
+                "Slurm requeues the job after a preemption and when a node fails: at most 8 starts "
+                "(executor.continuation=requeue).",
+                "As train.checkpoint_interval is 0, a requeued job begins anew, and nothing is saved at its "
+                "end.",
+            ],
+        ),
+        (
+            (*SAVES, *CHAIN),
+            [
+                "It is submitted as 3 jobs. The first ends 120 s before its time limit, when the ranks have "
+                "saved, and the next goes on; those that are not needed are cancelled, and nothing is "
+                "requeued "
+                "(executor.continuation=chain)."
+            ],
+        ),
+        (
+            ("executor.continuation=none",),
+            ["Nothing starts the run again when it is cut short (executor.continuation=none)."],
+        ),
+    ],
+)
+def test_the_plan_says_who_starts_the_run_again(make_plan, overrides, notes):
+    assert list(make_plan(*TWO_BY_TWO, *overrides).notes)[-len(notes) :] == notes
+
+
+def test_the_plan_says_how_long_a_run_that_hangs_takes_to_fail(make_plan):
+    note = make_plan(*TWO_BY_TWO, "executor.max_failures=3").notes[-1]
+    assert note == (
+        "When ranks hang, the run has failed after 3 starts (executor.max_failures) of 600 s "
+        "(run.timeout_s) without progress: 30 min 0 s."
+    )
+
+
+def test_a_chain_is_as_many_jobs_as_starts(make_plan):
+    assert Slurm().render(make_plan(*TWO_BY_TWO, *SAVES, *CHAIN), REQUEST).num_jobs == 3
+    assert Slurm().render(make_plan(*TWO_BY_TWO, *SAVES), REQUEST).num_jobs == 1
