@@ -85,7 +85,7 @@ def test_an_error_shows_no_secret_and_no_control_character_and_its_notes_first(c
     monkeypatch.setattr(command, "_dispatch", fail)
     assert main(["plan"]) == 2
     assert capsys.readouterr().err == (
-        "note: a.yaml is used and hides b.yaml\nunknown flag --env.HF_TOKEN=***\nab\\x1b[31m\n"
+        "note: a.yaml is used and hides b.yaml\nunknown flag --env.HF_TOKEN=***.\nab\\x1b[31m\n"
     )
 
 
