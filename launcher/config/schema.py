@@ -114,11 +114,16 @@ class ParallelConfig:
     recompute: Literal["none", "full"]
     """``full`` keeps only the input of each layer and computes the rest again in the backward."""
     zero_stage: Annotated[int, Range(minimum=0, maximum=3)]
-    """ZeRO stage: 0 replicates the model states over the data-parallel ranks."""
+    """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
+    optimizer state between them, 2 the gradients, too, 3 also the weights."""
     rank_order: str
     """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``."""
     bucket_bytes: Count
     """Size at which a bucket of gradients starts its all-reduce."""
+    zero_offload: bool = False
+    """Keep the optimizer state of ZeRO in the memory of the CPU, and update there."""
+    zero_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further DeepSpeed settings, as its own JSON nests them; none may contradict the recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)

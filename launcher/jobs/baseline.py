@@ -56,6 +56,8 @@ def one_device(plan: Plan) -> LaunchConfig:
             layers_per_stage="even",
             sequence_parallel=False,
             zero_stage=0,
+            zero_offload=False,
+            zero_options={},
         ),
         batch=replace(
             config.batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from launcher.config.schema import LaunchConfig, ModelConfig, PrecisionConfig
+from launcher.config.schema import LaunchConfig, ModelConfig, ParallelConfig, PrecisionConfig
 from launcher.errors import Fault
 from launcher.plan.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.plan.settings import blamed, value_at
@@ -134,9 +134,8 @@ def gradient_formats(precision: PrecisionConfig) -> tuple[str, ...]:
 def _parallel_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
     parallel, seq = config.parallel, config.batch.seq_length
     faults = []
-    if parallel.zero_stage:
-        rule = "no installed plugin shards the model states over the replicas, so only 0 has an effect"
-        faults.append(Fault("parallel.zero_stage", parallel.zero_stage, rule, "Set parallel.zero_stage=0."))
+    if not parallel.zero_stage:
+        faults += _zero_faults(parallel)
     if parallel.sequence_parallel and parallel.tp == 1:
         path = blamed(("parallel.sequence_parallel", "parallel.tp"), sources)
         rule = "sequence parallelism splits activations over the tensor-parallel ranks and tp is 1"
@@ -150,4 +149,17 @@ def _parallel_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> lis
         degrees = [{"parallel.tp": size} for size in nearest_first(parallel.tp, divisors(seq))[:4]]
         both = degrees + lengths if path == "parallel.tp" else lengths + degrees
         faults.append(Fault(path, value_at(config, path), rule, ways=tuple(both)))
+    return faults
+
+
+def _zero_faults(parallel: ParallelConfig) -> list[Fault]:
+    """Settings that only DeepSpeed would read."""
+    rule = "has an effect only where DeepSpeed makes the update (parallel.zero_stage=1, 2 or 3)"
+    faults = []
+    if parallel.zero_offload:
+        ways = ({"parallel.zero_stage": 1}, {"parallel.zero_offload": False})
+        faults.append(Fault("parallel.zero_offload", "true", rule, ways=ways))
+    for key in parallel.zero_options:
+        path = f"parallel.zero_options.{key}"
+        faults.append(Fault(path, parallel.zero_options[key], rule, f"Remove {path}."))
     return faults

@@ -7,7 +7,8 @@
     other        receives posted ahead, sends under way, the logits, the layer under recomputation, gradients
                  converted for the update, and what the parallel plugins add
 
-So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18.
+So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18. ZeRO
+splits the optimizer over the dp replicas (stage 1), the gradients, too (stage 2), and the weights (stage 3).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from launcher.plan.model import LayerShape, MemoryPlan, StagePlan
 from launcher.schedule.actions import RB, RF, SENDS_IN_FLIGHT, Action, B, F, W, has_weight_actions
 from launcher.schedule.simulate import peak_held
 
+NUM_ZERO_STAGES = 4
 _FP32_BYTES = DTYPE_BYTES["fp32"]
 
 
@@ -33,28 +35,52 @@ def plan_memory(
     """
     change = _held_changes(job, is_split=has_weight_actions(lists))
     held = peak_held(lists, job.pipeline)
-    precision = job.config.precision
+    parallel = job.config.parallel
     plans = []
     for pp_rank, actions in enumerate(lists):
-        parameters = job.num_local_parameters(pp_rank)
+        by_stage = [
+            state_bytes(job.num_local_parameters(pp_rank), job.config.precision, job.mesh.dp, stage)
+            for stage in range(NUM_ZERO_STAGES)
+        ]
+        weights, gradients, optimizer = by_stage[parallel.zero_stage]
         plans.append(
             MemoryPlan(
                 pp_rank=pp_rank,
-                weights_bytes=parameters * job.compute_bytes,
-                gradients_bytes=parameters * job.gradient_bytes,
-                optimizer_bytes=parameters * optimizer_bytes(precision),
+                weights_bytes=weights,
+                gradients_bytes=gradients,
+                optimizer_bytes=0 if parallel.zero_offload else optimizer,
                 activations_bytes=_peak_bytes(actions, change),
                 peak_microbatches=held[pp_rank],
                 other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
+                states_by_zero_stage=tuple(map(sum, by_stage)),
             )
         )
     return tuple(plans)
 
 
-def optimizer_bytes(precision: PrecisionConfig) -> int:
+def state_bytes(num_parameters: int, precision: PrecisionConfig, dp: int, stage: int) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer state on one of ``dp`` replicas at a ZeRO stage.
+
+    7.5 billion parameters over 64 replicas, 16-bit weights and gradients: 120, 31.4, 16.6 and 1.9 GB.
+    Source: Rajbhandari et al., ZeRO (2020), table 1.
+
+    >>> mixed = PrecisionConfig(name="fp16", compute="fp16", gradients="fp16", master_weights=True)
+    >>> [round(sum(state_bytes(7_500_000_000, mixed, 64, stage)) / 1e9, 1) for stage in range(4)]
+    [120.0, 31.4, 16.6, 1.9]
+    """
+    split = (stage >= 3, stage >= 2, stage >= 1)
+    weights, gradients, optimizer = (-(-num_parameters // dp) if part else num_parameters for part in split)
+    return (
+        weights * DTYPE_BYTES[precision.compute],
+        gradients * DTYPE_BYTES[precision.gradients],
+        optimizer * optimizer_bytes(precision, stage),
+    )
+
+
+def optimizer_bytes(precision: PrecisionConfig, stage: int = 0) -> int:
     """Bytes of optimizer state per parameter: two moments in the format of the weights that are
-    updated, which are the master copy where there is one."""
-    has_copy = precision.compute != "fp32" and precision.master_weights
+    updated, which are the master copy where there is one; with ZeRO there always is."""
+    has_copy = stage > 0 or (precision.compute != "fp32" and precision.master_weights)
     return 3 * _FP32_BYTES if has_copy else 2 * DTYPE_BYTES[precision.compute]
 
 
@@ -156,6 +182,8 @@ def _logits_bytes(job: JobShape, stage: StagePlan) -> int:
 def _converted_bytes(job: JobShape, pp_rank: int) -> int:
     """A second copy of the gradients, for an update in another format than they are kept in."""
     precision = job.config.precision
+    if job.config.parallel.zero_stage:
+        return 0  # what ZeRO converts, its own plugin counts
     updated = "fp32" if precision.master_weights else precision.compute
     return 0 if updated == precision.gradients else job.num_local_parameters(pp_rank) * DTYPE_BYTES[updated]
 

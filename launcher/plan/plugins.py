@@ -15,6 +15,8 @@ from launcher.typed import Reading, Source, read
 
 PARALLEL_OF_AXIS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 """Name of the plugin that spreads the work along each axis, in order of application."""
+ZERO = "zero"
+"""The plugin of the ``dp`` axis where the replicas split the model states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ def choose(config: LaunchConfig) -> Chosen:
     """
     sizes = {"tp": config.parallel.tp, "pp": config.parallel.pp, "dp": config.parallel.dp}
     names = [name for axis, name in PARALLEL_OF_AXIS.items() if sizes[axis] != 1]
+    if config.parallel.zero_stage:
+        names = [name for name in names if name != PARALLEL_OF_AXIS["dp"]] + [ZERO]
     named = [(group, name) for _, group, name, _ in _single_choices(config)]
     named += [("launcher.parallels", name) for name in names]
     schedule, architecture, executor, *parallels = (registry.load(group, name) for group, name in named)

@@ -28,6 +28,7 @@ def plan_text(plan: Plan, *, color: bool = False) -> str:
         "Stages": _stages(plan),
         f"Schedule  {plan.schedule.name}": _schedule(plan, color=color),
         "Memory per rank": _memory(plan),
+        "Model states per rank by ZeRO stage": _states(plan),
         "Traffic per step, on the rank that sends most of each kind": _traffic(plan),
         "Step": _step(plan),
         "Notes": _notes(plan.notes),
@@ -143,6 +144,16 @@ def _memory(plan: Plan) -> list[str]:
     if last:
         table.append(f"(pp_ranks {first[-1][-1].pp_rank + 1}-{last[0][0].pp_rank - 1} lie between)")
     return [*table, f"each device has {format_bytes(limit)}"]
+
+
+def _states(plan: Plan) -> list[str]:
+    """Weights, gradients and optimizer state under each stage, on the rank that holds most of them."""
+    if plan.mesh.dp == 1:
+        return []
+    sizes = [max(sizes) for sizes in zip(*(ranks.states_by_zero_stage for ranks in plan.memory), strict=True)]
+    stages = ["parallel.zero_stage", *map(str, range(len(sizes)))]
+    chosen = f"this plan: parallel.zero_stage={plan.config.parallel.zero_stage}, over dp = {plan.mesh.dp}"
+    return [*columns([stages, ["bytes", *map(format_bytes, sizes)]]), chosen]
 
 
 def _alike(memory: Iterable[MemoryPlan]) -> list[list[MemoryPlan]]:

@@ -230,6 +230,9 @@ class RankContext:
     """Set by pipeline parallelism."""
     exchange_gradients: Callable[[Tensor], Handle] | None = None
     """Set by data parallelism: starts summing a flat bucket of gradients, in place, over the replicas."""
+    keep_own_part: Callable[[nn.Module], None] | None = None
+    """Set by a strategy that splits the weights themselves: called with each part of the model as soon as
+    its initial weights are in it, so that no rank ever holds all of them."""
 
     @property
     def config(self) -> LaunchConfig:

@@ -163,16 +163,17 @@ def _save_to_end(trainer: Trainer, root: Path, num_done: int) -> None:
 
 def save(trainer: Trainer, root: Path, step: int) -> None:
     """Writes a checkpoint after ``step`` steps. Collective over all ranks."""
-    groups, is_first = trainer.ctx.groups, trainer.ctx.plan.rank == 0
+    is_first = trainer.ctx.plan.rank == 0
     if is_first:
         checkpoint.unfinished_folder(root, step)
     dist.barrier()
-    if groups.dp.rank == 0:
-        folder = checkpoint.unfinished_name(root, step)
-        checkpoint.save_shard(folder, groups.model.rank, trainer.update.state())
-    dist.barrier()
+    fragments = list(trainer.update.state())
+    if fragments:
+        checkpoint.save_shard(checkpoint.unfinished_name(root, step), trainer.ctx.plan.rank, fragments)
+    num_shards = torch.tensor(int(bool(fragments)), device=trainer.ctx.device)
+    dist.all_reduce(num_shards)  # each rank's one comes when its shard is on the disk
     if is_first:
-        checkpoint.complete(root, step, groups.model.size)
+        checkpoint.complete(root, step, int(num_shards))
         checkpoint.prune(root, step, trainer.ctx.config.train.keep_checkpoints)
     dist.barrier()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from launcher.runtime.custom import build_custom_chunks
 from launcher.runtime.data import Microbatch
 from launcher.runtime.randomness import init_slice
 
+Part = TypeVar("Part", bound=nn.Module)
 EMBEDDING = "embedding"
 """Global name of the token table, also where the head is tied to it."""
 
@@ -32,14 +33,16 @@ def build_chunks(ctx: RankContext) -> list[nn.Module]:
     if ctx.config.model.family == "custom":
         return build_custom_chunks(ctx)
     sizes = Sizes.of(ctx.config.model, ctx.config.batch.seq_length)
-    prologue = Prologue(ctx, sizes) if any(stage.has_prologue for stage in ctx.plan.stages) else None
+    has_prologue = any(stage.has_prologue for stage in ctx.plan.stages)
+    prologue = _finished(Prologue(ctx, sizes), ctx, sizes) if has_prologue else None
     rotary = Rotary(ctx.config.model.rope_theta, sizes, ctx.device) if _is_rotary(ctx) else None
     chunks: list[nn.Module] = []
     for stage in ctx.plan.stages:
-        blocks = [Block(ctx, index, sizes, rotary) for index in stage.layers]
+        blocks = [_finished(Block(ctx, index, sizes, rotary), ctx, sizes) for index in stage.layers]
         epilogue = Epilogue(ctx, sizes, prologue) if stage.has_epilogue else None
+        if epilogue is not None:
+            _finished(epilogue, ctx, sizes, known=prologue)
         chunks.append(Stage(ctx, prologue if stage.has_prologue else None, blocks, epilogue))
-    _initialise(ctx, sizes, (param for chunk in chunks for param in chunk.parameters()))
     return chunks
 
 
@@ -121,6 +124,18 @@ def _is_rotary(ctx: RankContext) -> bool:
 def _mark_tied(module: nn.Module, *, is_copy: bool) -> None:
     for param in module.parameters():
         tag(param, replace(slice_of(param), is_tied=True, is_tied_copy=is_copy))
+
+
+def _finished(part: Part, ctx: RankContext, sizes: Sizes, known: nn.Module | None = None) -> Part:
+    """The part with its initial weights, or with what the rank keeps of them.
+
+    ``known``: a finished part, some of whose parameters this one may share.
+    """
+    shared = set(known.parameters()) if known is not None else set()
+    _initialise(ctx, sizes, (param for param in part.parameters() if param not in shared))
+    if ctx.keep_own_part is not None:
+        ctx.keep_own_part(part)
+    return part
 
 
 def _initialise(ctx: RankContext, sizes: Sizes, params: Iterable[nn.Parameter]) -> None:

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import isfinite
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.errors import JobError
 from launcher.metrics.records import REPLICATED
+from launcher.runtime.adamw import adamw, not_finite
 from launcher.runtime.api import (
     DTYPES,
     FragmentReader,
     GlobalFragment,
-    GlobalSlice,
     RankContext,
     Root,
     StepOutcome,
     slice_of,
 )
+from launcher.runtime.collective import sum_in_one_message
+from launcher.runtime.fragments import LOSS_SCALE, MOMENTS, NUM_GOOD_STEPS, STEP, named, scalar_fragment
 from launcher.runtime.gradients import GradientBuckets
 from launcher.runtime.groups import Group
 from launcher.runtime.learning_rate import learning_rate
 from launcher.runtime.loss_scale import LossScale
 from launcher.runtime.split_backward import WeightProduct
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class NativeUpdate:
@@ -54,7 +52,8 @@ class NativeUpdate:
             for param in chunk.parameters():
                 if param.requires_grad and param not in self._masters:
                     self._masters[param] = self._master(param)
-        self._optimizer = self._adamw()
+        masters = ((master, param.dim()) for param, master in self._masters.items())
+        self._optimizer = adamw(masters, self._ctx.config.optim)
         return chunks
 
     def begin(self, step: int) -> None:
@@ -81,7 +80,7 @@ class NativeUpdate:
             overflowed = not isfinite(norm)
             lr = learning_rate(config.optim, step, config.train.num_steps)
             if overflowed and self._scale is None:
-                raise JobError(f"the gradient of step {step} is not finite ({norm}); try a smaller optim.lr")
+                raise not_finite(step, norm)
             if not overflowed:
                 self._num_updates += 1
                 self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm) / self.loss_scale)
@@ -100,7 +99,9 @@ class NativeUpdate:
         return self._buckets.view(param)
 
     def state(self) -> Iterator[GlobalFragment]:
-        """Master weights and moments; copies of what another rank owns are left out."""
+        """Master weights and moments, by the first replica; copies of what another rank owns are left out."""
+        if self._ctx.groups.dp.rank != 0:
+            return
         for param, master in self._masters.items():
             where = slice_of(param)
             if where.is_tied_copy or not (where.is_sharded or self._ctx.groups.tp.rank == 0):
@@ -108,25 +109,25 @@ class NativeUpdate:
             unpadded = tuple(map(slice, where.inside(param.shape)))
             moments = self._moments(master)
             for kind, tensor in {"weight": master.detach(), **moments}.items():
-                yield GlobalFragment(slice=_named(where, kind), tensor=tensor[unpadded])
+                yield GlobalFragment(slice=named(where, kind), tensor=tensor[unpadded])
         if self._ctx.groups.model.rank == 0:
-            yield _scalar_fragment("optimizer/step", self._num_updates)
+            yield scalar_fragment(STEP, self._num_updates)
             if self._scale is not None:
-                yield _scalar_fragment("optimizer/loss_scale", self._scale.value)
-                yield _scalar_fragment("optimizer/num_good_steps", self._scale.num_good_steps)
+                yield scalar_fragment(LOSS_SCALE, self._scale.value)
+                yield scalar_fragment(NUM_GOOD_STEPS, self._scale.num_good_steps)
 
     def load(self, read: FragmentReader) -> None:
         """Takes back what `state` gave, under any layout."""
-        self._num_updates = int(read("optimizer/step", (), ()))
+        self._num_updates = int(read(STEP, (), ()))
         if self._scale is not None:
-            self._scale.value = float(read("optimizer/loss_scale", (), ()))
-            self._scale.num_good_steps = int(read("optimizer/num_good_steps", (), ()))
+            self._scale.value = float(read(LOSS_SCALE, (), ()))
+            self._scale.num_good_steps = int(read(NUM_GOOD_STEPS, (), ()))
         for param, master in self._masters.items():
             where = slice_of(param)
-            tensors = {kind: torch.zeros_like(master) for kind in ("weight", *_MOMENTS)}
+            tensors = {kind: torch.zeros_like(master) for kind in ("weight", *MOMENTS)}
             inside = where.inside(param.shape)
             for kind, tensor in tensors.items() if 0 not in inside else ():
-                tensor[tuple(map(slice, inside))] = read(_named(where, kind).name, where.offset, inside)
+                tensor[tuple(map(slice, inside))] = read(named(where, kind).name, where.offset, inside)
             with torch.no_grad():
                 master.copy_(tensors.pop("weight"))
                 if master is not param:
@@ -139,7 +140,7 @@ class NativeUpdate:
         """Adam's moments of a parameter; zero before the first update."""
         assert self._optimizer is not None, "a parameter without an optimizer"
         known = self._optimizer.state.get(master, {})
-        return {kind: known.get(kind, torch.zeros_like(master)) for kind in _MOMENTS}
+        return {kind: known.get(kind, torch.zeros_like(master)) for kind in MOMENTS}
 
     def close(self) -> None:
         """Nothing outlives the step."""
@@ -149,30 +150,12 @@ class NativeUpdate:
             return param
         return param.detach().float().clone()
 
-    def _adamw(self) -> torch.optim.AdamW | None:
-        """Decay acts on matrices only, as in GPT-3: not on biases and norms. None: no parameters here."""
-        optim = self._ctx.config.optim
-        decayed = [master for master in self._masters.values() if master.dim() > 1]
-        kept = [master for master in self._masters.values() if master.dim() <= 1]
-        groups = [
-            {"params": decayed, "weight_decay": optim.weight_decay},
-            {"params": kept, "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        if not groups:
-            return None
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
-
     def _sum_over(self, group: Group, kind: str, params: Sequence[nn.Parameter]) -> None:
         """Sums the gradients of some parameters over a group, in one message."""
         if group.size == 1 or not params:
             return
-        views = [self._buckets.view(param) for param in params]
-        flat = torch.cat([view.flatten() for view in views])
         with self._ctx.clock.section(kind):
-            dist.all_reduce(flat, group=group.handle)
-        for view, part in zip(views, torch.split(flat, [view.numel() for view in views]), strict=True):
-            view.copy_(part.view_as(view))
+            sum_in_one_message([self._buckets.view(param) for param in params], group)
 
     def _grad_norm(self) -> float:
         """Norm over the whole model, in fp32 or better: each global element counts once."""
@@ -209,15 +192,6 @@ class NativeUpdate:
                 master.grad = None
                 with torch.no_grad():
                     param.copy_(master)
-
-
-def _scalar_fragment(name: str, value: float) -> GlobalFragment:
-    where = GlobalSlice(name=name, shape=(), offset=(), is_sharded=False)
-    return GlobalFragment(slice=where, tensor=torch.tensor(value))
-
-
-def _named(where: GlobalSlice, kind: str) -> GlobalSlice:
-    return replace(where, name=f"{kind}/{where.name}")
 
 
 def _clip_factor(norm: float, clip_norm: float | None) -> float:

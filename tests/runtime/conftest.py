@@ -4,5 +4,16 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: forked ranks inherit its pool
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def deepspeed_in_parent() -> None:
+    """DeepSpeed, imported before any rank is forked: each of them would take seconds for it."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    from deepspeed.runtime.zero.muon import muon_optimizer  # every optimizer asks for it, and it is slow
+
+    assert muon_optimizer

@@ -1,24 +1,26 @@
-"""Trains a few steps under any layout and gives back what one device would have: losses, gradients and
-weights as whole tensors under their global names."""
+"""Trains a few steps under any layout and any update, and gives back what one device would have: losses,
+gradient norms, weights, and Adam's moments (which hold every step's clipped gradient) as whole tensors
+under their global names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from factories import make_config
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 from launcher.plan.build import build
 from launcher.plan.model import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data import Loader
+from launcher.runtime.fragments import MOMENTS
 from launcher.runtime.loop import Trainer
 from launcher.runtime.rank import make_context
-from launcher.runtime.update import NativeUpdate
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -33,11 +35,11 @@ class Trained:
     losses: list[float]
     """Mean loss of each step."""
     norms: list[float]
-    """Norm of each step's whole gradient."""
-    gradients: dict[str, Tensor]
-    """Of the last step, before clipping."""
+    """Norm of each step's whole gradient, before clipping."""
     weights: dict[str, Tensor]
-    """After the last step."""
+    """After the last step, as the next forward would use them."""
+    moments: dict[str, Tensor]
+    """Of the optimizer after the last step, named ``exp_avg/layers.0.norm.weight``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +47,15 @@ class _Piece:
     name: str
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
-    weight: Tensor
-    gradient: Tensor
+    tensor: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RankResult:
     losses: list[float | None]
     norms: list[float]
-    pieces: list[_Piece]
+    weights: list[_Piece]
+    moments: list[_Piece]
 
 
 def job(**sections: dict[str, Any]) -> Plan:
@@ -75,26 +77,25 @@ def train(plan: Plan, sabotage: Sabotage | None = None) -> Trained:
     """Runs the plan on as many forked ranks as it needs."""
     results: list[_RankResult] = run_ranks(plan.world_size, _rank, plan, sabotage)
     losses = next(result.losses for result in reversed(results) if result.losses[0] is not None)
-    pieces = [piece for result in results for piece in result.pieces]
     return Trained(
         losses=[loss for loss in losses if loss is not None],
         norms=results[0].norms,
-        gradients=_assemble(pieces, lambda piece: piece.gradient),
-        weights=_assemble(pieces, lambda piece: piece.weight),
+        weights=_assemble(piece for result in results for piece in result.weights),
+        moments=_assemble(piece for result in results for piece in result.moments),
     )
 
 
 def assert_equal(found: Trained, expected: Trained, tolerance: float = 2e-5) -> None:
-    """Losses, norms, gradients and weights are the same up to fp32 rounding.
+    """Losses, norms, weights and moments are the same up to fp32 rounding.
 
     ``tolerance`` is relative for losses and norms, and relative to the largest element of each tensor
-    for gradients and weights: sums run in another order under another layout.
+    for weights and moments: sums run in another order under another layout.
     """
     for name in ("losses", "norms"):
         torch.testing.assert_close(
             torch.tensor(getattr(found, name)), torch.tensor(getattr(expected, name)), rtol=tolerance, atol=0
         )
-    for name in ("gradients", "weights"):
+    for name in ("weights", "moments"):
         ours, theirs = getattr(found, name), getattr(expected, name)
         assert ours.keys() == theirs.keys()
         for tensor, reference in theirs.items():
@@ -109,7 +110,6 @@ def assert_equal(found: Trained, expected: Trained, tolerance: float = 2e-5) -> 
 def _rank(rank: int, plan: Plan, sabotage: Sabotage | None) -> _RankResult:
     ctx = make_context(plan.rank(rank), CPU)
     trainer, loader = Trainer(ctx), Loader(ctx)
-    gradients = _keep_gradients(trainer)
     if sabotage is not None:
         sabotage(trainer, loader)
     steps = loader.steps(0)
@@ -117,42 +117,42 @@ def _rank(rank: int, plan: Plan, sabotage: Sabotage | None) -> _RankResult:
     return _RankResult(
         losses=[step.loss for step in done],
         norms=[step.outcome.grad_norm for step in done],
-        pieces=list(_pieces(trainer, gradients)),
+        weights=list(_weights(trainer)),
+        moments=list(_moments(trainer)),
     )
 
 
-def _keep_gradients(trainer: Trainer) -> dict[Tensor, Tensor]:
-    """A table that always holds the gradients of the newest step, as they were before clipping."""
-    assert isinstance(trainer.update, NativeUpdate)
-    kept: dict[Tensor, Tensor] = {}
-    update, clip_and_step = trainer.update, trainer.update._step_optimizer
-
-    def keeping(lr: float, clip_factor: float) -> None:
-        kept.update({param: update.gradient(param) / update.loss_scale for param in update._masters})
-        clip_and_step(lr, clip_factor)
-
-    update._step_optimizer = keeping  # type: ignore[method-assign]
-    return kept
+def _weights(trainer: Trainer) -> Iterator[_Piece]:
+    for module in trainer.part.modules.values():
+        for param in module.parameters():
+            with _whole(param):
+                where = slice_of(param)
+                unpadded = tuple(map(slice, where.inside(param.shape)))
+                weight = param.detach()[unpadded].float().clone()
+                yield _Piece(name=where.name, global_shape=where.shape, offset=where.offset, tensor=weight)
 
 
-def _pieces(trainer: Trainer, gradients: dict[Tensor, Tensor]) -> Iterable[_Piece]:
-    for param, gradient in gradients.items():
-        where = slice_of(param)
-        unpadded = tuple(map(slice, where.inside(param.shape)))
-        yield _Piece(
-            name=where.name,
-            global_shape=where.shape,
-            offset=where.offset,
-            weight=param.detach()[unpadded].float(),
-            gradient=gradient[unpadded].float(),
-        )
+def _whole(param: nn.Parameter) -> Any:
+    """Inside, a parameter of which this rank holds a part is whole."""
+    if not hasattr(param, "ds_id"):
+        return nullcontext()
+    import deepspeed  # heavy, and most layouts do without
+
+    return deepspeed.zero.GatheredParameters([param])
 
 
-def _assemble(pieces: Iterable[_Piece], take: Callable[[_Piece], Tensor]) -> dict[str, Tensor]:
+def _moments(trainer: Trainer) -> Iterator[_Piece]:
+    for fragment in trainer.update.state():
+        where, tensor = fragment.slice, fragment.tensor.detach().float().clone()
+        if where.name.startswith(MOMENTS):
+            yield _Piece(name=where.name, global_shape=where.shape, offset=where.offset, tensor=tensor)
+
+
+def _assemble(pieces: Iterable[_Piece]) -> dict[str, Tensor]:
     """Whole tensors. Copies of one piece (replicas, tied embeddings) must be the same."""
     whole: dict[str, Tensor] = {}
     for piece in pieces:
-        tensor = take(piece)
+        tensor = piece.tensor
         target = whole.setdefault(piece.name, torch.full(piece.global_shape, torch.nan))
         box = tuple(slice(o, o + n) for o, n in zip(piece.offset, tensor.shape, strict=True))
         if not target[box].isnan().any():

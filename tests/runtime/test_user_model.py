@@ -64,6 +64,19 @@ def test_a_users_model_computes_what_one_device_computes(layout: tuple[str, ...]
     assert_equal(train(digits(*layout)), reference())
 
 
+@pytest.mark.usefixtures("deepspeed_in_parent")
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("parallel.dp=2", "parallel.pp=2", "parallel.zero_stage=1"),
+        ("parallel.dp=2", "parallel.pp=1", "parallel.zero_stage=3"),
+    ],
+    ids=" ".join,
+)
+def test_a_users_model_computes_it_with_split_states(layout: tuple[str, ...]) -> None:
+    assert_equal(train(digits(*layout)), reference())
+
+
 def test_tensor_parallelism_of_a_users_model_is_refused_with_the_reason() -> None:
     with pytest.raises(
         PlanError, match=r"parallel\.tp=2: the layers that model\.target builds .* Set parallel\.tp=1"

@@ -265,13 +265,6 @@ def test_chunks_without_an_interleaving_schedule_are_refused():
 # Settings without effect, and plugins
 
 
-def test_zero_stages_are_refused_while_nothing_provides_them():
-    assert refusal(launch_config(parallel={"zero_stage": 2})) == [
-        "parallel.zero_stage=2: no installed plugin shards the model states over the replicas, so only "
-        "0 has an effect. Set parallel.zero_stage=0."
-    ]
-
-
 def test_an_unknown_plugin_names_the_nearest():
     (fault,) = refusal(launch_config(parallel={"schedule": "1f1d"}))
     assert fault == "parallel.schedule=1f1d: no schedule of that name is installed. Did you mean 1f1b?"

@@ -291,7 +291,9 @@ def test_dp_follows_from_the_devices(trireme):
             id="three_sizes_that_disagree",
         ),
         pytest.param(
-            ["parallel.zero_stage=2"], ["so only 0 has an effect"], id="a_zero_stage_that_nothing_provides"
+            ["parallel.zero_stage=2", "parallel.dp=2", "parallel.pp=2"],
+            ["a pipeline of 2 stages", "Set parallel.zero_stage=1, or parallel.pp=1."],
+            id="zero_2_with_a_pipeline",
         ),
     ],
 )

@@ -30,9 +30,14 @@ class DataParallel:
             num_buckets = -(-total // job.config.parallel.bucket_bytes)
             size = -(-total // num_buckets)
             collectives.append(_sum("gradients", size, num_buckets, overlappable=True))
-        if job.stages[-1].pp_rank == pp_rank:
-            collectives.append(_sum("loss and targets", _SCALAR_BYTES, 2, overlappable=False))
-        return RankCost(collectives=tuple(collectives))
+        return RankCost(collectives=(*collectives, *loss_messages(job, pp_rank)))
+
+
+def loss_messages(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
+    """On the last stage: the loss, and the count of its targets."""
+    if job.stages[-1].pp_rank != pp_rank:
+        return ()
+    return (_sum("loss and targets", _SCALAR_BYTES, 2, overlappable=False),)
 
 
 def _sum(purpose: str, num_bytes: int, count: int, *, overlappable: bool) -> Collective:
