@@ -25,6 +25,7 @@ __all__ = [
     "Executor",
     "Fault",
     "JobShape",
+    "KnowsSite",
     "LayerShape",
     "ModelShape",
     "Parallel",
@@ -32,6 +33,8 @@ __all__ = [
     "RankCost",
     "RoleGroup",
     "Schedule",
+    "SiteQuestion",
+    "SiteSurvey",
     "StagePlan",
 ]
 
@@ -241,6 +244,46 @@ class Executor(Protocol):
 
     def cancel(self, handle: JobHandle) -> None:
         """Ends all of its ranks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteQuestion:
+    """A setting of a new site that the cluster leaves to a person."""
+
+    setting: str
+    """Name of a field of `SiteConfig`."""
+    proposal: str | None
+    """What is taken when the person says nothing; None: the setting is left out."""
+    choices: tuple[str, ...] = ()
+    """Every answer that is one; empty: any."""
+    is_required: bool = False
+    """Whether the setting cannot be left out."""
+
+
+class SiteSurvey(Protocol):
+    """What a cluster says about itself."""
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What a reader should know, each a line."""
+        ...
+
+    def question(self, answers: Mapping[str, str | None]) -> SiteQuestion | None:
+        """The next setting to ask for, given the answers so far; None when nothing is left open."""
+        ...
+
+
+@runtime_checkable
+class KnowsSite(Protocol):
+    """An `Executor` that can ask its cluster."""
+
+    def survey(self) -> SiteSurvey:
+        """Asks the cluster what it is like."""
+        ...
+
+    def try_out(self, script: JobScript) -> None:
+        """Has the scheduler check a job that it is not given; a `JobError` is its refusal."""
         ...
 
 

@@ -1,10 +1,17 @@
-"""Finds the data folders that ship beside the code."""
+"""Finds the data folders that ship beside the code, and the one that a person has."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from launcher.errors import LauncherError
+
+
+def user_folder() -> Path:
+    """Where a person keeps groups of their own, by the XDG base directory rule: ``site/NAME.yaml``."""
+    root = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(root) if root else Path.home() / ".config") / "trireme"
 
 
 def folder(name: str) -> Path:

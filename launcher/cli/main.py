@@ -22,6 +22,7 @@ VERBS = {
     "cancel": "end a run",
     "report": "the speedup table again, from stored runs",
     "recipe": "list the recipes, or show one composed, with the origin of every value",
+    "site": "write down what is particular to a cluster, or have the cluster check it",
     "doctor": "what this machine has, and how to mend what is missing",
 }
 """Every verb with its line in the help, in the order in which a newcomer meets them."""

@@ -127,12 +127,16 @@ def read_document(file: Path, label: str) -> Document:
 
 
 def repository(recipe: Recipe) -> CachingConfigRepository:
-    """The recipe, then its folder, then the shipped recipes and groups: the first file found counts."""
+    """The recipe, then its folder, then the shipped recipes and groups: the first file found counts.
+
+    At last the person's own folder, so that what is in it is used only where it is named.
+    """
     shipped = [resources.folder("recipes"), resources.folder("conf")]
     home = recipe.path.parent
     places = [Folder(folder, folder.name) for folder in shipped]
     if home.resolve() != shipped[0].resolve():
         places.insert(0, Folder(home, str(home)))
+    places.append(Folder(resources.user_folder(), str(resources.user_folder())))
     found = ConfigRepository(ConfigSearchPathImpl())
     primary = Folder(home, places[0].label, only=recipe.path)
     found.sources = [primary, *places, StructuredConfigSource("schema", "structured://")]

@@ -75,6 +75,16 @@ def test_a_dry_run_prints_what_ran(slurm):
     assert done.stdout == slurm.ask("scontrol", "write", "batch_script", job, "-") + "\n"
 
 
+def test_a_site_is_written_from_what_the_cluster_says_and_slurm_accepts_it(slurm):
+    slurm.environment["XDG_CONFIG_HOME"] = str(slurm.folder)
+    output = slurm.trireme("site", "init", "alps")
+    assert (
+        "partition batch (the default): 4 nodes of 16 CPUs and no GPU, jobs of at most 02:00:00\n" in output
+    )
+    assert "accepts this job" in slurm.trireme("site", "check", "alps")
+    assert "Look at site.partition" in slurm.trireme("site", "check", "alps", "site.partition=gpu", code=2)
+
+
 @pytest.mark.parametrize("text", ["a", "a,b", "a[1-3,07],b", "r[0-1]n[8-10]", "r[0-1]n[3]", "a[099-101]"])
 def test_node_lists_are_read_as_slurm_reads_them(slurm, text):
     assert list(expand(text)) == slurm.ask("scontrol", "show", "hostnames", text).splitlines()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, JobError, PlanError
-from launcher.interfaces import JobShape
+from launcher.interfaces import JobShape, SiteSurvey
 from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_commands import ask, left_out
@@ -20,6 +20,7 @@ from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life
 from launcher_plugins.executors.slurm_options import Layout, layout, option_faults
 from launcher_plugins.executors.slurm_script import Batch, script_text
 from launcher_plugins.executors.slurm_state import PHASES, from_record, from_sacct, from_scontrol, with_end
+from launcher_plugins.executors.slurm_survey import survey
 
 END_RECORD = "exit/job.json"
 """What the script leaves in the run directory of how it ended."""
@@ -80,10 +81,7 @@ class Slurm:
         Raises:
             JobError: when Slurm refuses it; names the setting to look at.
         """
-        command, *_, path = script.argv
-        checked = ask((command, "--test-only", path), os.environ)
-        if checked.code:
-            raise JobError(_refusal(checked.error))
+        self.try_out(script)
         jobs: list[str] = []
         try:
             while len(jobs) < script.num_jobs:
@@ -98,6 +96,25 @@ class Slurm:
         if names := left_out(os.environ):
             notes.append(f"Not passed on, because they would change the job: {', '.join(names)}.")
         return JobHandle(id=SEPARATOR.join(jobs), run_dir=script.run_dir, notes=tuple(notes))
+
+    def try_out(self, script: JobScript) -> None:
+        """Has Slurm check the job, whose script is in the run directory.
+
+        Raises:
+            JobError: when Slurm refuses it; names the setting to look at.
+        """
+        command, *_, path = script.argv
+        checked = ask((command, "--test-only", path), os.environ)
+        if checked.code:
+            raise JobError(_refusal(checked.error))
+
+    def survey(self) -> SiteSurvey:
+        """Asks the cluster for its partitions, and for the accounts of the person.
+
+        Raises:
+            JobError: when it gives no answer.
+        """
+        return survey()
 
     def state(self, handle: JobHandle) -> JobState:
         """How the job stands: asked of the controller, then of the accounts, then of its own record.
