@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable
 
 from launcher.plan.columns import columns, cropped
+from launcher.plan.compute import SHORT_LAYER_S
 from launcher.plan.fit import parts_bytes
 from launcher.plan.model import MemoryPlan, Plan, StagePlan, TrafficPlan
 from launcher.schedule.actions import Action
@@ -200,14 +201,25 @@ def _traffic(plan: Plan) -> list[str]:
 def _step(plan: Plan) -> list[str]:
     device, schedule = plan.config.device, plan.schedule
     peak = device.peak_flops[plan.config.precision.compute]
-    tokens_per_s = plan.batch.global_size * plan.batch.seq_length / schedule.step_s
+    tokens_per_s = format_count(plan.batch.global_size * plan.batch.seq_length / schedule.step_s)
     per_device = plan.step_flops / schedule.step_s / plan.num_devices
-    return [
-        f"{format_duration(schedule.step_s)} predicted: {format_count(tokens_per_s)} tokens/s, "
-        f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak",
+    speed = f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak"
+    step, layer_s = format_duration(schedule.step_s), min(map(_layer_s, schedule.forward_s, plan.stages))
+    assumed = (
         f"The model takes {format_flops(plan.step_flops)} per step. Assumed: matmuls reach "
-        f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.compute}.",
-    ]
+        f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.compute}, other "
+        "operations the bandwidth of the memory."
+    )
+    first = f"{step} predicted: {tokens_per_s} tokens/s, {speed}"
+    if layer_s < SHORT_LAYER_S:
+        first = f"at least {step}, predicted: at most {tokens_per_s} tokens/s, {speed}"
+        short = f"as short as these ({format_duration(layer_s)} forward)"
+        assumed += f" Not counted: the start of operations, which layers {short} mostly wait for."
+    return [first, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
+
+
+def _layer_s(forward_s: float, stage: StagePlan) -> float:
+    return forward_s / stage.num_layers
 
 
 def _folded(line: str, width: int) -> list[str]:

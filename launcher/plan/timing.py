@@ -1,8 +1,8 @@
 """Predicted times: of one microbatch on one stage, and of the whole step.
 
-    forward of a stage   = its FLOPs / tp / (peak * attainable_fraction) + the collectives inside it
-    backward             = twice the FLOPs (three times with full recomputation) + its collectives;
-                           where it is split, W takes the FLOPs of the weight gradients out of it
+    forward of a stage   = its layers (`compute`) + the collectives inside it
+    backward             = its layers, with full recomputation their forward, too + its collectives;
+                           where it is split, W takes the weight gradients out of it
     step                 = the schedule, simulated with these + what the last backward does not hide
                            of the gradient exchange + the other collectives of a step + the update
 
@@ -12,9 +12,10 @@ comparing strategies with each other, not for promising a date.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from launcher.interfaces import Collective, JobShape, RankCost, Schedule, splits_backward
+from launcher.plan.compute import part_times
 from launcher.plan.model import MemoryPlan, SchedulePlan
 from launcher.plan.traffic import collective_time_s, message_time_s
 from launcher.schedule.actions import Action, to_text
@@ -23,7 +24,7 @@ from launcher.schedule.simulate import Costs, simulate
 _UPDATE_PASSES = 2
 """Times that an update moves weights, gradients and optimizer state: one read, one write."""
 _FASTEST_S = 1e-12
-"""A user's layers may count no operation; going through them still takes some time."""
+"""A user's layers may count nothing at all; going through them still takes some time."""
 
 
 def plan_schedule(
@@ -60,31 +61,25 @@ def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]], *, is_spli
 
     ``is_split``: whether the weight gradients are computed apart from the backward.
     """
-    backward_factor = 3 if job.config.parallel.recompute == "full" else 2
+    recomputes = job.config.parallel.recompute == "full"
+    share = 1 / (job.pipeline.num_chunks * job.pipeline.num_microbatches)
     forward_s, backward_s, weight_s = [], [], []
     for stage in job.stages:
-        parts = [*job.layers(stage), *job.ends(stage)]
-        layers_s = max(_seconds(job, (part.forward_flops for part in job.layers(stage))), _FASTEST_S)
-        ends_s = _seconds(job, (part.forward_flops for part in job.ends(stage)))
-        weight_s.append(_seconds(job, (part.weight_flops for part in parts)) if is_split else 0.0)
-        share = 1 / (job.pipeline.num_chunks * job.pipeline.num_microbatches)
         rank = costs[stage.pp_rank]
-        forward_s.append(layers_s + ends_s + share * _waited_s(job, rank, "forward"))
-        whole_s = backward_factor * layers_s + 2 * ends_s + share * _waited_s(job, rank, "backward")
-        backward_s.append(whole_s - weight_s[-1])
+        layers = [part_times(job, layer) for layer in job.layers(stage)]
+        parts = [*layers, *(part_times(job, end) for end in job.ends(stage))]
+        again_s = sum(layer.forward_s for layer in layers) if recomputes else 0.0
+        own_s = max(sum(part.forward_s for part in parts), _FASTEST_S)
+        whole_s = again_s + max(sum(part.backward_s for part in parts), _FASTEST_S)
+        weight_s.append(sum(part.weight_s for part in parts) if is_split else 0.0)
+        forward_s.append(own_s + share * _waited_s(job, rank, "forward"))
+        backward_s.append(whole_s + share * _waited_s(job, rank, "backward") - weight_s[-1])
     return Costs(
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),
         weight_s=tuple(weight_s) if is_split else (),
         transfer_s=transfer_s(job, costs),
     )
-
-
-def _seconds(job: JobShape, sample_flops: Iterable[float]) -> float:
-    """Time of one microbatch's operations, given those of one sample."""
-    device = job.config.device
-    flops_per_s = device.peak_flops[job.config.precision.compute] * device.attainable_fraction
-    return sum(sample_flops) * job.micro_size / (flops_per_s * job.mesh.tp)
 
 
 def transfer_s(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> float:

@@ -47,7 +47,7 @@ def test_equal_layers_that_can_be_split_evenly_are(num_layers, num_stages):
 
 
 def test_a_layer_costs_its_forward_and_backward_and_the_ends_are_with_the_outer_ones():
-    config = launch_config(model=GPT2, parallel={"pp": 2})
+    config = launch_config(model=GPT2, parallel={"pp": 2}, device={"memory_bandwidth_bytes_per_s": 1e30})
     job = job_shape(config)
     costs = layer_costs(job, choose(job.config).parallels)
     rate = 1e12 * 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,31 @@ def test_a_plan_reads_as_its_golden_file(name):
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_fits_in_its_width(name):
     assert max(map(len, plan_text(build(PLANS[name])).splitlines())) <= WIDTH
+
+
+def test_a_step_of_short_layers_is_told_as_a_lower_bound():
+    plan = build(ONE_RANK)
+    text = " ".join(plan_text(plan).split())
+    assert "at least " in text
+    assert "Not counted: the start of operations, which layers as short as these (" in text
+
+
+def test_a_step_of_long_layers_is_told_as_predicted():
+    text = plan_text(build(TRILLION))
+    assert " predicted: " in text
+    assert "Not counted" not in text
+
+
+def test_the_compute_format_is_shown_even_where_its_group_is_named_otherwise():
+    config = launch_config(precision=replace(MIXED, name="mine"))
+    assert plan_text(build(config)).splitlines()[0].endswith(" parameters, bf16")
+
+
+def test_devices_that_a_cpu_does_not_use_are_not_counted_in_figures_per_device():
+    on_cpu = build(launch_config(parallel={"dp": 2}, device={"kind": "cpu"}))
+    on_gpu = build(launch_config(parallel={"dp": 2}))
+    assert "1 x 8 box, 2 used" in plan_text(on_cpu)
+    assert (on_cpu.num_devices, on_gpu.num_devices) == (2, 8)
 
 
 def test_colours_are_asked_for():

@@ -5,29 +5,56 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.build import build, job_shape
+from launcher.plan.memory import part_bytes
 from tests.unit.plan_jobs import MIXED, launch_config
 
 RATE = 1e12 * 0.5
 """Attainable FLOP/s of the test device."""
+FREE_MEMORY = {"memory_bandwidth_bytes_per_s": 1e30}
+"""A device whose operations cost their arithmetic alone."""
+FREE_ARITHMETIC = {"peak_flops": {"fp32": 1e30}}
+"""A device whose operations cost the bytes they move alone, at 1e12 bytes a second."""
 
 
 def test_a_forward_takes_its_operations_over_the_attainable_rate():
-    config = launch_config(batch={"global_size": 4, "micro_size": 2})
+    config = launch_config(batch={"global_size": 4, "micro_size": 2}, device=FREE_MEMORY)
     plan, model = build(config), job_shape(config).model
     assert plan.schedule.forward_s == pytest.approx([2 * model.forward_flops / RATE], rel=1e-9)
     assert plan.schedule.backward_s[0] == pytest.approx(2 * plan.schedule.forward_s[0])
 
 
+def test_what_does_not_multiply_matrices_takes_the_bytes_it_moves():
+    config = launch_config(batch={"global_size": 4, "micro_size": 2}, device=FREE_ARITHMETIC)
+    schedule, job = build(config).schedule, job_shape(config)
+    parts = [*job.model.layers, job.model.prologue, job.model.epilogue]
+    kept = sum(part_bytes(job, part) for part in parts)
+    weights = 4 * sum(part.num_parameters for part in parts if part.forward_flops)
+    gradients = 4 * sum(part.num_parameters for part in parts)
+    assert schedule.forward_s == pytest.approx([(weights + 2 * kept) / 1e12])
+    assert schedule.backward_s == pytest.approx([(2 * weights + 3 * kept + 2 * gradients) / 1e12])
+
+
+def test_larger_microbatches_spread_the_reading_of_the_weights():
+    times = [
+        build(launch_config(batch={"global_size": 8, "micro_size": size}, device=FREE_ARITHMETIC)).schedule
+        for size in (1, 8)
+    ]
+    assert times[0].forward_s[0] < times[1].forward_s[0] < 8 * times[0].forward_s[0]
+
+
 def test_full_recomputation_adds_a_forward_of_the_layers_to_the_backward():
     model = job_shape(launch_config()).model
     layers_s = sum(layer.forward_flops for layer in model.layers) / RATE
-    plain, again = (build(launch_config(parallel={"recompute": mode})).schedule for mode in ("none", "full"))
+    plain, again = (
+        build(launch_config(parallel={"recompute": mode}, device=FREE_MEMORY)).schedule
+        for mode in ("none", "full")
+    )
     assert again.backward_s[0] - plain.backward_s[0] == pytest.approx(layers_s)
     assert again.forward_s == plain.forward_s
 
 
 def test_tensor_parallelism_divides_the_operations_and_adds_its_waiting():
-    config = launch_config(parallel={"tp": 4}, batch={"global_size": 1})
+    config = launch_config(parallel={"tp": 4}, batch={"global_size": 1}, device=FREE_MEMORY)
     plan, model = build(config), job_shape(config).model
     compute_s = 3 * model.forward_flops / RATE / 4
     waiting_s = sum(row.time_s for row in plan.traffic if row.purpose != "gradient norm")
@@ -36,7 +63,8 @@ def test_tensor_parallelism_divides_the_operations_and_adds_its_waiting():
 
 
 def test_the_compute_format_sets_the_peak():
-    fp32, mixed = build(launch_config()).schedule, build(launch_config(precision=MIXED)).schedule
+    fp32 = build(launch_config(device=FREE_MEMORY)).schedule
+    mixed = build(launch_config(device=FREE_MEMORY, precision=MIXED)).schedule
     assert fp32.forward_s[0] == pytest.approx(4 * mixed.forward_s[0])
 
 
@@ -120,8 +148,8 @@ SPLIT = {"pp": 2, "schedule": "zb_h1"}
 
 def test_a_split_backward_takes_the_weight_gradients_out_of_it():
     batch = {"global_size": 4}
-    whole = build(launch_config(batch=batch, parallel={"pp": 2})).schedule
-    split = build(launch_config(batch=batch, parallel=SPLIT)).schedule
+    whole = build(launch_config(batch=batch, parallel={"pp": 2}, device=FREE_MEMORY)).schedule
+    split = build(launch_config(batch=batch, parallel=SPLIT, device=FREE_MEMORY)).schedule
     stages = job_shape(launch_config(batch=batch, parallel=SPLIT)).stages
     layer, _, head = _parts(launch_config())
     weights = [stage.num_layers * layer.weight_flops / RATE for stage in stages]
@@ -168,3 +196,12 @@ def test_zb_h1_takes_a_shorter_step_than_1f1b():
     ]
     assert steps[0].step_s < steps[1].step_s < steps[2].step_s
     assert steps[0].bubble_formula == pytest.approx(3 / (3 * 8 + 3))
+
+
+def test_adding_up_the_weight_gradients_goes_with_them_where_the_backward_is_split():
+    batch, parallel = {"global_size": 4}, {"pp": 2}
+    whole = build(launch_config(batch=batch, parallel=parallel, device=FREE_ARITHMETIC)).schedule
+    split = build(launch_config(batch=batch, parallel=SPLIT, device=FREE_ARITHMETIC)).schedule
+    both = [b + w for b, w in zip(split.backward_s, split.weight_s, strict=True)]
+    assert both == pytest.approx(whole.backward_s)
+    assert min(split.weight_s) > 0
