@@ -72,9 +72,7 @@ def test_empty_files_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "closed.txt").write_text("text")
     (tmp_path / "closed.txt").chmod(0)
-    with pytest.raises(
-        ConfigError, match=r"closed\.txt may not be read\. Change its permissions"
-    ):
+    with pytest.raises(ConfigError, match=r"closed\.txt may not be read\. Change its permissions"):
         find_files(f"{tmp_path}/*.txt")
 
 
