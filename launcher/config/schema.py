@@ -95,7 +95,7 @@ class ParallelConfig:
     """How the training is spread over the devices."""
 
     dp: Count | Literal["auto"]
-    """Data-parallel replicas; ``auto`` = devices / (tp * pp)."""
+    """Data-parallel replicas; ``auto`` = devices / (tp * pp), and 1 on the CPU where devices may be idle."""
     tp: Count
     """Tensor-parallel ranks."""
     pp: Count

@@ -15,31 +15,21 @@ from launcher.units import counted
 
 _ATTEMPT = ("logs", "exit")
 """What belongs to one start of the ranks; moved aside when a run is resumed."""
-_FREE = (
-    "config.name",
-    "config.run",
-    "config.report",
-    "config.site",
-    "config.executor",
-    "config.data.cache_dir",
-    "config.data.prefetch_batches",
-    "config.train.checkpoint_interval",
-    "config.train.keep_checkpoints",
-    "source_roots",
-    "notes",
-    "num_parameters",
-    "step_flops",
-    "memory",
-    "traffic",
-    "schedule.bubble_formula",
-    "schedule.bubble_simulated",
-    "schedule.forward_s",
-    "schedule.backward_s",
-    "schedule.weight_s",
-    "schedule.transfer_s",
-    "schedule.step_s",
+_TRAINING = (
+    "seed",
+    "model",
+    "data",
+    "batch.global_size",
+    "batch.seq_length",
+    "optim",
+    "train",
+    "precision",
+    "architecture",
 )
-"""Where a run is kept, how it is started and watched, and what was predicted: no part of what it computes."""
+"""The settings that say what is computed. The rest is where, how and over how many devices: a checkpoint
+carries no layout, so all of that may change."""
+_FREE = ("data.cache_dir", "data.prefetch_batches", "train.checkpoint_interval", "train.keep_checkpoints")
+"""Settings among those that change nothing that is computed."""
 
 
 def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
@@ -53,11 +43,14 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     old = _old_plan(directory, run.dir)
     check_idle(directory)
     _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
-    changed = changed_settings(old, json.loads(plan_text))
+    new = json.loads(plan_text)
+    changed = changed_settings(old["config"], new["config"])
     if changed:
         fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
-        raise ConfigError([Fault("run.dir", run.dir, "this run was planned with other settings", fix)])
-    for name in _ATTEMPT:
+        raise ConfigError([Fault("run.dir", run.dir, "this run is another training", fix)])
+    # Records of other ranks cannot be continued.
+    is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
+    for name in _ATTEMPT if is_same_layout else (*_ATTEMPT, "metrics"):
         folder = directory.path / name
         if folder.is_dir():
             move_aside(folder)
@@ -66,15 +59,23 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What two plans compute differently: each setting with its old and its new value.
+    """What two configurations compute differently: each setting with its old and its new value.
 
-    >>> changed_settings({"config": {"seed": 1, "name": "a"}}, {"config": {"seed": 2, "name": "b"}})
+    >>> changed_settings({"seed": 1, "parallel": {"tp": 1}}, {"seed": 2, "parallel": {"tp": 2}})
     ['seed (1 -> 2)']
     """
     return [
-        f"{path.removeprefix('config.')} ({_text(before)} -> {_text(after)})"
-        for path, before, after in _differences(old, new, "")
+        f"{path} ({_text(before)} -> {_text(after)})"
+        for setting in _TRAINING
+        for path, before, after in _differences(_at(old, setting), _at(new, setting), setting)
     ]
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:

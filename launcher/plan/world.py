@@ -20,10 +20,15 @@ _MAX_SIZES = 4
 
 
 def solve_dp(config: LaunchConfig, num_other_ranks: int, sources: Mapping[str, Source]) -> int | Fault:
-    """Data-parallel replicas: as given, or for ``auto`` as many as the devices hold."""
+    """Data-parallel replicas: as given, or for ``auto`` as many as the devices hold.
+
+    On the CPU, where a device is a process that shares the cores with the others, ``auto`` is 1.
+    """
     parallel, free = config.parallel, _free_devices(config, num_other_ranks)
     if parallel.dp != "auto":
         return parallel.dp
+    if config.device.kind == "cpu" and config.cluster.allow_idle_devices:
+        return 1
     unit = parallel.tp * parallel.pp
     if free >= unit and (free % unit == 0 or config.cluster.allow_idle_devices):
         return free // unit

@@ -48,19 +48,25 @@ def test_resume_takes_the_directory_and_sets_the_last_attempt_aside(interrupted)
 def test_resume_with_other_settings_names_them_with_both_values(interrupted):
     with pytest.raises(
         ConfigError,
-        match=r"run\.dir=.*/mine: this run was planned with other settings\. Give the settings it was "
+        match=r"run\.dir=.*/mine: this run is another training\. Give the settings it was "
         r"started with, or another run\.dir\. "
-        r"Changed: train\.num_steps \(40 -> 50\), seed \(0 -> null\), parallel\.tp \(1 -> 2\)\.$",
+        r"Changed: seed \(0 -> null\), train\.num_steps \(40 -> 50\)\.$",
     ):
         resume(interrupted.path, num_steps=50, parallel={"tp": 2})
 
 
-def test_a_plan_that_computes_otherwise_is_other_settings_although_the_recipe_is_the_same(interrupted):
-    new = plan(seed=0, parallel={"tp": 1}) | {"stages": [{"num_layers": 3}]}
-    with pytest.raises(
-        ConfigError, match=r'Changed: stages \(\[\{"num_layers": 4\}\] -> \[\{"num_layers": 3'
-    ):
-        resumed_directory(settings(interrupted.path), json.dumps(new))
+def test_the_layout_may_change_and_the_records_of_other_ranks_are_set_aside(interrupted):
+    (interrupted.path / "metrics" / "rank-00001.jsonl").write_text("{}")
+    new = plan(seed=0, parallel={"tp": 2}, batch={"micro_size": 4}) | {"mesh": {"tp": 2}, "stages": []}
+    directory = resumed_directory(settings(interrupted.path), json.dumps(new))
+    assert list((directory.path / "metrics").iterdir()) == []
+    assert (directory.path / "metrics.20250102-030405" / "rank-00001.jsonl").is_file()
+
+
+def test_under_the_same_layout_the_records_are_continued(interrupted):
+    (interrupted.path / "metrics" / "rank-00001.jsonl").write_text("{}")
+    directory = resume(interrupted.path, seed=0, parallel={"tp": 1})
+    assert (directory.path / "metrics" / "rank-00001.jsonl").is_file()
 
 
 @pytest.mark.parametrize(
