@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 
 from launcher.cli.runs import one_run
 from launcher.cli.words import split_flags
 from launcher.errors import LauncherError
 from launcher.jobs.handle import load_handle, standing
-from launcher.jobs.store import ACTIVE, RunDirectory, read_json
+from launcher.jobs.store import ACTIVE, RunDirectory, follower, read_json
 
 HELP = """\
 trireme cancel RUN
@@ -52,7 +51,8 @@ def _end(directory: RunDirectory) -> None:
         executor, handle = job
         executor.cancel(handle)
         return
-    status = read_json(directory.status_file)
-    if status["hostname"] != socket.gethostname():
-        raise LauncherError(f"the run was started on {status['hostname']}: cancel it there")
-    os.kill(int(status["pid"]), signal.SIGTERM)  # the launcher that follows it ends the ranks
+    pid = follower(directory)
+    if pid is None:
+        host = read_json(directory.status_file).get("hostname", "another machine")
+        raise LauncherError(f"the run was started on {host}: cancel it there")
+    os.kill(pid, signal.SIGTERM)  # the launcher that follows it ends the ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from launcher.cli.words import split_words
-from launcher.errors import LauncherError, did_you_mean
+from launcher.errors import LauncherError, nearest
 from launcher.legible import escaped
 from launcher.recipe import listing
 
@@ -40,7 +40,9 @@ def run(words: list[str]) -> int:
         return _show(rest)
     if action == "ls":
         raise LauncherError(f"recipe ls takes no more words, given {' '.join(rest)!r}.")
-    raise LauncherError(f"recipe {action}: known are ls and show. {did_you_mean(action, _ACTIONS)}")
+    near = nearest(action, _ACTIONS)
+    hint = f" Did you mean {near}?" if near else ""
+    raise LauncherError(f"{f'recipe {action}'.strip()}: known are ls and show.{hint}")
 
 
 def _show(words: list[str]) -> int:

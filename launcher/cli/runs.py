@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import LauncherError, did_you_mean
 from launcher.jobs.store import RunDirectory, absolute
+from launcher.legible import shortened
 
 DEFAULT_ROOT = "runs"
 """Where runs are looked for by name: the default of run.root."""
@@ -15,8 +17,8 @@ DEFAULT_ROOT = "runs"
 def all_runs(root: str = DEFAULT_ROOT) -> list[RunDirectory]:
     """Every run directory below a folder, by name."""
     folder = absolute(root)
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [RunDirectory(path) for path in paths if RunDirectory(path).job.is_file()]
+    paths = sorted(folder.iterdir()) if os.path.isdir(folder) else []
+    return [RunDirectory(path) for path in paths if os.path.isfile(RunDirectory(path).job)]
 
 
 def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
@@ -26,11 +28,11 @@ def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
         LauncherError: when there is none; names the nearest.
     """
     for path in (absolute(word), absolute(root) / word):
-        if RunDirectory(path).job.is_file():
+        if os.path.isfile(RunDirectory(path).job):
             return RunDirectory(path)
     names = [run.path.name for run in all_runs(root)]
     hint = did_you_mean(Path(word).name, names) if names else f"There is no run in {absolute(root)}."
-    raise LauncherError(f"no run directory at {word}. {hint}")
+    raise LauncherError(f"no run directory at {shortened(word)}. {hint}")
 
 
 def one_run(words: Sequence[str], verb: str) -> RunDirectory:

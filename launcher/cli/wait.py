@@ -12,7 +12,7 @@ from launcher.cli.words import split_flags
 from launcher.jobs.handle import standing
 from launcher.jobs.script import JobState
 from launcher.jobs.store import ACTIVE, RunDirectory
-from launcher.plan.model import Plan
+from launcher.report.runs import read_plan
 
 HELP = """\
 trireme wait RUN
@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
 
 def _wait(directory: RunDirectory) -> JobState:
     """The state in which the run ended."""
-    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    plan = read_plan(directory.path)
     progress = Progress(directory.records(reporting_rank(plan)), plan.config.train.num_steps, sys.stdout)
     told = ""
     while (state := standing(directory)).phase in ACTIVE:

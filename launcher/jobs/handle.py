@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 
 from launcher import registry
 from launcher.interfaces import Executor
 from launcher.jobs.script import JobHandle, JobState
-from launcher.jobs.store import ACTIVE, RunDirectory, is_alive, read_json
+from launcher.jobs.store import ACTIVE, RunDirectory, follower, is_alive, read_json
 
 
 def save_handle(directory: RunDirectory, executor: str, handle: JobHandle) -> None:
@@ -42,8 +41,8 @@ def standing(directory: RunDirectory) -> JobState:
     if status.get("phase") not in ACTIVE:
         return known
     if (job := load_handle(directory)) is None:
-        is_here = status["hostname"] == socket.gethostname()
-        if is_here and not is_alive(int(status["pid"])):
+        pid = follower(directory)
+        if pid is not None and not is_alive(pid):
             return JobState(phase="failed", reason="the launcher that followed it is gone")
         return known
     executor, handle = job

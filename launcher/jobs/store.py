@@ -223,16 +223,22 @@ def check_idle(directory: RunDirectory) -> None:
     Raises:
         JobError: with the job or the process that has it.
     """
-    status = read_json(directory.status_file)
-    is_active = status.get("phase") in ACTIVE
+    is_active = read_json(directory.status_file).get("phase") in ACTIVE
     if is_active and (job := read_json(directory.handle).get("id")):
         raise JobError(
             f"{directory.path} belongs to job {job}, which has not ended as far as is known. "
             f"trireme status {directory.path} asks again; trireme cancel {directory.path} ends it."
         )
-    same_host = status.get("hostname") == socket.gethostname()
-    if is_active and same_host and is_alive(int(status["pid"])):
-        raise JobError(f"{directory.path} is in use by a run that is still going (process {status['pid']})")
+    pid = follower(directory)
+    if is_active and pid is not None and is_alive(pid):
+        raise JobError(f"{directory.path} is in use by a run that is still going (process {pid})")
+
+
+def follower(directory: RunDirectory) -> int | None:
+    """The process of this machine that noted how the run stands; None where it is another machine's."""
+    status = read_json(directory.status_file)
+    pid = status.get("pid") if status.get("hostname") == socket.gethostname() else None
+    return pid if isinstance(pid, int) else None
 
 
 def is_alive(pid: int) -> bool:

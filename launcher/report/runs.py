@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import LauncherError
+from launcher.legible import shortened
 from launcher.metrics.read import RunRecords, read_run
 from launcher.metrics.split import split_step
 from launcher.plan.model import Plan
@@ -101,7 +102,7 @@ def named_base(run_dir: Path) -> Path | None:
         LauncherError: when job.json is broken.
     """
     path = run_dir / "job.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     try:
         job = json.loads(path.read_bytes())
@@ -119,7 +120,9 @@ def read_plan(path: Path) -> Plan:
     """
     file = path / "plan.json"
     if not os.path.isfile(file):
-        raise LauncherError(f"{path} holds no plan.json. Give a run directory, such as runs/quickstart.")
+        raise LauncherError(
+            f"{shortened(str(path))} holds no plan.json. Give a run directory, such as runs/quickstart."
+        )
     try:
         return Plan.from_json(file.read_text(encoding="utf-8"))
     except (LauncherError, ValueError, AttributeError) as error:

@@ -81,8 +81,9 @@ def test_show_names_a_file_that_hides_another(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "recipe : known are ls and show."),
+        ([], "recipe: known are ls and show."),
         (["lss"], "recipe lss: known are ls and show. Did you mean ls?"),
+        (["foo"], "recipe foo: known are ls and show."),
         (["ls", "x"], "recipe ls takes no more words, given 'x'."),
     ],
 )
