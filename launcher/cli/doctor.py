@@ -114,7 +114,17 @@ def slurm() -> Finding:
     if missing:
         text = f"{', '.join(found)}; not found: {', '.join(missing)}: install slurm-client"
         return Finding(verdict="mend", text=text)
+    if not _controller_answers():
+        return Finding(verdict="none", text="Slurm's commands are here, and no controller answers them")
     return Finding(verdict="ok", text=", ".join(found))
+
+
+def _controller_answers() -> bool:
+    try:
+        asked = subprocess.run(["sinfo", "--noheader"], capture_output=True, check=False, timeout=5)  # noqa: S607
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0
 
 
 def compiler() -> Finding:

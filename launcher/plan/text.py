@@ -215,7 +215,9 @@ def _step(plan: Plan) -> list[str]:
         first = f"at least {step}, predicted: at most {tokens_per_s} tokens/s, {speed}"
         short = f"as short as these ({format_duration(layer_s)} forward)"
         assumed += f" Not counted: the start of operations, which layers {short} mostly wait for."
-    return [first, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
+    num_steps = plan.config.train.num_steps
+    whole = f"{counted(num_steps, 'step')}: about {format_duration(num_steps * schedule.step_s)}"
+    return [first, whole, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
 
 
 def _layer_s(forward_s: float, stage: StagePlan) -> float:

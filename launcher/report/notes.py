@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 from launcher.metrics.records import Header
 from launcher.report.constant import noted_differences
+from launcher.report.ledger import efficiency
 from launcher.report.runs import Run
 from launcher.units import counted
 
 _GAP_WORTH_NOTING = 0.02
+_TOO_GOOD = 1.1
+"""An efficiency above this is no effect of the layout."""
 
 
 def run_notes(run: Run) -> Iterator[str]:
@@ -44,6 +47,11 @@ def layout_notes(run: Run, base: Run | None) -> Iterator[str]:
 
 
 def _base_notes(run: Run, base: Run) -> Iterator[str]:
+    if efficiency(run.work, base.work) > _TOO_GOOD:
+        yield (
+            f"{run.name} is faster than its devices can explain: the machine was probably busy with "
+            f"something else while {base.name} ran."
+        )
     if base.work.num_ranks > 1:
         yield f"The base {base.name} ran on {base.work.num_ranks} devices: S counts its efficiency as 1."
     bound = core_bound(run, base)

@@ -147,7 +147,7 @@ def _repeats_text(result: Result, unit: str) -> str:
 
 def _table(report: SpeedupReport, style: Style) -> Iterator[str]:
     rows = [("", "devices", "step", f"{_unit(report)}/s", "speedup S", "efficiency E")]
-    rows += [(base.layout, *_speed_cells(base), "1.00", "100 %") for base in report.bases]
+    rows += [_base_row(base) for base in report.bases]
     rows += [_result_row(result) for result in report.results]
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
@@ -161,6 +161,11 @@ def _table(report: SpeedupReport, style: Style) -> Iterator[str]:
 def _speed_cells(run: Run) -> tuple[str, str, str]:
     work = run.work
     return str(work.num_devices), format_duration(work.step_s), format_count(work.tokens_per_s)
+
+
+def _base_row(base: Run) -> tuple[str, str, str, str, str, str]:
+    """A base of several devices counts as that many: its S is their number."""
+    return (base.layout, *_speed_cells(base), f"{base.work.num_devices:.2f}", "100 %")
 
 
 def _result_row(result: Result) -> tuple[str, str, str, str, str, str]:

@@ -90,6 +90,13 @@ def test_all_of_slurm_or_none_of_it_is_fine(commands):
     assert doctor.slurm().verdict == "ok"
 
 
+def test_commands_without_a_controller_are_no_slurm(commands):
+    commands(**dict.fromkeys(doctor._SLURM_COMMANDS, "exit 1"))
+    assert doctor.slurm() == Finding(
+        verdict="none", text="Slurm's commands are here, and no controller answers them"
+    )
+
+
 def test_a_machine_without_ports_is_told(monkeypatch):
     def refuse(address):
         raise PermissionError(1, "Operation not permitted")

@@ -247,3 +247,10 @@ def test_what_measures_does_not_import_what_predicts():
 
 def test_the_report_predicts_nothing_itself_but_replays_what_was_measured():
     assert loaded_by("launcher.cli.report") == "['launcher.schedule.simulate']\n"
+
+
+def test_a_base_of_several_devices_counts_as_that_many(tmp_path):
+    two = FakeRun(mesh=Mesh(pp=1, dp=2, tp=1), kinds_ms={rank: {"compute": 50} for rank in range(2)})
+    base, run = two.write(tmp_path / "base"), two.write(tmp_path / "run")
+    rows = [line for line in speedup_text([run], base, width=100).splitlines() if line.startswith("  dp=2")]
+    assert [row.split()[-3:] for row in rows] == [["2.00", "100", "%"]] * 2

@@ -318,3 +318,10 @@ def test_diverged_loss_is_null_in_json(tmp_path):
     run_dir = FakeRun(eval_loss=math.nan).write(tmp_path / "run")
     (result,) = json.loads(to_json(compare([run_dir], None)))["results"]
     assert result["median"]["final_loss"]["loss"] is None
+
+
+def test_a_speedup_beyond_the_devices_is_put_down_to_a_busy_machine(base):
+    fast = compare([dp2(20).write(base.parent / "fast")], base)
+    assert any("fast is faster than its devices can explain" in note for note in fast.notes)
+    usual = compare([dp2(46).write(base.parent / "usual")], base)
+    assert not any("faster than its devices" in note for note in usual.notes)
