@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from launcher.units import format_count, format_duration
+from launcher.units import counted, format_count, format_duration
 
 _WINDOW_STEPS = 20
 """Steps that the speed is averaged over."""
@@ -107,7 +107,8 @@ class Progress:
                 self.view.add(record)
             elif record["type"] == "eval":
                 self.view.eval_loss = record["loss"]
-                self._print(f"evaluation after {record['step']} steps: loss {record['loss']:.4f}")
+                steps = counted(record["step"], "step")
+                self._print(f"evaluation after {steps}: loss {record['loss']:.4f}")
         first_step = first_step and self.view.num_done > 0
         if self._is_live:
             self._draw()

@@ -89,7 +89,7 @@ def test_an_evaluation_has_a_line_of_its_own(records):
     progress = Progress(records, 3, out)
     append(records, step(0), evaluation(1, 2.34567))
     progress.update()
-    assert "evaluation after 1 steps: loss 2.3457\n" in out.getvalue()
+    assert "evaluation after 1 step: loss 2.3457\n" in out.getvalue()
 
 
 def test_half_a_line_waits_for_its_rest(records):
