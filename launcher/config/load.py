@@ -15,6 +15,7 @@ from launcher.errors import ConfigError, Fault
 from launcher.legible import HIDDEN
 from launcher.typed import MISSING, Reading, Source, field_types, read_fields
 
+_MAY_BE_NULL = re.compile(r"name|report\.baseline|(model|data)\.options\..+")
 _NO_VALUE = {"report.baseline": "none"}
 """What stands for no value where that is not null."""
 
@@ -73,8 +74,8 @@ def _unread(
 
 
 def _words_for_null(sources: Mapping[str, Source]) -> Iterator[Broken]:
-    """The unquoted word None, which is a text to YAML and null to whoever writes it."""
+    """The unquoted word None, where a text is allowed and null is what its writer means."""
     for path, source in sources.items():
-        if source.text == "None":
+        if source.text == "None" and _MAY_BE_NULL.fullmatch(path):
             fix = f"Write {_NO_VALUE.get(path, 'null')} for no value."
             yield path, source.text, "None is a text only in quotes", fix

@@ -164,6 +164,12 @@ def test_a_typed_setting_is_refused_with_what_to_write(words: list[str], message
     assert str(caught.value).count("\n") == 0, "one mistake, one fault"
 
 
+@pytest.mark.parametrize("word", ["+site.env.LEVEL=None", "data.name=None", "name='None'"])
+def test_none_stays_a_text_where_null_has_no_place(word: str) -> None:
+    composed = compose("quickstart", [word])
+    assert load(composed.values, composed.sources)
+
+
 def test_faults_of_every_kind_come_at_once() -> None:
     words = ["parallel.tp=1,2", "model=lama3_8b", "run.dir=${nope}", "parallel.pp=0", "+env.HF_TOKEN=abc123"]
     words += ["train.num_steps=5", "name=a/b", "batch.micro_size=None"]
