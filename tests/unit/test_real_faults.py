@@ -214,7 +214,7 @@ def test_every_degree_set_to_one_plans_one_rank(trireme):
 
 
 def test_dp_follows_from_the_devices(trireme):
-    words = ("parallel.dp=auto", "parallel.tp=4", "parallel.pp=1", "--json")
+    words = (LLAMA, "parallel.dp=auto", "parallel.tp=4", "parallel.pp=1", "--json")
     assert planned(trireme("plan", *words))["mesh"]["dp"] == 2
 
 
