@@ -164,8 +164,9 @@ def _adds(way: Way, others: Sequence[Way]) -> bool:
 
 
 def _hang_together(one: Fault, other: Fault) -> bool:
-    """Whether some setting could mend either fault, so that mending the one may break the other."""
-    return bool({path for way in one.ways for path in way} & {path for way in other.ways for path in way})
+    """Whether some setting is at fault in both or could mend either, so that the one bears on the other."""
+    settings = [{fault.path, *(path for way in fault.ways for path in way)} for fault in (one, other)]
+    return not settings[0].isdisjoint(settings[1])
 
 
 def _distinct(ways: Iterable[Way]) -> list[Way]:

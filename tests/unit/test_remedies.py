@@ -24,6 +24,7 @@ REFUSED = [
     "quickstart parallel.tp=3 parallel.pp=3",
     "quickstart parallel.num_chunks=2",
     "quickstart parallel.schedule=interleaved_1f1b",
+    "quickstart parallel.num_chunks=1000000000 parallel.schedule=interleaved_1f1b",
     "quickstart parallel.layers_per_stage=[]",
     "quickstart parallel.layers_per_stage=[3,2]",
     "quickstart parallel.pp=8 parallel.layers_per_stage=auto",
