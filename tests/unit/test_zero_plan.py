@@ -103,7 +103,8 @@ def test_settings_of_zero_without_zero_are_refused():
     offload, option = refusal(launch_config(parallel=values))
     assert offload == (
         "parallel.zero_offload=true: has an effect only where DeepSpeed makes the update "
-        "(parallel.zero_stage=1, 2 or 3). Set parallel.zero_offload=false, or parallel.zero_stage=1 parallel.dp=2."
+        "(parallel.zero_stage=1, 2 or 3). "
+        "Set parallel.zero_offload=false, or parallel.zero_stage=1 parallel.dp=2."
     )
     assert option.startswith("parallel.zero_options.steps_per_print=1: has an effect only where DeepSpeed")
     assert option.endswith("Remove parallel.zero_options.steps_per_print.")
