@@ -78,6 +78,23 @@ def test_dp_auto_below_one_is_refused():
     ]
 
 
+def test_one_rank_is_not_told_in_the_plural():
+    (fault,) = refusal(launch_config(parallel={"dp": 1}, cluster=NO_IDLE))
+    assert "= 1 * 1 * 1 = 1 rank, the cluster has" in fault
+
+
+def test_a_device_that_its_cluster_is_not_built_of_is_noted():
+    plan = build(launch_config(cluster={"device_name": "H100 SXM"}))
+    assert plan.notes[0] == (
+        "The cluster lab is built of H100 SXM devices, and the device is box: figures are those of box on the "
+        "links of lab. Choose device and cluster that go together, or set cluster.device_name=null."
+    )
+    for name in (None, "box"):
+        assert not [
+            note for note in build(launch_config(cluster={"device_name": name})).notes if "built of" in note
+        ]
+
+
 def test_a_rank_order_names_every_axis_once():
     assert refusal(launch_config(parallel={"rank_order": "pp-dp"})) == [
         "parallel.rank_order=pp-dp: must name each of pp, dp, tp once, the outermost first. "
