@@ -86,8 +86,8 @@ def test_one_rank_is_not_told_in_the_plural():
 def test_a_device_that_its_cluster_is_not_built_of_is_noted():
     plan = build(launch_config(cluster={"device_name": "H100 SXM"}))
     assert plan.notes[0] == (
-        "The cluster lab is built of H100 SXM devices, and the device is box: figures are those of box on the "
-        "links of lab. Choose device and cluster that go together, or set cluster.device_name=null."
+        "The cluster lab is built of H100 SXM devices, and the device is box: figures are those of box on "
+        "the links of lab. Choose device and cluster that go together, or set cluster.device_name=null."
     )
     for name in (None, "box"):
         assert not [
