@@ -6,7 +6,7 @@ its YAML options are checked against (none: it has no options).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -25,6 +25,7 @@ __all__ = [
     "Executor",
     "Fault",
     "JobShape",
+    "KnowsQueue",
     "KnowsSite",
     "LayerShape",
     "ModelShape",
@@ -244,6 +245,15 @@ class Executor(Protocol):
 
     def cancel(self, handle: JobHandle) -> None:
         """Ends all of its ranks."""
+        ...
+
+
+@runtime_checkable
+class KnowsQueue(Protocol):
+    """An `Executor` that can say of many jobs at once how they stand."""
+
+    def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
+        """How each of them stands; as `Executor.state`."""
         ...
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.cli.runs import DEFAULT_ROOT, all_runs, find_run
 from launcher.cli.words import split_flags
-from launcher.jobs.handle import standing
+from launcher.jobs.handle import standings
 from launcher.jobs.script import JobState, Phase
 from launcher.jobs.store import RunDirectory, read_json
 from launcher.plan.columns import columns
@@ -21,16 +21,16 @@ from launcher.units import format_duration
 HELP = """\
 trireme status [RUN ...] [--root DIR] [--all]
 
-Shows how runs stand, asking the scheduler about those that it has: the ones that have not ended
-first, then the newest that have. RUN is a run directory, or its name below runs/.
+Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
+ended first, then the newest that have. RUN is a run directory, or its name below runs/.
 
   --root DIR  look for runs here instead of in runs/
-  --all       show every run that has ended, not only the newest 10
+  --all       show every run: of those that run not only 20, of those that wait or have ended not only 10
 
   trireme status
   trireme status runs/quickstart-20250102-030405
 """
-_NUM_ENDED = 10
+_NUM_RUNNING, _NUM_OTHERS = 20, 10
 _ORDER: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
 _HEAD = ("run", "state", "job", "step", "since", "")
 _TAIL_BYTES = 65536
@@ -59,33 +59,34 @@ def run(words: list[str]) -> int:
     if not directories:
         print(f"no runs in {root}")
         return 0
-    rows = [_row(directory) for directory in directories]
-    limit = len(rows) if rest or flags["all"] else _NUM_ENDED
-    print("\n".join(table(rows, num_ended=limit)))
+    states = standings(directories)
+    rows = [_row(directory, state) for directory, state in zip(directories, states, strict=True)]
+    print("\n".join(table(rows, is_whole=bool(rest) or bool(flags["all"]))))
     return 0
 
 
-def table(rows: Sequence[Row], *, num_ended: int) -> list[str]:
-    """Lines of the table: the active runs, and the newest ``num_ended`` of the others, then the counts."""
-    active = [row for row in rows if row.state.phase in ("running", "pending")]
-    active.sort(key=lambda row: (_ORDER.index(row.state.phase), row.directory.path.name))
-    ended = [row for row in rows if row not in active]
+def table(rows: Sequence[Row], *, is_whole: bool) -> list[str]:
+    """Lines of the table, of which only some are shown unless it is to be whole; then the counts."""
+    running, pending = (
+        sorted((row for row in rows if row.state.phase == phase), key=lambda row: row.directory.path.name)
+        for phase in ("running", "pending")
+    )
+    ended = [row for row in rows if row.state.phase not in ("running", "pending")]
     ended.sort(key=lambda row: row.changed.timestamp() if row.changed else 0, reverse=True)
-    shown = [*active, *ended[:num_ended]]
+    shown = [*running, *pending, *ended]
+    if not is_whole:
+        shown = [*running[:_NUM_RUNNING], *pending[:_NUM_OTHERS], *ended[:_NUM_OTHERS]]
     lines = columns([_HEAD, *map(_cells, shown)], left=len(_HEAD))
     counts = Counter(row.state.phase for row in rows)
-    hidden = len(rows) - len(shown)
     total = ", ".join(f"{counts[phase]} {phase}" for phase in _ORDER if counts[phase])
     if len(rows) > 1:
-        lines += [
-            "",
-            f"{len(rows)} runs: {total}" + (f"; {hidden} not shown, --all shows them" if hidden else ""),
-        ]
+        hidden = len(rows) - len(shown)
+        note = f"; {hidden} not shown, --all shows them" if hidden else ""
+        lines += ["", f"{len(rows)} runs: {total}{note}"]
     return lines
 
 
-def _row(directory: RunDirectory) -> Row:
-    state = standing(directory)
+def _row(directory: RunDirectory, state: JobState) -> Row:
     changed = read_json(directory.status_file).get("changed")
     return Row(directory=directory, state=state, changed=datetime.fromisoformat(changed) if changed else None)
 
@@ -96,8 +97,9 @@ def _cells(row: Row) -> tuple[str, ...]:
         format_duration((datetime.now().astimezone() - row.changed).total_seconds()) if row.changed else ""
     )
     why = state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
-    job = str(read_json(directory.handle).get("id", ""))
-    return (directory.path.name, state.phase, job, last_step(directory), since, why)
+    job, *others = str(read_json(directory.handle).get("id", "")).split(",")
+    jobs = f"{job} +{len(others)}" if others else job
+    return (directory.path.name, state.phase, jobs, last_step(directory), since, why)
 
 
 def last_step(directory: RunDirectory) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from launcher import registry
-from launcher.interfaces import Executor
+from launcher.interfaces import Executor, KnowsQueue
 from launcher.jobs.script import JobHandle, JobState
 from launcher.jobs.store import ACTIVE, RunDirectory, follower, is_alive, read_json
 
@@ -29,24 +30,39 @@ def load_handle(directory: RunDirectory) -> tuple[Executor, JobHandle] | None:
 
 
 def standing(directory: RunDirectory) -> JobState:
-    """How a run stands now. What a scheduler says is noted in the run directory.
+    """How a run stands now; as `standings`."""
+    return standings([directory])[0]
 
-    A scheduler is asked only about a run that has not ended as far as is known.
+
+def standings(directories: Sequence[RunDirectory]) -> list[JobState]:
+    """How runs stand now. What a scheduler says is noted in the run directories.
+
+    A scheduler is asked only about runs that have not ended as far as is known, and about all of them
+    at once where it can be.
 
     Raises:
-        JobError: when the scheduler gives no answer.
+        JobError: when a scheduler gives no answer.
     """
-    known = directory.state()
-    status = read_json(directory.status_file)
-    if status.get("phase") not in ACTIVE:
-        return known
-    if (job := load_handle(directory)) is None:
-        pid = follower(directory)
-        if pid is not None and not is_alive(pid):
-            return JobState(phase="failed", reason="the launcher that followed it is gone")
-        return known
-    executor, handle = job
-    state = executor.state(handle)
-    if state != known:
-        directory.write_state(state)
-    return state
+    states = [directory.state() for directory in directories]
+    asked: dict[str, list[tuple[int, JobHandle]]] = {}
+    for place, directory in enumerate(directories):
+        if read_json(directory.status_file).get("phase") not in ACTIVE:
+            continue
+        if handle := read_json(directory.handle):
+            job = JobHandle(id=handle["id"], run_dir=str(directory.path))
+            asked.setdefault(handle["executor"], []).append((place, job))
+        elif (pid := follower(directory)) is not None and not is_alive(pid):
+            states[place] = JobState(phase="failed", reason="the launcher that followed it is gone")
+    for name, jobs in asked.items():
+        answers = _ask(registry.load("launcher.executors", name), [job for _, job in jobs])
+        for (place, _), state in zip(jobs, answers, strict=True):
+            if state != states[place]:
+                directories[place].write_state(state)
+            states[place] = state
+    return states
+
+
+def _ask(executor: Executor, jobs: Sequence[JobHandle]) -> list[JobState]:
+    if isinstance(executor, KnowsQueue):
+        return executor.states(jobs)
+    return [executor.state(job) for job in jobs]

@@ -12,12 +12,12 @@ from launcher.jobs.store import RunDirectory, read_json
 class Queue:
     """An executor that answers what it is told to."""
 
-    def __init__(self, *states):
-        self.states, self.asked = list(states), []
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
 
     def state(self, handle):
         self.asked.append(handle)
-        return self.states.pop(0)
+        return self.answers.pop(0)
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def queue(monkeypatch):
     return found
 
 
-def submitted(directory, queue, *states):
-    queue.states = list(states)
+def submitted(directory, queue, *answers):
+    queue.answers = list(answers)
     save_handle(directory, "slurm", JobHandle(id="7", run_dir=str(directory.path)))
     directory.write_status("pending")
 

@@ -5,53 +5,93 @@ import pytest
 
 from launcher.errors import JobError
 from launcher.jobs.script import EXECUTOR_LOG, JobHandle, JobScript, JobState
-from launcher_plugins.executors import slurm
+from launcher_plugins.executors import slurm, slurm_queue
 from launcher_plugins.executors.slurm import Slurm
 from launcher_plugins.executors.slurm_commands import Answer, ask, left_out
-from launcher_plugins.executors.slurm_state import from_record, from_sacct, from_scontrol, guilty_rank
+from launcher_plugins.executors.slurm_state import from_record, guilty_rank, read_sacct, read_squeue
 
-LIVE = "JobId=7 JobName=JobState=X Priority=1 JobState={} Reason={} Dependency=(null) ExitCode={} Restarts=0"
+LIVE = "7                  |{:20}|{:12}|0       |{:60}"
 FORGOTTEN = Answer(code=1, output="", error="slurm_load_jobs error: Invalid job id specified")
 NO_ACCOUNTS = Answer(code=1, output="", error="Slurm accounting storage is disabled")
 
 
 @pytest.mark.parametrize(
-    ("name", "reason", "code", "state"),
+    ("name", "status", "reason", "state"),
     [
-        ("PENDING", "Resources", "0:0", JobState(phase="pending", reason="waits: Resources")),
-        ("PENDING", "None", "0:0", JobState(phase="pending", reason="waits")),
-        ("RUNNING", "None", "0:0", JobState(phase="running")),
-        ("COMPLETING", "None", "0:0", JobState(phase="running", reason="completing")),
-        ("COMPLETED", "None", "0:0", JobState(phase="succeeded", exit_code=0)),
+        ("PENDING", "0", "Resources", JobState(phase="pending", reason="waits: Resources")),
+        ("PENDING", "0", "None", JobState(phase="pending", reason="waits")),
+        ("RUNNING", "0", "None", JobState(phase="running")),
+        ("COMPLETING", "0", "None", JobState(phase="running", reason="completing")),
+        ("COMPLETED", "0", "None", JobState(phase="succeeded", exit_code=0)),
         (
             "FAILED",
+            "4352",
             "NonZeroExitCode",
-            "17:0",
             JobState(phase="failed", exit_code=17, reason="Slurm says FAILED"),
         ),
         (
             "TIMEOUT",
+            "15",
             "TimeLimit",
-            "0:15",
             JobState(phase="failed", exit_code=-15, reason="reached its time limit (site.time_limit)"),
         ),
-        ("NODE_FAIL", "None", "1:0", JobState(phase="failed", exit_code=1, reason="a node failed")),
+        ("NODE_FAIL", "256", "None", JobState(phase="failed", exit_code=1, reason="a node failed")),
         (
             "CANCELLED",
+            "15",
             "None",
-            "0:15",
             JobState(phase="cancelled", exit_code=-15, reason="Slurm says CANCELLED"),
         ),
-        ("NEW_IN_SLURM_30", "None", "0:0", JobState(phase="running", reason="new_in_slurm_30")),
+        ("NEW_IN_SLURM_30", "0", "None", JobState(phase="running", reason="new_in_slurm_30")),
     ],
 )
-def test_every_state_of_slurm_has_its_meaning(name, reason, code, state):
-    assert from_scontrol(LIVE.format(name, reason, code).replace("JobName=JobState=X", "JobName=x")) == state
+def test_every_state_of_slurm_has_its_meaning(name, status, reason, state):
+    assert read_squeue(LIVE.format(name, status, reason), ["7"]) == {"7": state}
 
 
-def test_the_accounts_are_read_as_text():
-    assert from_sacct("FAILED|17:0").exit_code == 17
-    assert from_sacct("CANCELLED by 0|0:15").phase == "cancelled"
+QUEUE = """\
+1                                       |FAILED              |4352        |0       |NonZeroExitCode
+2                                       |PENDING             |0           |1       |BeginTime
+4_[2-3%1]                               |PENDING             |0           |0       |JobArrayTaskLimit
+4_1                                     |COMPLETED           |0           |0       |None
+5+0                                     |RUNNING             |0           |2       |None
+5+1                                     |PENDING             |0           |0       |None
+"""
+
+
+def test_arrays_and_het_jobs_stand_as_their_parts_do_together():
+    states = read_squeue(QUEUE, ["1", "2", "3", "4", "4_1", "5"])
+    assert {job: state.phase for job, state in states.items()} == {
+        "1": "failed",
+        "2": "pending",
+        "4": "pending",
+        "4_1": "succeeded",
+        "5": "running",
+    }
+    assert (states["2"].reason, states["5"].reason) == ("requeued, restart 1 waits: BeginTime", "restart 2")
+
+
+HISTORY = """\
+7|NODE_FAIL|1:0
+7|REQUEUED|0:0
+7|COMPLETED|0:0
+8|CANCELLED by 1000|0:15
+9_1|COMPLETED|0:0
+9_2|OUT_OF_MEMORY|0:125
+10|FAILED|17:0
+"""
+
+
+def test_the_accounts_are_read_as_text_and_of_a_requeued_job_the_newest_start_counts():
+    states = read_sacct(HISTORY, ["7", "8", "9", "10", "11"])
+    assert {job: state.phase for job, state in states.items()} == {
+        "7": "succeeded",
+        "8": "cancelled",
+        "9": "failed",
+        "10": "failed",
+    }
+    assert states["9"].reason == "ran out of memory"
+    assert states["10"].exit_code == 17
 
 
 def test_a_record_counts_only_for_its_own_job():
@@ -101,34 +141,34 @@ def handle(tmp_path):
 
 
 def state(monkeypatch, handle, **answers):
-    monkeypatch.setattr(slurm, "ask", Answers(**answers))
+    monkeypatch.setattr(slurm_queue, "ask", Answers(**answers))
     return Slurm().state(handle)
 
 
 def test_a_job_that_the_controller_knows_needs_no_accounts(monkeypatch, handle):
-    live = Answer(code=0, output=LIVE.format("RUNNING", "None", "0:0"), error="")
-    assert state(monkeypatch, handle, scontrol=live).phase == "running"
+    live = Answer(code=0, output=LIVE.format("RUNNING", "0", "None"), error="")
+    assert state(monkeypatch, handle, squeue=live).phase == "running"
 
 
 def test_a_job_that_the_controller_forgot_is_looked_up_in_the_accounts(monkeypatch, handle):
-    accounts = Answer(code=0, output="PREEMPTED|0:0\nCOMPLETED|0:0", error="")
-    assert state(monkeypatch, handle, scontrol=FORGOTTEN, sacct=accounts).phase == "succeeded"
+    accounts = Answer(code=0, output="7|PREEMPTED|0:0\n7|COMPLETED|0:0", error="")
+    assert state(monkeypatch, handle, squeue=FORGOTTEN, sacct=accounts).phase == "succeeded"
 
 
 def test_without_accounts_the_job_tells_by_its_own_record(monkeypatch, handle, tmp_path):
     (tmp_path / "exit" / "job.json").write_text('{"job": "7", "exit_code": 0}\n')
-    assert state(monkeypatch, handle, scontrol=FORGOTTEN, sacct=NO_ACCOUNTS).phase == "succeeded"
+    assert state(monkeypatch, handle, squeue=FORGOTTEN, sacct=NO_ACCOUNTS).phase == "succeeded"
 
 
 def test_a_job_that_nobody_knows_has_failed(monkeypatch, handle):
-    found = state(monkeypatch, handle, scontrol=FORGOTTEN, sacct=NO_ACCOUNTS)
+    found = state(monkeypatch, handle, squeue=FORGOTTEN, sacct=NO_ACCOUNTS)
     assert (found.phase, found.reason) == ("failed", "Slurm forgot job 7, and it left no record of its end")
 
 
 def test_a_controller_that_is_away_is_no_verdict(monkeypatch, handle):
     away = Answer(code=1, output="", error="Unable to contact slurm controller")
     with pytest.raises(JobError, match="does not say how job 7 stands: Unable to contact slurm controller"):
-        state(monkeypatch, handle, scontrol=away, sacct=NO_ACCOUNTS)
+        state(monkeypatch, handle, squeue=away, sacct=NO_ACCOUNTS)
 
 
 def test_the_guilty_rank_is_that_of_the_newest_start(monkeypatch, handle, tmp_path):
@@ -138,8 +178,8 @@ def test_the_guilty_rank_is_that_of_the_newest_start(monkeypatch, handle, tmp_pa
         "trireme: job 7, restart 1, by srun: rendezvous 7.1 at a:1\n"
         "srun: error: a: task 2: Exited with exit code 17\n"
     )
-    failed = Answer(code=0, output=LIVE.format("FAILED", "NonZeroExitCode", "143:0"), error="")
-    assert state(monkeypatch, handle, scontrol=failed) == JobState(
+    failed = Answer(code=0, output=LIVE.format("FAILED", str(143 << 8), "NonZeroExitCode"), error="")
+    assert state(monkeypatch, handle, squeue=failed) == JobState(
         phase="failed", exit_code=17, reason="ended with exit code 17", rank=2
     )
 
@@ -151,10 +191,10 @@ def test_under_torchrun_a_task_is_a_node_and_the_rank_is_in_its_report(monkeypat
         "  rank      : 5 (local_rank: 1)\n  exitcode  : 3 (pid: 9)\n"
         "srun: error: b: task 1: Exited with exit code 1\n"
     )
-    failed = Answer(code=0, output=LIVE.format("FAILED", "NonZeroExitCode", "1:0"), error="")
+    failed = Answer(code=0, output=LIVE.format("FAILED", "256", "NonZeroExitCode"), error="")
     assert (
-        state(monkeypatch, handle, scontrol=failed).rank,
-        state(monkeypatch, handle, scontrol=failed).exit_code,
+        state(monkeypatch, handle, squeue=failed).rank,
+        state(monkeypatch, handle, squeue=failed).exit_code,
     ) == (5, 3)
 
 
@@ -262,28 +302,52 @@ def test_a_chain_that_cannot_be_submitted_whole_is_taken_back(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("states", "phase", "num_asked"),
+    ("states", "phase"),
     [
-        (("RUNNING", "PENDING", "PENDING"), "running", 1),
-        (("FAILED", "PENDING", "PENDING"), "pending", 2),
-        (("TIMEOUT", "NODE_FAIL", "RUNNING"), "running", 3),
-        (("FAILED", "COMPLETED", "CANCELLED"), "succeeded", 2),
-        (("FAILED", "CANCELLED", "CANCELLED"), "failed", 2),
-        (("CANCELLED", "CANCELLED", "CANCELLED"), "cancelled", 2),
-        (("FAILED", "FAILED", "FAILED"), "failed", 3),
+        (("RUNNING", "PENDING", "PENDING"), "running"),
+        (("FAILED", "PENDING", "PENDING"), "pending"),
+        (("TIMEOUT", "NODE_FAIL", "RUNNING"), "running"),
+        (("FAILED", "COMPLETED", "CANCELLED"), "succeeded"),
+        (("FAILED", "CANCELLED", "CANCELLED"), "failed"),
+        (("CANCELLED", "CANCELLED", "CANCELLED"), "cancelled"),
+        (("FAILED", "FAILED", "FAILED"), "failed"),
     ],
 )
-def test_a_chain_stands_as_the_last_job_that_was_needed(monkeypatch, tmp_path, states, phase, num_asked):
-    asked = []
-
-    def reply(words, environment):
-        asked.append(words[-1])
-        state = states[int(words[-1]) - 7]
-        return Answer(code=0, output=LIVE.format(state, "None", "75:0"), error="")
-
-    monkeypatch.setattr(slurm, "ask", reply)
+def test_a_chain_stands_as_the_last_job_that_was_needed(monkeypatch, tmp_path, states, phase):
+    lines = [
+        LIVE.format(state, str(75 << 8), "None").replace("7", str(number), 1)
+        for number, state in enumerate(states, 7)
+    ]
+    queue = Answers(squeue=Answer(code=0, output="\n".join(lines), error=""))
+    monkeypatch.setattr(slurm_queue, "ask", queue)
     assert Slurm().state(JobHandle(id="7,8,9", run_dir=str(tmp_path))).phase == phase
-    assert len(asked) == num_asked
+    assert [words[-1] for words in queue.asked] == ["--jobs=7,8,9"]
+
+
+# Many runs
+
+
+def test_many_runs_are_asked_about_in_one_command_and_the_forgotten_ones_in_another(monkeypatch, tmp_path):
+    (tmp_path / "exit").mkdir()
+    (tmp_path / "exit" / "job.json").write_text('{"job": "3", "exit_code": 0}\n')
+    commands = Answers(
+        squeue=Answer(code=0, output=QUEUE, error=""),
+        sacct=Answer(code=0, output="8|COMPLETED|0:0\n", error=""),
+    )
+    monkeypatch.setattr(slurm_queue, "ask", commands)
+    handles = [JobHandle(id=job, run_dir=str(tmp_path)) for job in ("1", "8", "3", "99", "2")]
+    phases = [state.phase for state in Slurm().states(handles)]
+    assert phases == ["failed", "succeeded", "succeeded", "failed", "pending"]
+    assert [words[-1] for words in commands.asked] == ["--jobs=1,8,3,99,2", "--jobs=8,3,99"]
+
+
+def test_a_thousand_runs_are_asked_about_in_parts(monkeypatch, tmp_path):
+    text = "\n".join(LIVE.format("RUNNING", "0", "None").replace("7", str(job), 1) for job in range(1000))
+    commands = Answers(squeue=Answer(code=0, output=text, error=""))
+    monkeypatch.setattr(slurm_queue, "ask", commands)
+    handles = [JobHandle(id=str(job), run_dir=str(tmp_path)) for job in range(1000)]
+    assert {state.phase for state in Slurm().states(handles)} == {"running"}
+    assert len(commands.asked) == 2
 
 
 def test_a_chain_is_cancelled_from_its_end(monkeypatch):
@@ -296,6 +360,6 @@ def test_a_chain_is_cancelled_from_its_end(monkeypatch):
 def test_a_run_that_saved_and_has_no_start_left_says_how_to_go_on(monkeypatch, handle, tmp_path):
     (tmp_path / EXECUTOR_LOG).write_text("trireme: job 7, restart 0, by srun: rendezvous 7.0 at a:1\n")
     (tmp_path / "exit" / "stopped.json").write_text('{"step": 40, "signal": "SIGUSR1"}\n')
-    failed = Answer(code=0, output=LIVE.format("FAILED", "NonZeroExitCode", "75:0"), error="")
-    found = state(monkeypatch, handle, scontrol=failed)
+    failed = Answer(code=0, output=LIVE.format("FAILED", str(75 << 8), "NonZeroExitCode"), error="")
+    found = state(monkeypatch, handle, squeue=failed)
     assert found.reason == "cut short, saved after step 40: trireme submit --resume goes on"

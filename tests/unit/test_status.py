@@ -18,7 +18,7 @@ def row(name, phase, minutes=0, **details):
 
 def test_active_runs_come_first_and_then_the_newest_that_ended():
     rows = [row("old", "succeeded", 9), row("new", "failed", 1), row("b", "pending"), row("a", "running")]
-    lines = table(rows, num_ended=10)
+    lines = table(rows, is_whole=False)
     assert [line.split()[0] for line in lines[1:5]] == ["a", "b", "new", "old"]
     assert lines[-1] == "4 runs: 1 running, 1 pending, 1 failed, 1 succeeded"
 
@@ -26,7 +26,7 @@ def test_active_runs_come_first_and_then_the_newest_that_ended():
 def test_two_hundred_runs_stay_readable():
     rows = [row(f"run-{number:03d}", "succeeded", number) for number in range(198)]
     rows += [row("live", "running"), row("next", "pending", reason="waits: Resources")]
-    lines = table(rows, num_ended=10)
+    lines = table(rows, is_whole=False)
     assert len(lines) == 1 + 2 + 10 + 2
     assert lines[2].endswith("waits: Resources")
     assert lines[3].split()[0] == "run-000"
@@ -35,7 +35,7 @@ def test_two_hundred_runs_stay_readable():
 
 
 def test_a_failed_run_names_its_guilty_rank():
-    (_, line) = table([row("a", "failed", reason="ended with exit code 17", rank=3)], num_ended=1)
+    (_, line) = table([row("a", "failed", reason="ended with exit code 17", rank=3)], is_whole=False)
     assert line.endswith("rank 3 ended with exit code 17")
 
 

@@ -1,6 +1,7 @@
 """`trireme submit` and the verbs about submitted runs, with a stand-in for Slurm's commands."""
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -19,7 +20,7 @@ case "$(basename "$0") $1" in
     }}
     ;;
   'sbatch --parsable') echo 7 ;;
-  'scontrol --oneliner') echo "JobId=7 JobState=$(cat {folder}/state) Reason=Priority ExitCode=0:0" ;;
+  'squeue --noheader') echo "7|$(cat {folder}/state)|0|0|Priority" ;;
   'scancel 7') echo CANCELLED >{folder}/state ;;
 esac
 """
@@ -31,7 +32,7 @@ class Slurm:
 
     def __init__(self, folder):
         self.folder = folder
-        for name in ("sbatch", "scontrol", "scancel", "sacct"):
+        for name in ("sbatch", "squeue", "scancel", "sacct"):
             path = folder / name
             path.write_text(COMMAND.format(folder=folder))
             path.chmod(0o755)
@@ -239,6 +240,31 @@ def test_status_asks_slurm_and_shows_a_run_by_name(slurm, tmp_path, capsys):
     assert head.split() == ["run", "state", "job", "step", "since"]
     assert row.split()[:3] == [run.name, "pending", "7"]
     assert row.endswith("waits: Priority")
+
+
+def test_two_hundred_runs_take_one_question_and_one_screen(slurm, tmp_path, capsys, monkeypatch):
+    main(["submit", "quickstart", *TWO[:1]])
+    (run,) = (tmp_path / "runs").iterdir()
+    states = {"RUNNING": 120, "PENDING": 60, "COMPLETED": 20}
+    jobs = [state for state, count in states.items() for _ in range(count)]
+    queue = [f"{job}|{state}|0|0|Priority" for job, state in enumerate(jobs, 7)]
+    (slurm.folder / "queue").write_text("\n".join(queue))
+    command = (slurm.folder / "squeue").read_text()
+    (slurm.folder / "squeue").write_text(
+        command.replace('echo "7|$(cat', f'cat {slurm.folder}/queue; : "$(cat')
+    )
+    for job in range(8, 207):
+        shutil.copytree(run, run.with_name(f"copy-{job:03}"), ignore=shutil.ignore_patterns("source"))
+        (run.with_name(f"copy-{job:03}") / "handle.json").write_text(
+            f'{{"executor": "slurm", "id": "{job}"}}'
+        )
+    before = len(slurm.asked())
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert slurm.asked()[before:] == [["squeue", "--noheader"]]
+    assert len(lines) == 1 + 20 + 10 + 10 + 2
+    assert lines[-1] == ("200 runs: 120 running, 60 pending, 20 succeeded; 160 not shown, --all shows them")
 
 
 def test_status_without_runs_says_where_it_looked(slurm, capsys):

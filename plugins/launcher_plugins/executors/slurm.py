@@ -1,6 +1,6 @@
 """Reserves nodes with Slurm and starts the ranks on them.
 
-Source: the manual pages sbatch(1), srun(1), scontrol(1), sacct(1), scancel(1).
+Source: the manual pages sbatch(1), srun(1), squeue(1), sacct(1), scancel(1).
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_commands import ask, left_out
 from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of
 from launcher_plugins.executors.slurm_options import Layout, layout, option_faults
+from launcher_plugins.executors.slurm_queue import Jobs, ask_about
 from launcher_plugins.executors.slurm_script import Batch, script_text
-from launcher_plugins.executors.slurm_state import PHASES, from_record, from_sacct, from_scontrol, with_end
+from launcher_plugins.executors.slurm_state import with_end
 from launcher_plugins.executors.slurm_survey import survey
 
-END_RECORD = "exit/job.json"
-"""What the script leaves in the run directory of how it ended."""
 CHAIN = "logs/chain"
 """Where the script finds the ids of the jobs of its chain."""
 SEPARATOR = ","
@@ -122,16 +121,12 @@ class Slurm:
         Raises:
             JobError: when Slurm gives no answer and the job has left no record.
         """
-        first, *others = handle.id.split(SEPARATOR)
-        state = _state(first, handle.run_dir)
-        for job in others:
-            if state.phase not in ("failed", "cancelled"):
-                break
-            following = _state(job, handle.run_dir)
-            if following.phase == "cancelled":  # it was not needed, or has nothing to go on from
-                break
-            state = following
-        return with_end(state, handle.run_dir)
+        return self.states([handle])[0]
+
+    def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
+        """How many jobs stand, asked in one go; as `state`."""
+        jobs = ask_about([job for handle in handles for job in handle.id.split(SEPARATOR)])
+        return [with_end(_state(handle, jobs), handle.run_dir) for handle in handles]
 
     def cancel(self, handle: JobHandle) -> None:
         """Has Slurm end the job, wherever it is; of a chain those first that wait.
@@ -155,21 +150,18 @@ def _submit_one(script: JobScript, before: Sequence[str]) -> str:
     return answer.output.partition(";")[0]
 
 
-def _state(job: str, run_dir: str) -> JobState:
-    live = ask(("scontrol", "--oneliner", "show", "job", job), os.environ)
-    if live.code == 0:
-        return from_scontrol(live.output)
-    accounts = ask(("sacct", "-X", "-P", "-n", "-j", job, "--format=State,ExitCode"), os.environ)
-    known = accounts.output.splitlines()
-    if accounts.code == 0 and known and known[-1].split("|")[0].split(" ")[0] in PHASES:
-        return from_sacct(known[-1])
-    record = Path(run_dir) / END_RECORD
-    text = record.read_text(encoding="utf-8") if record.is_file() else ""
-    if (left := from_record(text, job)) is not None:
-        return left
-    if "Invalid job id" not in live.error:
-        raise JobError(f"Slurm does not say how job {job} stands: {live.error}")
-    return JobState(phase="failed", reason=f"Slurm forgot job {job}, and it left no record of its end")
+def _state(handle: JobHandle, jobs: Jobs) -> JobState:
+    """How the last job stands that was needed of a chain."""
+    first, *others = handle.id.split(SEPARATOR)
+    state = jobs.state(first, handle.run_dir)
+    for job in others:
+        if state.phase not in ("failed", "cancelled"):
+            break
+        following = jobs.state(job, handle.run_dir)
+        if following.phase == "cancelled":  # it was not needed, or has nothing to go on from
+            break
+        state = following
+    return state
 
 
 def _faults(config: LaunchConfig, place: Layout | Fault) -> Iterator[Fault]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,10 @@ REASONS = {
     "BOOT_FAIL": "its nodes did not start",
     "DEADLINE": "could not end before its deadline",
 }
-_FIELD = r"(?:^|\s){}=(\S*)"
+SQUEUE_FIELDS = "JobArrayID:40|,State:20|,exit_code:12|,RestartCnt:8|,Reason:60"
+SACCT_FIELDS = "JobID,State,ExitCode"
+_WORST: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
+"""The phase of several jobs together is the first of these that one of them is in."""
 _STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
 """The line that each start of a job writes to its output."""
 _ENDED = re.compile(
@@ -51,29 +55,35 @@ _SIGNALS = {
 }
 
 
-def from_scontrol(text: str) -> JobState:
-    """The state in a line of ``scontrol -o show job``.
+def read_squeue(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
+    """The states of those jobs that squeue knows, which was asked for `SQUEUE_FIELDS`.
 
-    >>> from_scontrol("JobId=7 JobState=PENDING Reason=Resources ExitCode=0:0")
-    JobState(phase='pending', exit_code=None, reason='waits: Resources', rank=None)
-    >>> from_scontrol("JobId=7 JobState=PENDING Reason=BeginTime Restarts=1 ExitCode=0:0").reason
+    The tasks of an array and the parts of a het job have lines of their own.
+
+    >>> read_squeue("7|PENDING|0|1|BeginTime", ["7"])["7"].reason
     'requeued, restart 1 waits: BeginTime'
     """
-    state = _state(_value(text, "JobState"), _value(text, "ExitCode"), _value(text, "Reason"))
-    num_restarts = int(_value(text, "Restarts") or 0)
-    if state.phase == "pending" and num_restarts:
-        return replace(state, reason=f"requeued, restart {num_restarts} {state.reason}")
-    return state
+    rows = []
+    for line in text.splitlines():
+        name, state, status, restarts, reason = (field.strip() for field in line.split("|"))
+        rows.append((name, _restarted(_state(state, _exit_code(status), reason), int(restarts or 0))))
+    return _by_job(rows, jobs)
 
 
-def from_sacct(text: str) -> JobState:
-    """The state in a line of ``sacct -X -P -n --format=State,ExitCode``.
+def read_sacct(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
+    """The states of those jobs that sacct knows, which was asked for `SACCT_FIELDS`.
 
-    >>> from_sacct("CANCELLED by 1000|0:15").phase
+    A job that was requeued has a line for every start, the newest last.
+
+    >>> read_sacct("7|NODE_FAIL|1:0\\n7|CANCELLED by 1000|0:15", ["7"])["7"].phase
     'cancelled'
     """
-    state, _, code = text.partition("|")
-    return _state(state.split()[0], code, "")
+    newest = {}
+    for line in text.splitlines():
+        name, state, code = line.split("|")
+        if state.split(" ")[0] in PHASES:
+            newest[name] = _state(state.split(" ")[0], code, "")
+    return _by_job(newest.items(), jobs)
 
 
 def from_record(text: str, job: str) -> JobState | None:
@@ -136,6 +146,32 @@ def _state(name: str, exit_code: str, reason: str) -> JobState:
     return JobState(phase=phase, exit_code=status, reason=REASONS.get(name, f"Slurm says {name}"))
 
 
-def _value(text: str, key: str) -> str:
-    match = re.search(_FIELD.format(key), text)
-    return match[1] if match else ""
+def _restarted(state: JobState, num_restarts: int) -> JobState:
+    if not num_restarts or state.phase not in ("pending", "running"):
+        return state
+    words = (
+        f"requeued, restart {num_restarts} {state.reason}"
+        if state.phase == "pending"
+        else f"restart {num_restarts}"
+    )
+    return replace(state, reason=words)
+
+
+def _by_job(rows: Iterable[tuple[str, JobState]], jobs: Iterable[str]) -> dict[str, JobState]:
+    """The state of each job, from those of all that belong to it: ``7``, ``7_3``, ``7+1``."""
+    found: dict[str, list[JobState]] = {}
+    for name, state in rows:
+        for job in {name, re.split(r"[+_]", name)[0]}:
+            found.setdefault(job, []).append(state)
+    return {job: min(found[job], key=lambda state: _WORST.index(state.phase)) for job in jobs if job in found}
+
+
+def _exit_code(status: str) -> str:
+    """Exit code and signal as sacct writes them, from squeue's status of wait(2).
+
+    >>> _exit_code("4352"), _exit_code("9"), _exit_code("17:0")
+    ('17:0', '0:9', '17:0')
+    """
+    if not status.isdecimal():
+        return status
+    return f"{int(status) >> 8}:{int(status) & 0x7F}"
