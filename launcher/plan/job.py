@@ -63,20 +63,20 @@ def examine(
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
     chosen = choose(solved)
-    job = _balanced(_job(solved, held), chosen)
+    job = _job(solved, held)
     verdicts = _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
         rules = [*chosen.schedule.check(job.pipeline), *length_faults(job.pipeline, config.batch)]
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)
-    return CheckedJob(shape=job, model=model, chosen=chosen, batch=sizes)
+    return CheckedJob(shape=_balanced(job, chosen), model=model, chosen=chosen, batch=sizes)
 
 
 def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
-    """With the layers on the stages by their time, where that is asked for and possible."""
+    """A sound job with the layers on the stages by their time, where that is asked for."""
     parallel = job.config.parallel
-    if parallel.layers_per_stage != "auto" or not job.stages:
+    if parallel.layers_per_stage != "auto":
         return job
     split = balanced_split(layer_costs(job, chosen.parallels), job.pipeline.num_stages)
     return replace(

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from launcher.errors import PlanError
 from launcher.plan.balance import balanced_split, layer_costs, stage_sums
 from launcher.plan.build import build, job_shape
 from launcher.plan.model import LayerShape, ModelShape
@@ -124,3 +125,11 @@ def test_a_model_of_ones_own_is_balanced_by_its_measured_layers():
     )
     plan = build(config, describe=lambda *_: shape)
     assert [stage.num_layers for stage in plan.stages] == [1, 5]
+
+
+def test_layers_are_not_timed_on_a_device_that_has_no_peak_for_them():
+    config = launch_config(
+        precision=MIXED, device={"peak_flops": {"fp32": 1e12}}, parallel={"pp": 2, "layers_per_stage": "auto"}
+    )
+    with pytest.raises(PlanError, match=r"precision\.compute=bf16: box states no peak"):
+        build(config)
