@@ -20,6 +20,7 @@ VERBS = {
     "logs": "what a run has printed",
     "wait": "follow a run to its end, and report the speedup",
     "cancel": "end a run",
+    "export": "a trained model in Hugging Face's format",
     "report": "the speedup table again, from stored runs",
     "recipe": "list the recipes, or show one composed, with the origin of every value",
     "site": "write down what is particular to a cluster, or have the cluster check it",

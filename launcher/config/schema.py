@@ -251,6 +251,9 @@ class TrainConfig:
     """Steps between checkpoints; 0 = none."""
     keep_checkpoints: Count
     """Newest checkpoints that are kept."""
+    init_from: str | None = None
+    """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
+    null = random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ _OPTIONAL = ("num_kv_heads", "ffn_size")
 def config_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
     """Faults that need neither the layout nor a plugin to be seen."""
     faults = [*_source_faults(config), *_precision_faults(config, sources)]
-    faults += _parallel_faults(config, sources)
+    faults += [*_parallel_faults(config, sources), *_initial_faults(config)]
     faults += _custom_faults(config.model) if config.model.family == "custom" else _model_faults(config.model)
     vocab = config.model.vocab_size
     if config.data.target is None and vocab is not None and vocab < BYTE_VOCABULARY:
@@ -59,6 +59,14 @@ def _custom_faults(model: ModelConfig) -> list[Fault]:
             fix = f"Set model.{name}=null, or pass it as model.options.{name}."
             faults.append(Fault(f"model.{name}", value, rule, fix))
     return faults
+
+
+def _initial_faults(config: LaunchConfig) -> list[Fault]:
+    folder = config.train.init_from
+    if folder is None or config.model.family != "custom":
+        return []
+    rule = "holds the weights of a GPT-2 or Llama model, and the layers of family custom are your own"
+    return [Fault("train.init_from", folder, rule, ways=({"train.init_from": None},))]
 
 
 def _model_faults(model: ModelConfig) -> list[Fault]:

@@ -13,13 +13,22 @@ from launcher.runtime.api import GlobalFragment, GlobalSlice
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, by torch's names."""
 KINDS = ("weight", *MOMENTS)
-"""What is kept of every parameter; a piece is named ``exp_avg/layers.3.norm.weight``."""
+"""What is kept of every parameter."""
 STEP, LOSS_SCALE, NUM_GOOD_STEPS = "optimizer/step", "optimizer/loss_scale", "optimizer/num_good_steps"
+
+
+def state_name(kind: str, name: str) -> str:
+    """The global name of one kind of a parameter's state.
+
+    >>> state_name("exp_avg", "layers.3.mlp_norm.weight")
+    'exp_avg/layers.3.mlp_norm.weight'
+    """
+    return f"{kind}/{name}"
 
 
 def named(where: GlobalSlice, kind: str) -> GlobalSlice:
     """The slice of the global tensor that holds one kind of a parameter's state."""
-    return replace(where, name=f"{kind}/{where.name}")
+    return replace(where, name=state_name(kind, where.name))
 
 
 def scalar_fragment(name: str, value: float) -> GlobalFragment:

@@ -21,6 +21,7 @@ from launcher.runtime.data import Loader, Microbatch
 from launcher.runtime.metrics import RecordWriter, device_name, host_facts
 from launcher.runtime.model import build_chunks
 from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.pretrained import Pretrained
 from launcher.runtime.stop import StopRequest
 from launcher.schedule.actions import PipelineShape, from_text
 
@@ -121,7 +122,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     config = ctx.config
     trainer, loader = Trainer(ctx), Loader(ctx)
     root, stop = run_dir / "checkpoints", _stop_request(ctx)
-    first_step = restore(trainer, root) if resume else 0
+    first_step = restore(trainer, root) if resume else _begin(trainer)
     writer = RecordWriter(run_dir / "metrics", _header(trainer))
     steps = loader.steps(first_step)
     ctx.clock.start()
@@ -192,6 +193,15 @@ def restore(trainer: Trainer, root: Path) -> int:
     trainer.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
     print(f"resumed after step {step}", flush=True)
     return step
+
+
+def _begin(trainer: Trainer) -> int:
+    """Loads the weights that the training begins with, where it does not make its own; returns 0 steps."""
+    plan = trainer.ctx.plan.plan
+    if (folder := plan.config.train.init_from) is not None:
+        pretrained = Pretrained(Path(folder).expanduser(), plan.config.model, plan.batch.seq_length)
+        trainer.update.load(pretrained.read)
+    return 0
 
 
 def _milestones(trainer: Trainer, loader: Loader, root: Path, num_done: int) -> EvalRecord | None:
