@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from launcher.errors import LauncherError
+from launcher.jobs.baseline import unfinished_baseline
 from launcher.jobs.failure import failure_text
 from launcher.jobs.script import JobState
 from launcher.jobs.store import RunDirectory, saved_steps
@@ -31,6 +32,9 @@ def finish(directory: RunDirectory, state: JobState) -> int:
     if state.phase == "failed":
         print(failure_text(directory.path, state), file=sys.stderr)
         return 1
+    if problem := unfinished_baseline(directory.path):
+        say(f"no speedup: {problem}")
+        return 0
     try:
         say("\n" + speedup_text([directory.path], None, width=text_width()).rstrip())
     except LauncherError as error:  # the training succeeded; only its measure is missing

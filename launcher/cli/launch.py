@@ -12,7 +12,7 @@ from launcher.cli.planning import Planned, make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
 from launcher.errors import ConfigError, Fault, JobError, LauncherError
-from launcher.jobs.baseline import find_baseline, named_baseline, one_device
+from launcher.jobs.baseline import alone_plan, find_baseline, named_baseline
 from launcher.jobs.devices import device_faults
 from launcher.jobs.facts import checkouts, environment_facts
 from launcher.jobs.failure import failure_text
@@ -23,9 +23,7 @@ from launcher.jobs.resume import resumed_directory
 from launcher.jobs.script import JobScript, JobState
 from launcher.jobs.store import RunDirectory, absolute, new_directory
 from launcher.jobs.watch import StopRequest, follow, stop_requests
-from launcher.plan.build import build
 from launcher.plan.checks import with_sources
-from launcher.plan.describe import describer
 from launcher.plan.model import Plan
 from launcher.schedule.actions import PipelineShape, from_text
 from launcher.schedule.grid import draw
@@ -115,14 +113,12 @@ def _settle_baseline(directory: RunDirectory, plan: Plan, origin: Origin, stop: 
 
 def _make_baseline(plan: Plan, origin: Origin, stop: StopRequest) -> Path | None:
     """Trains on one device; None where that cannot be."""
-    config = one_device(plan)
     try:
-        describe = describer(config.data, plan.source_roots)
-        alone = build(config, describe=describe, source_roots=plan.source_roots)
+        alone = alone_plan(plan)
     except ConfigError as error:
         say(f"no baseline: this training does not run on one device:\n{error}")
         return None
-    directory = new_directory(config.run, config.name)
+    directory = new_directory(alone.config.run, alone.config.name)
     script = render(alone, directory.path)
     write_job(directory, alone, script, origin)
     say(f"baseline: the same training on one device, in {shown(directory.path)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.cli.words import split_flags
 from launcher.errors import LauncherError
+from launcher.jobs.baseline import unfinished_baseline
 from launcher.report.speedup import compare, to_json
 from launcher.report.tables import report_text
 
@@ -41,6 +42,9 @@ def run(words: Sequence[str]) -> int:
     if not names:
         raise LauncherError("report: no run given. Give at least one run directory: trireme report RUN...")
     base = Path(str(flags["base"])) if flags["base"] else None
+    for name in names if base is None else ():
+        if problem := unfinished_baseline(Path(name)):
+            raise LauncherError(f"{name}: {problem}")
     report = compare([Path(name) for name in names], base)
     columns = shutil.get_terminal_size((_MAX_WIDTH, 24)).columns
     width = max(_MIN_WIDTH, min(columns, _MAX_WIDTH))

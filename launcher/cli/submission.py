@@ -8,26 +8,24 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher import registry
 from launcher.cli.checks import check_directory_flags, input_faults
 from launcher.cli.ending import say, shown
+from launcher.cli.frozen_job import Material, submit_plan
 from launcher.cli.launch import run_directory, summary
 from launcher.cli.planning import Planned, make_plan
+from launcher.cli.submitted_baseline import settle_baseline
 from launcher.cli.words import Words
 from launcher.config.compose import draft
 from launcher.errors import ConfigError, Fault, LauncherError, PlanError
-from launcher.jobs.baseline import find_baseline, named_baseline
 from launcher.jobs.facts import Checkout, checkouts, environment_facts
-from launcher.jobs.fingerprint import fingerprint
-from launcher.jobs.freeze import freeze, frozen_plan
-from launcher.jobs.handle import save_handle
-from launcher.jobs.record import Origin, write_baseline, write_job
-from launcher.jobs.render import executor_of, render, shell_text
+from launcher.jobs.freeze import frozen_plan
+from launcher.jobs.record import Origin
+from launcher.jobs.render import render, shell_text
 from launcher.jobs.script import JobHandle, JobScript
-from launcher.jobs.secrets import check_folder, check_text, secret_values
-from launcher.jobs.store import RunDirectory, absolute, expected_path
+from launcher.jobs.secrets import check_text, secret_values
+from launcher.jobs.store import RunDirectory, expected_path
 from launcher.plan.checks import with_sources
 from launcher.plan.model import Plan
 from launcher.units import counted
@@ -51,39 +49,40 @@ def submit(typed: Words) -> int:
         return _print_script(planned, script)
     if faults := input_faults(planned.plan, is_here=False):
         raise ConfigError(with_sources(faults, planned.composed.sources))
-    secrets = secret_values(os.environ, planned.plan.config.site.secrets)
-    directory = _directory(planned.plan, given)
+    directory, resume = _directory(planned.plan, given), bool(given.flags["resume"])
     try:
-        handle, notes = _submit_from(directory, planned, given, secrets)
+        material = _material(planned.plan, given)
+        handle, copied = submit_plan(directory, planned.plan, material, resume=resume)
     except LauncherError:
-        if given.flags["resume"]:
+        if resume:
             directory.write_status("failed")
         else:  # nothing is left of a run that never was
             shutil.rmtree(directory.path)
         raise
-    for note in (*planned.composed.notes, *planned.plan.notes, *notes):
+    trees = _tree_notes(material.origin.checkouts, copied)
+    for note in (*planned.composed.notes, *planned.plan.notes, *handle.notes, *trees):
         say(f"note: {note}")
     _tell(directory, planned.plan, handle)
+    if not (given.flags["no-baseline"] or resume):
+        _tell_baseline(directory, planned.plan, material)
     return 0
 
 
-def _submit_from(
-    directory: RunDirectory, planned: Planned, given: Words, secrets: Mapping[str, bytes]
-) -> tuple[JobHandle, tuple[str, ...]]:
-    """Fills the run directory and submits what is in it; the job, and what is to be said."""
-    roots = planned.plan.source_roots
-    plan = frozen_plan(planned.plan, directory.path)
-    script = _render(planned, directory.path, given)
-    facts, trees = environment_facts(), checkouts(roots)
-    copied = freeze(roots, directory.path, _patterns(given))
+def _material(plan: Plan, given: Words) -> Material:
+    """The state of the code, and the secrets that may not get into the run directory."""
+    trees = checkouts(plan.source_roots)
+    facts = environment_facts()
     origin = Origin(recipe=given.recipe, overrides=given.overrides, facts=facts, checkouts=trees)
-    write_job(directory, plan, script, origin)
-    _name_baseline(directory, plan, facts)
-    check_folder(directory.path, secrets)
-    handle = executor_of(plan).submit(script)
-    save_handle(directory, plan.config.executor.name, handle)
-    directory.write_status("pending")
-    return handle, (*handle.notes, *_tree_notes(trees, copied))
+    secrets = secret_values(os.environ, plan.config.site.secrets)
+    return Material(origin=origin, patterns=_patterns(given), secrets=secrets)
+
+
+def _tell_baseline(directory: RunDirectory, plan: Plan, material: Material) -> None:
+    def start(base: RunDirectory, alone: Plan) -> JobHandle:
+        return submit_plan(base, alone, material, resume=False)[0]
+
+    if sentence := settle_baseline(directory, plan, material.origin.facts, start):
+        say(sentence)
 
 
 def _with_executor(given: Words) -> Words:
@@ -145,18 +144,6 @@ def _tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[st
     if copied:
         listed = ", ".join(sorted(copied)[:5]) + (", ..." if len(copied) > 5 else "")
         yield f"Copied although git does not track them: {listed}."
-
-
-def _name_baseline(directory: RunDirectory, plan: Plan, facts: Mapping[str, Any]) -> None:
-    """Names the run on one device that this run is measured against, where there is one."""
-    setting = plan.config.report.baseline
-    found = None
-    if setting not in ("auto", "none"):
-        found = named_baseline(setting)
-    elif setting == "auto" and plan.world_size > 1:
-        found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, facts))
-    if found is not None:
-        write_baseline(directory, found)
 
 
 def _tell(directory: RunDirectory, plan: Plan, handle: JobHandle) -> None:

@@ -12,14 +12,14 @@ from launcher.cli.words import split_flags
 from launcher.jobs.handle import standing
 from launcher.jobs.script import JobState
 from launcher.jobs.store import ACTIVE, RunDirectory
-from launcher.report.runs import read_plan
+from launcher.report.runs import named_base, read_plan
 
 HELP = """\
 trireme wait RUN
 
-Follows a run to its end: its state, then its steps, and at last the speedup or the reason of its
-failure. Ctrl-C ends the waiting and leaves the run alone. The exit code is 0 when the run
-succeeded, and 1 when it failed or was cancelled.
+Follows a run to its end: its state, then its steps, then those of its baseline where that is still
+on its way, and at last the speedup or the reason of its failure. Ctrl-C ends the waiting and leaves
+the run alone. The exit code is 0 when the run succeeded, and 1 when it failed or was cancelled.
 
   trireme wait runs/quickstart-20250102-030405
 """
@@ -39,6 +39,10 @@ def run(words: list[str]) -> int:
     if state.phase == "cancelled":
         print(f"cancelled. Run directory: {shown(directory.path)}", file=sys.stderr)
         return 1
+    base = named_base(directory.path)
+    if state.phase == "succeeded" and base and standing(RunDirectory(base)).phase in ACTIVE:
+        say(f"the run succeeded; waits for its baseline {shown(base)}")
+        _wait(RunDirectory(base))
     return finish(directory, state)
 
 

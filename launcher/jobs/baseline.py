@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.config.schema import LaunchConfig, PluginChoice
 from launcher.errors import ConfigError, Fault
-from launcher.jobs.store import RunDirectory, absolute, read_json
+from launcher.jobs.store import ACTIVE, RunDirectory, absolute, read_json
+from launcher.plan.build import build
+from launcher.plan.describe import describer
 from launcher.plan.model import Plan
+from launcher.report.runs import named_base
 
 
 def find_baseline(root: Path, fingerprint: str) -> Path | None:
     """The newest finished run under ``root`` on one rank with this fingerprint."""
-    found = [
-        (status["changed"], directory.path)
-        for directory, job, status in _finished_runs(root)
-        if job.get("fingerprint") == fingerprint and job.get("world_size") == 1
-    ]
-    return max(found)[1] if found else None
+    return _newest(root, fingerprint, ("succeeded",))
+
+
+def coming_baseline(root: Path, fingerprint: str) -> Path | None:
+    """The newest such run that a scheduler has, and that has not ended as far as is known."""
+    return _newest(root, fingerprint, ("pending", "running"), is_submitted=True)
 
 
 def named_baseline(setting: str) -> Path:
@@ -65,15 +67,45 @@ def one_device(plan: Plan) -> LaunchConfig:
             micro_size=batch.micro_size,
             num_microbatches=batch.global_size // batch.micro_size,
         ),
+        site=replace(config.site, nodelist=None),
         architecture=PluginChoice(name="decentralized", options={}),
         report=replace(config.report, baseline="none"),
         run=replace(config.run, dir=None),
     )
 
 
-def _finished_runs(root: Path) -> Iterator[tuple[RunDirectory, dict[str, Any], dict[str, Any]]]:
+def alone_plan(plan: Plan) -> Plan:
+    """The plan of the same training on one device.
+
+    Raises:
+        ConfigError: when it does not run on one.
+    """
+    config = one_device(plan)
+    describe = describer(config.data, plan.source_roots)
+    return build(config, describe=describe, source_roots=plan.source_roots)
+
+
+def unfinished_baseline(run_dir: Path) -> str:
+    """Why the baseline that a run names measures nothing; empty where it does, and where none is named."""
+    base = named_base(run_dir)
+    phase = read_json(RunDirectory(base).status_file).get("phase") if base else None
+    if base is None or phase in ("succeeded", None):
+        return ""
+    if phase in ACTIVE:
+        return f"its baseline {base.name} is {phase}; trireme wait {run_dir} waits for it, too"
+    return f"its baseline {base.name} is {phase}; trireme report {run_dir} --base RUN takes another"
+
+
+def _newest(
+    root: Path, fingerprint: str, phases: Sequence[str], *, is_submitted: bool = False
+) -> Path | None:
+    found = []
     for path in root.iterdir() if root.is_dir() else ():
         directory = RunDirectory(path)
         status = read_json(directory.status_file)
-        if status.get("phase") == "succeeded":
-            yield directory, read_json(directory.job), status
+        if status.get("phase") not in phases or (is_submitted and not directory.handle.is_file()):
+            continue
+        job = read_json(directory.job)
+        if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
+            found.append((status["changed"], path))
+    return max(found)[1] if found else None

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.slurm.harness import REPOSITORY, TWO_BY_TWO, wait_until
+from tests.slurm.harness import REPOSITORY, TWO_BY_TWO, job_of, wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 SAVES = "train.checkpoint_interval=1000"
@@ -106,10 +106,10 @@ def tree(slurm):
 
 
 def test_a_queued_run_trains_although_its_tree_is_broken_and_saves_when_it_is_told_to_end(slurm, tree):
-    """The one test with real ranks: two nodes of two, which torchrun starts, and starts again."""
+    """The one test with real ranks: two nodes of two, which torchrun starts twice, and their baseline."""
     text = slurm.folder / "text.txt"
     text.write_text("In the beginning there was a little text, and it was repeated. " * 200)
-    data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache", "report.baseline=none")
+    data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache")
     hold = ("+site.options.hold=true", "executor.starter=torchrun", SAVES)
     rank = tree / "launcher" / "runtime" / "rank.py"
     rank.write_text(rank.read_text() + "\nprint('the tree as it was')\n")
@@ -117,13 +117,14 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_saves_when_it_is_to
     for module in (tree / "launcher" / "runtime").glob("*.py"):
         module.write_text("raise SystemExit('the broken tree was used')\n")
     run = slurm.folder / "run"
-    job = json.loads((run / "handle.json").read_text())["id"]
+    (base,) = (slurm.folder / "runs").iterdir()
     assert "waits: JobHeldUser" in slurm.trireme("status", "run")
-    slurm.ask("scontrol", "release", job)
+    slurm.ask("scontrol", "release", job_of(run), job_of(base))
     wait_until(lambda: steps(run, 0))
-    slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    slurm.ask("scancel", "--batch", "--signal=USR1", job_of(run))
     output = slurm.trireme("wait", "run")
     assert "step 400/400" in output
+    assert "speedup" in output.lower()
     log = slurm.trireme("logs", "run", "--rank", "3")
     assert "the tree as it was\n" in log
     first = slurm.trireme("logs", "run", "--rank", "0")

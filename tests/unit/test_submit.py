@@ -8,7 +8,7 @@ import pytest
 
 from launcher.cli.main import main
 from launcher.jobs import freeze as freezing
-from launcher.jobs.store import read_json
+from launcher.jobs.store import RunDirectory, read_json
 
 COMMAND = """#!/bin/bash
 echo "$(basename "$0") $*" >>{folder}/asked
@@ -24,7 +24,8 @@ case "$(basename "$0") $1" in
   'scancel 7') echo CANCELLED >{folder}/state ;;
 esac
 """
-TWO = ("cluster.devices_per_node=2", "run.dir=run")
+TWO = ("cluster.devices_per_node=2", "run.dir=run", "report.baseline=none")
+ANY_PLACE = TWO[::2]
 
 
 class Slurm:
@@ -153,6 +154,101 @@ def test_a_run_that_waits_is_not_submitted_again(slurm, capsys):
     assert "belongs to job 7, which has not ended as far as is known" in capsys.readouterr().err
 
 
+# The baseline
+
+
+BASED = ("cluster.devices_per_node=2", "run.dir=run", "report.baseline=auto")
+
+
+def jobs(folder):
+    """What each run directory below a folder notes of itself, by name; of baselines that in their place."""
+    return {path.parent.name: read_json(path) for path in sorted(folder.glob("*/job.json"))}
+
+
+def test_the_training_on_one_device_is_a_job_of_its_own_and_named_as_the_baseline(slurm, tmp_path, capsys):
+    assert main(["submit", "quickstart", *BASED, "site.nodelist='node[1-3]'"]) == 0
+    assert slurm.asked() == [["sbatch", "--test-only"], ["sbatch", "--parsable"]] * 2
+    ((name, base),) = jobs(tmp_path / "runs").items()
+    run = read_json(tmp_path / "run" / "job.json")
+    assert run["baseline"] == f"../runs/{name}"
+    assert (base["world_size"], base["fingerprint"]) == (1, run["fingerprint"])
+    assert read_json(tmp_path / "runs" / name / "status.json")["phase"] == "pending"
+    script = (tmp_path / "runs" / name / "job.sh").read_text()
+    assert "--ntasks-per-node=1\n" in script
+    assert "--nodelist=" not in script
+    output = capsys.readouterr().out
+    assert (
+        f"baseline: the same training on one device, submitted as job 7 in runs/{name}; it takes " in output
+    )
+
+
+def test_a_baseline_that_is_on_its_way_is_not_submitted_again(slurm, tmp_path, capsys):
+    main(["submit", "quickstart", *BASED])
+    main(["submit", "quickstart", *BASED, "run.dir=other", "parallel.schedule=gpipe"])
+    ((name, _),) = jobs(tmp_path / "runs").items()
+    assert read_json(tmp_path / "other" / "job.json")["baseline"] == f"../runs/{name}"
+    assert "which has not ended yet\n" in capsys.readouterr().out
+
+
+def test_a_finished_baseline_is_taken(slurm, tmp_path, capsys):
+    main(["submit", "quickstart", *BASED])
+    (base,) = (tmp_path / "runs").iterdir()
+    RunDirectory(base).write_status("succeeded")
+    main(["submit", "quickstart", *BASED, "run.dir=other"])
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert f"baseline: runs/{base.name}, an earlier run of the same training" in capsys.readouterr().out
+
+
+def test_without_a_baseline_nothing_else_is_submitted(slurm, tmp_path):
+    main(["submit", "quickstart", *BASED, "--no-baseline"])
+    assert not (tmp_path / "runs").exists()
+    assert read_json(tmp_path / "run" / "job.json")["baseline"] is None
+
+
+def test_a_training_that_no_device_holds_has_no_baseline_and_runs(slurm, tmp_path, capsys):
+    assert main(["submit", "quickstart", *BASED, "device.memory_bytes=18000000"]) == 0
+    output = capsys.readouterr().out
+    assert "submitted as job 7" in output
+    assert "no baseline: this training does not run on one device:\n" in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_refused_baseline_leaves_the_run_alone_and_nothing_behind(slurm, tmp_path, capsys):
+    command = (slurm.folder / "sbatch").read_text()
+    asked = f'[ "$(grep -c sbatch {slurm.folder}/asked)" -lt 3 ] || touch {slurm.folder}/refuse\ncase'
+    (slurm.folder / "sbatch").write_text(command.replace("case", asked, 1))
+    assert main(["submit", "quickstart", *BASED]) == 0
+    assert "no baseline: Slurm refuses the job: Invalid qos specification." in capsys.readouterr().out
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert read_json(tmp_path / "run" / "job.json")["baseline"] is None
+
+
+def test_report_says_where_an_unfinished_baseline_stands(slurm, tmp_path, capsys):
+    main(["submit", "quickstart", *BASED])
+    (base,) = (tmp_path / "runs").iterdir()
+    assert main(["report", "run"]) == 2
+    assert capsys.readouterr().err == (
+        f"run: its baseline {base.name} is pending; trireme wait run waits for it, too\n"
+    )
+    RunDirectory(base).write_status("failed")
+    assert main(["report", "run"]) == 2
+    assert f"its baseline {base.name} is failed; trireme report run --base RUN takes another\n" in (
+        capsys.readouterr().err
+    )
+
+
+def test_wait_follows_the_baseline_too(slurm, tmp_path, capsys, monkeypatch):
+    main(["submit", "quickstart", *BASED])
+    (base,) = (tmp_path / "runs").iterdir()
+    RunDirectory(tmp_path / "run").write_status("succeeded")
+    slurm.set("FAILED")
+    assert main(["wait", "run"]) == 0
+    slurm.set("PENDING")
+    capsys.readouterr()
+    assert main(["wait", "run"]) == 0
+    assert f"no speedup: its baseline {base.name} is failed" in capsys.readouterr().out
+
+
 # Secrets
 
 
@@ -231,7 +327,7 @@ def test_a_dirty_tree_is_said_and_its_patch_is_kept(slurm, work_tree, tmp_path, 
 
 
 def test_status_asks_slurm_and_shows_a_run_by_name(slurm, tmp_path, capsys):
-    main(["submit", "quickstart", *TWO[:1]])
+    main(["submit", "quickstart", *ANY_PLACE])
     (run,) = (tmp_path / "runs").iterdir()
     slurm.set("PENDING")
     capsys.readouterr()
@@ -243,7 +339,7 @@ def test_status_asks_slurm_and_shows_a_run_by_name(slurm, tmp_path, capsys):
 
 
 def test_two_hundred_runs_take_one_question_and_one_screen(slurm, tmp_path, capsys, monkeypatch):
-    main(["submit", "quickstart", *TWO[:1]])
+    main(["submit", "quickstart", *ANY_PLACE])
     (run,) = (tmp_path / "runs").iterdir()
     states = {"RUNNING": 120, "PENDING": 60, "COMPLETED": 20}
     jobs = [state for state, count in states.items() for _ in range(count)]
@@ -273,7 +369,7 @@ def test_status_without_runs_says_where_it_looked(slurm, capsys):
 
 
 def test_a_misspelt_run_is_answered_with_the_nearest(slurm, capsys, tmp_path):
-    main(["submit", "quickstart", *TWO[:1]])
+    main(["submit", "quickstart", *ANY_PLACE])
     (run,) = (tmp_path / "runs").iterdir()
     assert main(["status", run.name[:-1]]) == 2
     assert f"Did you mean {run.name}?" in capsys.readouterr().err

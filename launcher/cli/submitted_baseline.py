@@ -1,0 +1,61 @@
+"""The baseline of a submitted run: one that is there already, or a job of its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.cli.ending import shown
+from launcher.errors import ConfigError, LauncherError
+from launcher.jobs.baseline import alone_plan, coming_baseline, find_baseline, named_baseline
+from launcher.jobs.fingerprint import fingerprint
+from launcher.jobs.freeze import frozen_plan
+from launcher.jobs.record import write_baseline
+from launcher.jobs.script import JobHandle
+from launcher.jobs.store import RunDirectory, absolute, new_directory
+from launcher.plan.model import Plan
+from launcher.units import format_duration
+
+Submit = Callable[[RunDirectory, Plan], JobHandle]
+"""Submits a plan from its run directory."""
+
+
+def settle_baseline(directory: RunDirectory, plan: Plan, facts: Mapping[str, Any], submit: Submit) -> str:
+    """Names the run on one device that this run is measured against; what is to be said of it.
+
+    A run that is there already is taken, be it one that has not ended yet; else one is submitted.
+    """
+    setting, root = plan.config.report.baseline, absolute(plan.config.run.root)
+    if setting not in ("auto", "none"):
+        write_baseline(directory, named_baseline(setting))
+    if setting != "auto" or plan.world_size == 1:
+        return ""
+    mark = fingerprint(frozen_plan(plan, directory.path), facts)
+    if (found := find_baseline(root, mark)) is not None:
+        write_baseline(directory, found)
+        return f"baseline: {shown(found)}, an earlier run of the same training on one device"
+    if (found := coming_baseline(root, mark)) is not None:
+        write_baseline(directory, found)
+        return f"baseline: {shown(found)}, the same training on one device, which has not ended yet"
+    return _submit_baseline(directory, plan, submit)
+
+
+def _submit_baseline(directory: RunDirectory, plan: Plan, submit: Submit) -> str:
+    """Submits the training on one device. That it cannot be is no fault of the run."""
+    try:
+        alone = alone_plan(plan)
+        base = new_directory(alone.config.run, alone.config.name)
+    except ConfigError as error:
+        return f"no baseline: this training does not run on one device:\n{error}"
+    try:
+        handle = submit(base, alone)
+    except LauncherError as error:
+        shutil.rmtree(base.path)
+        return f"no baseline: {error}"
+    write_baseline(directory, base.path)
+    predicted = format_duration(alone.schedule.step_s * alone.config.train.num_steps)
+    return (
+        f"baseline: the same training on one device, submitted as job {handle.id} in {shown(base.path)}; "
+        f"it takes {predicted} by prediction. --no-baseline leaves it out."
+    )
