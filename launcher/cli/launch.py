@@ -8,11 +8,11 @@ from pathlib import Path
 
 from launcher.cli.checks import check_directory_flags, input_faults
 from launcher.cli.ending import finish, reporting_rank, say, shown, text_width
-from launcher.cli.planning import Planned, make_plan
+from launcher.cli.planning import Planned, alone_plan, make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
 from launcher.errors import ConfigError, Fault, JobError, LauncherError
-from launcher.jobs.baseline import alone_plan, find_baseline, named_baseline
+from launcher.jobs.baseline import find_baseline, named_baseline
 from launcher.jobs.devices import device_faults
 from launcher.jobs.facts import checkouts, environment_facts
 from launcher.jobs.failure import failure_text

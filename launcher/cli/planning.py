@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.config.compose import Composed, draft
 from launcher.config.load import load
 from launcher.errors import LauncherError
+from launcher.jobs.baseline import one_device
 from launcher.plan.build import build
 from launcher.plan.describe import describer, source_roots
 from launcher.plan.model import Plan
@@ -40,3 +41,14 @@ def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
             error.add_note(note)
         raise
     return Planned(plan=plan, composed=composed)
+
+
+def alone_plan(plan: Plan) -> Plan:
+    """The plan of the same training on one device.
+
+    Raises:
+        ConfigError: when it does not run on one.
+    """
+    config = one_device(plan)
+    describe = describer(config.data, plan.source_roots)
+    return build(config, describe=describe, source_roots=plan.source_roots)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.cli.ending import shown
+from launcher.cli.planning import alone_plan
 from launcher.errors import ConfigError, LauncherError
-from launcher.jobs.baseline import alone_plan, coming_baseline, find_baseline, named_baseline
+from launcher.jobs.baseline import coming_baseline, find_baseline, named_baseline
 from launcher.jobs.fingerprint import fingerprint
 from launcher.jobs.freeze import frozen_plan
 from launcher.jobs.record import write_baseline

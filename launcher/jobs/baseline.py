@@ -9,8 +9,6 @@ from pathlib import Path
 from launcher.config.schema import LaunchConfig, PluginChoice
 from launcher.errors import ConfigError, Fault
 from launcher.jobs.store import ACTIVE, RunDirectory, absolute, read_json
-from launcher.plan.build import build
-from launcher.plan.describe import describer
 from launcher.plan.model import Plan
 from launcher.report.runs import named_base
 
@@ -72,17 +70,6 @@ def one_device(plan: Plan) -> LaunchConfig:
         report=replace(config.report, baseline="none"),
         run=replace(config.run, dir=None),
     )
-
-
-def alone_plan(plan: Plan) -> Plan:
-    """The plan of the same training on one device.
-
-    Raises:
-        ConfigError: when it does not run on one.
-    """
-    config = one_device(plan)
-    describe = describer(config.data, plan.source_roots)
-    return build(config, describe=describe, source_roots=plan.source_roots)
 
 
 def unfinished_baseline(run_dir: Path) -> str:
