@@ -10,9 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, LauncherError
-from launcher.metrics.records import COLLECTIVE_KINDS, RANK_KINDS, VERSION, EvalRecord, Header, StepRecord
+from launcher.metrics.records import (
+    COLLECTIVE_KINDS,
+    RANK_KINDS,
+    VERSION,
+    EvalRecord,
+    Header,
+    MemoryRecord,
+    StepRecord,
+)
 from launcher.typed import Reading, read
 
+_Later = StepRecord | EvalRecord | MemoryRecord
+_KINDS: Mapping[Any, type[_Later]] = {"step": StepRecord, "eval": EvalRecord, "memory": MemoryRecord}
+"""What follows a header, by ``type``."""
 TRAINER = "trainer"
 """Role of the ranks that hold the model and make steps."""
 
@@ -33,6 +44,8 @@ class RunRecords:
     """Steps that some rank recorded and another did not."""
     num_starts: int
     """1, and 1 more for every time the run was resumed."""
+    memory: Mapping[int, MemoryRecord] = field(default_factory=dict)
+    """Rank -> what it held, where it trained to the end."""
 
 
 def read_run(run_dir: Path) -> RunRecords:
@@ -63,6 +76,7 @@ def read_run(run_dir: Path) -> RunRecords:
         num_torn_lines=sum(file.num_torn_lines for file in files),
         num_incomplete_steps=len(set.union(*seen)) - len(complete),
         num_starts=max(file.num_starts for file in files),
+        memory={file.header.rank: file.memory for file in trainers if file.memory},
     )
 
 
@@ -74,6 +88,7 @@ class _RankFile:
     header: Header
     steps: dict[int, StepRecord] = field(default_factory=dict)
     evals: dict[int, EvalRecord] = field(default_factory=dict)
+    memory: MemoryRecord | None = None
     num_starts: int = 1
     num_torn_lines: int = 0
 
@@ -88,6 +103,7 @@ def _read_file(path: Path) -> _RankFile:
                 file = _RankFile(path=path, header=header, num_torn_lines=num_torn_lines)
             else:
                 file.header, file.steps, file.num_starts = header, {}, file.num_starts + 1
+                file.memory = None
         elif file is None:
             raise _broken(path, number, "the first record must be the header")
         else:
@@ -144,24 +160,36 @@ def _header(path: Path, number: int, values: dict[str, Any]) -> Header:
 
 
 def _add(file: _RankFile, number: int, values: dict[str, Any]) -> None:
-    """Adds a step or an evaluation. Checked by hand: there are too many for the typed reader."""
-    kinds: dict[Any, type[StepRecord] | type[EvalRecord]] = {"step": StepRecord, "eval": EvalRecord}
-    kind = kinds.get(values.get("type"))
+    """Adds a later record. Checked by hand: there are too many for the typed reader."""
+    kind = _KINDS.get(values.get("type"))
     if kind is None:
-        raise _broken(file.path, number, f"type {values.get('type')!r} is none of header, step, eval")
+        known = ", ".join(("header", *_KINDS))
+        raise _broken(file.path, number, f"type {values.get('type')!r} is none of {known}")
     try:
         record = kind(**values)
     except TypeError as error:
         raise _broken(file.path, number, str(error)) from error
-    problem = step_problem(record) if isinstance(record, StepRecord) else _eval_problem(record)
-    if problem:
+    if problem := _problem(record):
         raise _broken(file.path, number, problem)
     if isinstance(record, EvalRecord):
         file.evals[record.step] = record
+    elif isinstance(record, MemoryRecord):
+        file.memory = record
     elif record.step in file.steps:
         raise _broken(file.path, number, f"step {record.step} is recorded twice in one start")
     else:
         file.steps[record.step] = record
+
+
+def _problem(record: _Later) -> str:
+    if isinstance(record, StepRecord):
+        return step_problem(record)
+    return _eval_problem(record) if isinstance(record, EvalRecord) else _memory_problem(record)
+
+
+def _memory_problem(record: MemoryRecord) -> str:
+    is_whole = _are_counts((record.step, record.states_bytes, record.peak_bytes))
+    return "" if is_whole else "memory: step and bytes must be whole numbers of at least 0"
 
 
 def step_problem(record: StepRecord) -> str:

@@ -1,6 +1,7 @@
 """The format of what a rank measures: one JSON object a line, in ``metrics/rank-N.jsonl``.
 
-Line 1 is a `Header`; each later line is a `StepRecord` or an `EvalRecord`, told apart by ``type``.
+Line 1 is a `Header`; each later line is a `StepRecord`, an `EvalRecord` or a `MemoryRecord`, told apart by
+``type``.
 Times are integers in nanoseconds, so that the kinds of a step sum to the step exactly.
 """
 
@@ -114,3 +115,18 @@ class EvalRecord:
     loss: float
     """Mean loss over the evaluated tokens."""
     num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRecord:
+    """What a rank held, written when it has trained to the end."""
+
+    type: Literal["memory"] = "memory"
+    step: int
+    """Steps done when it was written."""
+    states_bytes: int
+    """Live tensors between the schedule of a step and its update: weights, gradients, optimizer state, and
+    buffers that wait to be used again."""
+    peak_bytes: int
+    """The most in use since before the model was built: on CUDA what the allocator gave out, on a CPU the
+    growth of the process's resident memory, libraries included."""

@@ -13,7 +13,7 @@ from launcher.report.bubble import bubble
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
 from launcher.report.speedup import Result, SpeedupReport, compare
-from launcher.units import counted, format_count, format_duration
+from launcher.units import counted, format_bytes, format_count, format_duration
 
 _MEANINGS = {
     COMPUTE: "forward and backward",
@@ -228,6 +228,26 @@ def _facts(result: Result) -> Iterator[str]:
         yield f"    predicted before the run: {formula}{_percent(schedule.bubble_simulated)} by simulation"
     measured, predicted = format_duration(run.work.step_s), format_duration(schedule.step_s)
     yield f"  step: measured {measured}; predicted {predicted}"
+    yield from _memory(run)
+
+
+def _memory(run: Run) -> Iterator[str]:
+    """What the fullest rank held, beside what was predicted for it."""
+    if not run.records.memory:
+        return
+    pp_ranks = {header.rank: header.pp_rank for header in run.records.headers}
+    rank, found = max(run.records.memory.items(), key=lambda item: item[1].states_bytes)
+    planned = run.plan.memory[pp_ranks[rank]]
+    states = planned.weights_bytes + planned.gradients_bytes + planned.optimizer_bytes
+    yield (
+        f"  held by rank {rank} at the update: measured {format_bytes(found.states_bytes)}; "
+        f"predicted {format_bytes(states)} of weights, gradients and optimizer"
+    )
+    what = "growth of the whole process" if run.plan.config.device.kind == "cpu" else "by the allocator"
+    yield (
+        f"  memory of rank {rank} at most: measured {format_bytes(found.peak_bytes)} ({what}); "
+        f"predicted {format_bytes(planned.total_bytes)}"
+    )
 
 
 def _losses(report: SpeedupReport) -> Iterator[str]:

@@ -18,6 +18,7 @@ from launcher.runtime import checkpoint
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.calibrate import message_latency_ns
 from launcher.runtime.data import Loader, Microbatch
+from launcher.runtime.memory import MemoryGauge
 from launcher.runtime.metrics import RecordWriter, device_name, host_facts
 from launcher.runtime.model import build_chunks
 from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
@@ -41,6 +42,7 @@ class Trainer:
 
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
+        self.memory = MemoryGauge(ctx.device)
         self.update: Update = resolve(ctx.plan.plan.update)(ctx)
         modules = self.update.prepare(build_chunks(ctx))
         self.part = pipeline_part(ctx, modules)
@@ -52,6 +54,8 @@ class Trainer:
         self.update.begin(step)
         num_targets = self._num_targets(microbatches)
         result = self.executor.train(microbatches, self.update, self.update.loss_scale / num_targets)
+        with self.ctx.clock.section(SINGLE_RANK):
+            self.memory.look()
         outcome = self.update.apply(step)
         loss = self._mean_loss(result.loss_sum, num_targets)
         return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
@@ -142,6 +146,9 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             if ctx.plan.rank == 0:
                 stop.leave_note(run_dir, step + 1)
             break
+    else:
+        if (memory := trainer.memory.record(config.train.num_steps)) is not None:
+            writer.write(memory)
     loader.close()
     trainer.update.close()
     writer.close()

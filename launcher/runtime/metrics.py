@@ -15,7 +15,15 @@ from typing import Any, TextIO
 
 import torch
 
-from launcher.metrics.records import COLLECTIVE_KINDS, COMPUTE, OTHER, EvalRecord, Header, StepRecord
+from launcher.metrics.records import (
+    COLLECTIVE_KINDS,
+    COMPUTE,
+    OTHER,
+    EvalRecord,
+    Header,
+    MemoryRecord,
+    StepRecord,
+)
 from launcher.typed import plain
 
 
@@ -132,7 +140,7 @@ class RecordWriter:
             self._file.write("\n")
         self.write(header)
 
-    def write(self, record: Header | StepRecord | EvalRecord) -> None:
+    def write(self, record: Header | StepRecord | EvalRecord | MemoryRecord) -> None:
         """Appends one record."""
         self._file.write(json.dumps(plain(record), separators=(",", ":")) + "\n")
 

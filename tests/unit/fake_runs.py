@@ -25,7 +25,7 @@ from launcher.config.schema import (
     TrainConfig,
 )
 from launcher.metrics.records import EvalRecord, Header, StepRecord
-from launcher.plan.model import BatchPlan, Plan, RolePlan, SchedulePlan
+from launcher.plan.model import BatchPlan, MemoryPlan, Plan, RolePlan, SchedulePlan
 from launcher.schedule.actions import Action, B, F, to_text
 from launcher.topology.mesh import Mesh
 from launcher.typed import plain
@@ -99,7 +99,7 @@ class FakeRun:
             num_parameters=1_000_000,
             step_flops=1e9,
             schedule=schedule,
-            memory=(),
+            memory=tuple(_memory(pp_rank) for pp_rank in range(self.mesh.pp)),
             traffic=(),
             plugins=(),
             parallels=(),
@@ -173,6 +173,18 @@ class FakeRun:
         for group, settings in self.config.items():
             changed = replace(changed, **{group: replace(getattr(changed, group), **settings)})
         return changed
+
+
+def _memory(pp_rank: int) -> MemoryPlan:
+    return MemoryPlan(
+        pp_rank=pp_rank,
+        weights_bytes=4_000_000,
+        gradients_bytes=4_000_000,
+        optimizer_bytes=8_000_000,
+        activations_bytes=4_000_000,
+        peak_microbatches=1,
+        other_bytes={"logits": 500_000},
+    )
 
 
 def write_records(path: Path, rank: int, records: list[dict[str, Any]]) -> None:

@@ -50,6 +50,31 @@ def test_one_evaluation_per_step_though_every_last_stage_rank_writes_it(tmp_path
     assert [record.loss for record in read_run(run.write(tmp_path / "run")).evals] == [2.5]
 
 
+MEMORY = '{"type":"memory","step":6,"states_bytes":700,"peak_bytes":9000}\n'
+
+
+def test_memory_is_read_where_a_rank_wrote_it(tmp_path):
+    run_dir = TWO.write(tmp_path / "run")
+    append(run_dir, 1, MEMORY)
+    (found,) = read_run(run_dir).memory.items()
+    assert (found[0], found[1].states_bytes, found[1].peak_bytes) == (1, 700, 9000)
+
+
+def test_memory_of_an_earlier_start_is_forgotten(tmp_path):
+    run_dir = TWO.write(tmp_path / "run")
+    append(run_dir, 0, MEMORY)
+    for rank in (0, 1):
+        restart(run_dir, rank, 0, 6)
+    assert read_run(run_dir).memory == {}
+
+
+def test_memory_that_is_no_count_is_refused(tmp_path):
+    run_dir = TWO.write(tmp_path / "run")
+    append(run_dir, 0, MEMORY.replace("700", "-1"))
+    with pytest.raises(LauncherError, match=r"memory: step and bytes must be whole numbers of at least 0"):
+        read_run(run_dir)
+
+
 def test_half_written_last_line_is_counted_and_left_out(tmp_path):
     run_dir = TWO.write(tmp_path / "run")
     append(run_dir, 1, '{"type":"step","st')
@@ -178,7 +203,7 @@ def test_unknown_field_is_refused(tmp_path):
 
 
 def test_unknown_type_of_record_is_refused(tmp_path):
-    with pytest.raises(LauncherError, match=":2: type 'stop' is none of header, step, eval"):
+    with pytest.raises(LauncherError, match=":2: type 'stop' is none of header, step, eval, memory"):
         read_run(sabotaged(tmp_path, 1, type="stop"))
 
 

@@ -76,6 +76,18 @@ def test_report_reads_as_a_whole(run):
     assert speedup_text([run], None, width=100, ascii_only=True) == REPORT
 
 
+def test_memory_of_the_fullest_rank_stands_beside_what_was_predicted(run):
+    for rank, states in enumerate((700_000, 900_000)):
+        with (run / "metrics" / f"rank-{rank:05d}.jsonl").open("a") as file:
+            file.write(f'{{"type":"memory","step":6,"states_bytes":{states},"peak_bytes":5000000}}\n')
+    text = speedup_text([run], None, width=100, ascii_only=True)
+    assert (
+        "  held by rank 1 at the update: measured 900 KB; "
+        "predicted 16.0 MB of weights, gradients and optimizer\n"
+        "  memory of rank 1 at most: measured 5.00 MB (growth of the whole process); predicted 20.5 MB\n"
+    ) in text
+
+
 def test_bars_are_drawn_in_eighths_where_the_encoding_allows(run):
     assert "transfer          0.095  █████▍  " in speedup_text([run], None, width=100, ascii_only=False)
 

@@ -1,0 +1,67 @@
+"""What a rank holds, measured: live storages and the most memory in use, never a formula."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from launcher.metrics.records import MemoryRecord
+
+_LOOK_AT = 2
+"""The step of a start whose end of the schedule is looked at: by then the optimizer has its state."""
+
+
+class MemoryGauge:
+    """Made before the model is built; looks once at what is held, and in the end at the peak."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._resident = resident_bytes()
+        self._num_steps = 0
+        self._states: int | None = None
+
+    def look(self) -> None:
+        """Between the schedule of a step and its update, when every gradient is there."""
+        self._num_steps += 1
+        if self._num_steps == _LOOK_AT:
+            self._states = live_bytes(self._device)
+
+    def record(self, step: int) -> MemoryRecord | None:
+        """What was found, after ``step`` steps; None where there were too few to look at."""
+        if self._states is None:
+            return None
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            peak = max(0, peak_resident_bytes() - self._resident)
+        return MemoryRecord(step=step, states_bytes=self._states, peak_bytes=peak)
+
+
+def live_bytes(device: torch.device) -> int:
+    """Bytes of all tensors on a device: those that Python holds and their gradients, each storage once."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    gc.collect()
+    held = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    held += [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
+    storages = [tensor.untyped_storage() for tensor in held if tensor.device == device]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():  # not Linux: the peak so far is the nearest there is
+        return peak_resident_bytes()
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
+
+
+def peak_resident_bytes() -> int:
+    """The most that this process ever had in RAM."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
