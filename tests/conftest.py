@@ -7,9 +7,14 @@ import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 
+import hypothesis
 import pytest
 
 from launcher.plan.model import Plan
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 
