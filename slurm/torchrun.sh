@@ -2,9 +2,13 @@
 # One task per node: torchrun, which starts the node's ranks. Its rendezvous is static, so that the
 # ranks of a node follow from the node's number, which has its value only inside of the step. The
 # signal that tells the ranks to save reaches torchrun, too, which would not live through it.
+task='
+trap "" USR1
+mkdir -p "${TMPDIR:-/tmp}" || exit
+exec "$1" -m torch.distributed.run --node-rank="$SLURM_NODEID" "${@:2}"'
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
   --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${step[@]}" \
-  bash -c 'trap "" USR1; exec "$1" -m torch.distributed.run --node-rank="$SLURM_NODEID" "${@:2}"' torchrun \
+  bash -c "$task" torchrun \
   "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
   --rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
   --log-dir="$run/logs/torchrun" \

@@ -25,6 +25,17 @@ def check_directory_flags(plan: Plan, given: Words) -> None:
             raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
 
 
+def check_baseline_flag(plan: Plan, given: Words) -> None:
+    """Refuses --no-baseline for a run that names its baseline.
+
+    Raises:
+        LauncherError: naming both.
+    """
+    baseline = plan.config.report.baseline
+    if given.flags["no-baseline"] and baseline not in ("auto", "none"):
+        raise LauncherError(f"--no-baseline and report.baseline={baseline} exclude each other: give one.")
+
+
 def input_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
     """The faults of data that is not there, and of a baseline that the run could not be compared with.
 

@@ -6,12 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-from launcher.cli.checks import check_directory_flags, input_faults
+from launcher.cli.checks import check_baseline_flag, check_directory_flags, input_faults
 from launcher.cli.ending import finish, reporting_rank, say, shown, text_width
 from launcher.cli.planning import Planned, alone_plan, make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
-from launcher.errors import ConfigError, Fault, JobError, LauncherError
+from launcher.errors import ConfigError, Fault, JobError
 from launcher.jobs.baseline import find_baseline, named_baseline
 from launcher.jobs.devices import device_faults
 from launcher.jobs.facts import checkouts, environment_facts
@@ -64,10 +64,9 @@ def launch(given: Words) -> int:
 
 def _check_startable(planned: Planned, given: Words) -> None:
     """Refuses before anything is made."""
-    plan, baseline = planned.plan, planned.plan.config.report.baseline
+    plan = planned.plan
     check_directory_flags(plan, given)
-    if given.flags["no-baseline"] and baseline not in ("auto", "none"):
-        raise LauncherError(f"--no-baseline and report.baseline={baseline} exclude each other: give one.")
+    check_baseline_flag(plan, given)
     faults = [*_local_faults(plan), *input_faults(plan, is_here=True)]
     if faults:
         raise ConfigError(with_sources(faults, planned.composed.sources))

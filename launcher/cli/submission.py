@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher import registry
-from launcher.cli.checks import check_directory_flags, input_faults
+from launcher.cli.checks import check_baseline_flag, check_directory_flags, input_faults
 from launcher.cli.ending import say, shown
 from launcher.cli.frozen_job import Material, submit_plan
 from launcher.cli.launch import run_directory, summary
@@ -43,15 +43,16 @@ def submit(typed: Words) -> int:
     given = _with_executor(typed)
     planned = make_plan(given.recipe, given.overrides)
     check_directory_flags(planned.plan, given)
+    check_baseline_flag(planned.plan, given)
     run = planned.plan.config.run
     script = _render(planned, expected_path(run, planned.plan.config.name), given)  # refuses early
     if given.flags["dry-run"]:
         return _print_script(planned, script)
     if faults := input_faults(planned.plan, is_here=False):
         raise ConfigError(with_sources(faults, planned.composed.sources))
+    material = _material(planned.plan, given)
     directory, resume = _directory(planned.plan, given), bool(given.flags["resume"])
     try:
-        material = _material(planned.plan, given)
         handle, copied = submit_plan(directory, planned.plan, material, resume=resume)
     except LauncherError:
         if resume:
@@ -71,10 +72,21 @@ def submit(typed: Words) -> int:
 def _material(plan: Plan, given: Words) -> Material:
     """The state of the code, and the secrets that may not get into the run directory."""
     trees = checkouts(plan.source_roots)
+    if given.flags["require-clean"]:
+        _check_clean(trees)
     facts = environment_facts()
     origin = Origin(recipe=given.recipe, overrides=given.overrides, facts=facts, checkouts=trees)
     secrets = secret_values(os.environ, plan.config.site.secrets)
     return Material(origin=origin, patterns=_patterns(given), secrets=secrets)
+
+
+def _check_clean(trees: Sequence[Checkout]) -> None:
+    """Refuses code that no commit holds."""
+    for tree in trees:
+        changed = ["changes to tracked files"] if tree.patch else []
+        if changed + list(tree.untracked):
+            listed = ", ".join([*changed, *tree.untracked][:5])
+            raise LauncherError(f"--require-clean: {tree.root} has {listed}. Commit or remove them.")
 
 
 def _tell_baseline(directory: RunDirectory, plan: Plan, material: Material) -> None:

@@ -7,7 +7,7 @@ from launcher.errors import LauncherError
 
 HELP = """\
 trireme submit [RECIPE] [key=value ...] [--dry-run] [--resume | --overwrite] [--no-baseline]
-               [--untracked GLOB,...]
+               [--untracked GLOB,...] [--require-clean]
 
 Plans the recipe and submits it as one job to Slurm, or to the scheduler that executor= names. What
 belongs to the cluster is given by site=. The job runs a copy of the code that is made now, in the
@@ -18,6 +18,7 @@ against is found among the stored runs, or submitted as a job of its own.
   --resume          go on from the newest checkpoint in run.dir
   --overwrite       move an existing run.dir aside to <run.dir>.<time>, then start anew
   --no-baseline     do not look for the run on one device, and do not submit it
+  --require-clean   refuse code that differs from its commit
   --untracked GLOB  copy these files too, which git does not track; untracked Python files always are
 
 The exit code is 0 when the job was submitted, and 2 when not.
@@ -26,7 +27,14 @@ The exit code is 0 when the job was submitted, and 2 when not.
   trireme submit quickstart site=box cluster.devices_per_node=2 --dry-run
   trireme submit llama3_8b_tp4_dp2_8xh100 site=none site.account=physics site.time_limit=12:00:00
 """
-_FLAGS = {"dry-run": False, "resume": False, "overwrite": False, "no-baseline": False, "untracked": True}
+_FLAGS = {
+    "dry-run": False,
+    "resume": False,
+    "overwrite": False,
+    "no-baseline": False,
+    "require-clean": False,
+    "untracked": True,
+}
 
 
 def run(words: list[str]) -> int:

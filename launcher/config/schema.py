@@ -308,6 +308,8 @@ class SiteConfig:
     """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""
     cpus_per_rank: Count | None = None
     """Processors of one rank; null = the site's default."""
+    cpu_bind: str | None = None
+    """How srun binds tasks to processors, such as ``cores`` or ``none``; null = the site's default."""
     options: Mapping[str, bool | str] = field(default_factory=dict)
     """Further sbatch options by name, such as ``mail-type: END``; ``true`` for one without a value."""
     python: str | None = None
@@ -320,6 +322,9 @@ class SiteConfig:
     """Variables of the ranks, taken as written."""
     node_env: Mapping[str, str] = field(default_factory=dict)
     """Variables of the ranks in which ``$NAME`` is expanded on the first node."""
+    scratch: str | None = None
+    """Folder for temporary files, in which ``$NAME`` is expanded; made on every node where it is absent,
+    and known to the ranks as ``TMPDIR``."""
     forward: tuple[str, ...] = ()
     """Names of variables that are copied from where the job is submitted."""
     secrets: tuple[str, ...] = ()

@@ -19,6 +19,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
 _MINUTES = re.compile(r"(\d+)(:[0-5]\d)?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
+_BINDING = re.compile(
+    r"((quiet|verbose),)?(none|sockets|cores|threads|ldoms|rank|rank_ldom|(map|mask)_(cpu|ldom):[0-9a-fx,]+)"
+)
 _MOUNT = re.compile(r"[^:,]+:[^:,]+(:[^:,]+)?")
 
 
@@ -58,6 +61,9 @@ def site_rules(site: SiteConfig) -> Iterator[Broken]:
     if memory is not None and not _MEMORY.fullmatch(memory):
         rule = "must be a whole number with K, M, G or T (M where none is given)"
         yield "site.memory_per_node", memory, rule, "Write 64G, or null to ask for none."
+    if site.cpu_bind is not None and not _BINDING.fullmatch(site.cpu_bind):
+        rule = "must be what srun's --cpu-bind takes: none, sockets, cores, threads, ldoms, rank or a map"
+        yield "site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default."
     if site.gpu_request == "gres_typed" and site.gpu_type is None:
         rule = "asks for devices by their type, and site.gpu_type is null"
         yield "site.gpu_request", site.gpu_request, rule, "Set site.gpu_type, or site.gpu_request=gres."
@@ -80,7 +86,7 @@ def _time_rules(limit: str | None) -> Iterator[Broken]:
 
 def _variable_rules(site: SiteConfig) -> Iterator[Broken]:
     """Names that are none, that the job sets itself, or that are given twice."""
-    first: dict[str, str] = {}
+    first: dict[str, str] = {"TMPDIR": "site.scratch"} if site.scratch else {}
     named = (("env", site.env), ("node_env", site.node_env))
     listed = (("forward", site.forward), ("secrets", site.secrets))
     places = [(f"site.{group}.{name}", name) for group, names in named for name in names]

@@ -44,14 +44,14 @@ class Slurm:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def submit(self, does, *overrides):
+    def submit(self, does, *overrides, recipe="quickstart", run="run"):
         """Submits a job whose ranks do what a line of shell says; its run directory and its id."""
         stand_in = self.folder / "rank"
         stand_in.write_text(RANK.format(does=does))
         stand_in.chmod(0o755)
-        words = ("submit", "quickstart", *TWO_BY_TWO, f"site.python={stand_in}", "run.dir=run", *overrides)
-        self.trireme(*words, "--no-baseline")
-        return self.folder / "run", job_of(self.folder / "run")
+        words = (*TWO_BY_TWO, f"site.python={stand_in}", f"run.dir='{run}'", *overrides)
+        self.trireme("submit", recipe, *words, "--no-baseline")
+        return self.folder / run, job_of(self.folder / run)
 
     def run_cluster(self, *words):
         """Has the cluster itself do something."""

@@ -25,6 +25,22 @@ def test_a_job_runs_on_two_nodes_with_one_rendezvous_and_its_state_is_told(slurm
     assert 'Comment=50% of "it" # $HOME; é ' in slurm.ask("scontrol", "-o", "show", "job", job)
 
 
+def test_names_that_a_shell_would_take_apart_stay_whole(slurm):
+    recipe = slurm.folder / "my run copy.yaml"
+    recipe.write_text(
+        "defaults: [/base, override /data: shakespeare, _self_]\n"
+        "batch: {global_size: 4, micro_size: 1, seq_length: 8}\n"
+        "parallel: {pp: 2}\n"
+    )
+    name = 'a "b"; $(touch owned) `touch owned` #é 100%j'
+    run, job = slurm.submit("sleep 0.1", recipe=str(recipe), run=name)
+    slurm.trireme("wait", name)
+    assert len((run / "told").read_text().splitlines()) == 4
+    assert "trireme: job" in (run / "logs" / "executor.log").read_text()
+    assert " JobName=my_run_copy " in slurm.ask("scontrol", "-o", "show", "job", job)
+    assert not list(slurm.folder.rglob("owned*"))
+
+
 def test_a_failed_rank_is_named_with_its_exit_code_though_srun_ends_the_others(slurm):
     slurm.submit('[ "$RANK" != 3 ] || exit 17; sleep 60')
     output = slurm.trireme("wait", "run", code=1)

@@ -75,7 +75,7 @@ class Stage:
             **variables,
         }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(["bash", script], env=environment, **pipes)
+        return subprocess.Popen(["bash", script], env=environment, cwd=self.folder, **pipes)
 
     def end(self, process):
         """Waits for the script."""

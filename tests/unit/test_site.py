@@ -73,6 +73,24 @@ def test_a_typed_gpu_request_and_its_type_need_each_other():
     )
 
 
+@pytest.mark.parametrize("binding", ["none", "cores", "quiet,rank", "mask_cpu:0x3,0xc", "map_ldom:0,1"])
+def test_a_binding_is_one_of_sruns(binding):
+    assert told(cpu_bind=binding) == []
+
+
+def test_another_binding_is_refused():
+    (fault,) = told(cpu_bind="core")
+    assert fault.startswith("site.cpu_bind=core: must be what srun's --cpu-bind takes: none, sockets, cores,")
+    assert fault.endswith("Write cores, or null for the site's default.")
+
+
+def test_temporary_files_have_one_place():
+    assert told(scratch="/scratch/$USER") == []
+    assert told(scratch="/scratch/$USER", env={"TMPDIR": "/tmp"}) == [
+        "site.env.TMPDIR=TMPDIR: is given already as site.scratch. Remove one of them."
+    ]
+
+
 def test_a_variable_that_every_rank_gets_is_not_the_sites_to_set():
     assert told(env={"MASTER_PORT": "1"}) == [
         "site.env.MASTER_PORT=MASTER_PORT: is set by the job for every rank. Remove MASTER_PORT."

@@ -134,6 +134,23 @@ def test_ranks_that_do_not_fill_whole_nodes_are_refused(make_plan):
         Slurm().render(plan, REQUEST)
 
 
+@pytest.mark.parametrize("binding", ["rank", "map_cpu:0,1", "quiet,mask_cpu:0x3"])
+def test_a_task_for_a_whole_node_is_not_bound_to_one_processor(make_plan, binding):
+    words = ("executor=slurm", "cluster.devices_per_node=2", f"site.cpu_bind='{binding}'")
+    assert "#SBATCH" in Slurm().render(make_plan(*words), REQUEST).text
+    with pytest.raises(
+        PlanError, match=r"site\.cpu_bind=.* one task for a whole node\. Set site\.cpu_bind=cores"
+    ):
+        Slurm().render(make_plan(*words, "executor.starter=torchrun"), REQUEST)
+
+
+def test_the_plan_says_where_the_ranks_meet(make_plan):
+    words = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=1")
+    notes = make_plan(*words, "site.host_suffix=i", "site.network_interface=ib0").notes
+    assert "The ranks meet at the first node's name followed by i (site.host_suffix)." in notes
+    assert "gloo and NCCL use the interface ib0 (site.network_interface)." in notes
+
+
 def test_every_fault_is_told_at_once(make_plan):
     plan = make_plan("executor=slurm", "cluster.nodes=2", "+site.options.nodes=4")
     with pytest.raises(PlanError, match=r"^3 faults:"):

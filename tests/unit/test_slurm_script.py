@@ -22,6 +22,8 @@ SITE = (
     "site.time_limit=1-12:30:00",
     "site.memory_per_node=0",
     "site.cpus_per_rank=8",
+    "site.cpu_bind=cores",
+    "site.scratch='/scratch/$USER/$SLURM_JOB_ID'",
     "+site.options.comment='50% of \"it\" # $HOME'",
     "+site.options.exclusive=true",
     "+site.options.hold=false",
@@ -196,6 +198,45 @@ def test_a_node_variable_is_expanded_on_the_node_and_runs_nothing(stage):
     site = replace(two.plan.config.site, node_env={"EXTRA": "/opt/x:$GIVEN:${NOT_GIVEN} `id` $(id) \\ \"'"})
     two.plan = replace(two.plan, config=replace(two.plan.config, site=site))
     assert two.run(GIVEN="/usr/lib")[0][4] == "/opt/x:/usr/lib: `id` $(id) \\ \"'"
+
+
+HOSTILE = (
+    "a 0",
+    'a"=0"',
+    "a'; touch owned; '",
+    "$(touch owned)",
+    "`touch owned`",
+    "a&b>owned",
+    "-rf",
+    "~",
+    "é ☃",
+    "%j",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_directory_of_any_name_is_one_word_and_runs_nothing(stage, name):
+    two = stage(*TWO_BY_TWO)
+    two.run_dir = two.run_dir / name
+    two.run_dir.mkdir()
+    assert {words[7] for words in two.run()} == {str(two.run_dir / "plan.json")}
+    assert two.done.stderr == ""
+    assert not [path for path in two.folder.rglob("*owned*") if path != two.run_dir]
+
+
+def test_the_scratch_folder_is_made_and_is_where_the_ranks_put_temporary_files(stage, tmp_path):
+    two = stage(
+        *TWO_BY_TWO, "+site.node_env.EXTRA='$TMPDIR'", f"site.scratch='{tmp_path}/scratch of $SLURM_JOB_ID'"
+    )
+    assert two.run()[0][4] == f"{tmp_path}/scratch of 41"
+    assert (tmp_path / "scratch of 41").is_dir()
+
+
+def test_ranks_do_not_start_where_the_scratch_folder_cannot_be_made(stage, tmp_path):
+    (tmp_path / "file").touch()
+    two = stage(*TWO_BY_TWO, f"site.scratch={tmp_path}/file/scratch")
+    assert two.run() == []
+    assert two.done.returncode == 1
 
 
 def test_a_module_that_does_not_load_ends_the_job(stage):

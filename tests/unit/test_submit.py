@@ -6,8 +6,10 @@ import subprocess
 
 import pytest
 
+from launcher.cli import submission
 from launcher.cli.main import main
 from launcher.jobs import freeze as freezing
+from launcher.jobs.facts import checkouts
 from launcher.jobs.store import RunDirectory, read_json
 
 COMMAND = """#!/bin/bash
@@ -321,6 +323,34 @@ def test_a_dirty_tree_is_said_and_its_patch_is_kept(slurm, work_tree, tmp_path, 
     assert f"note: Copied although git does not track them: {tmp_path}/more.py.\n" in output
     patches = [path.read_text() for path in (tmp_path / "run").glob("checkout-*.patch")]
     assert any("+    return None" in patch for patch in patches)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("mine.py", "changes to tracked files"),
+        ("more.py", "more.py"),
+    ],
+)
+def test_code_that_no_commit_holds_is_refused_where_that_is_asked_for(
+    slurm, work_tree, tmp_path, capsys, monkeypatch, change, found
+):
+    monkeypatch.setattr(submission, "checkouts", lambda roots: checkouts([])[1:])  # without this program's
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *identity, "commit", "--quiet", "-am", "second"], check=True)
+    (tmp_path / ".env").unlink()
+    assert main(["submit", "quickstart", *MINE, *TWO, "--require-clean", "--overwrite"]) == 0
+    (tmp_path / change).write_text("'changed'\n")
+    assert main(["submit", "quickstart", *MINE, *TWO, "--require-clean", "run.dir=other"]) == 2
+    assert capsys.readouterr().err == (f"--require-clean: {tmp_path} has {found}. Commit or remove them.\n")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_named_baseline_and_none_at_all_exclude_each_other(slurm, capsys):
+    assert main(["submit", "quickstart", *TWO, "report.baseline=runs/a", "--no-baseline"]) == 2
+    assert capsys.readouterr().err == (
+        "--no-baseline and report.baseline=runs/a exclude each other: give one.\n"
+    )
 
 
 # The other verbs

@@ -17,7 +17,7 @@ from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_commands import ask, left_out
 from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of
-from launcher_plugins.executors.slurm_options import Layout, layout, option_faults
+from launcher_plugins.executors.slurm_options import Layout, binding_faults, layout, option_faults
 from launcher_plugins.executors.slurm_queue import Jobs, ask_about
 from launcher_plugins.executors.slurm_script import Batch, script_text
 from launcher_plugins.executors.slurm_state import with_end
@@ -56,8 +56,8 @@ class Slurm:
         return _faults(job.config, layout(job.config, job.mesh.num_ranks))
 
     def notes(self, job: JobShape) -> Iterable[str]:
-        """Who starts the run again when it is cut short."""
-        return life_notes(job.config)
+        """Where the ranks meet, and who starts the run again when it is cut short."""
+        return (*_network_notes(job.config), *life_notes(job.config))
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The batch script, and the command that submits it.
@@ -168,7 +168,16 @@ def _faults(config: LaunchConfig, place: Layout | Fault) -> Iterator[Fault]:
     if isinstance(place, Fault):
         yield place
     yield from option_faults(config.site)
+    yield from binding_faults(config)
     yield from life_faults(config)
+
+
+def _network_notes(config: LaunchConfig) -> Iterator[str]:
+    site = config.site
+    if site.host_suffix and config.cluster.nodes > 1:
+        yield f"The ranks meet at the first node's name followed by {site.host_suffix} (site.host_suffix)."
+    if site.network_interface:
+        yield f"gloo and NCCL use the interface {site.network_interface} (site.network_interface)."
 
 
 def _directory_faults(config: LaunchConfig, run_dir: str) -> Iterator[Fault]:

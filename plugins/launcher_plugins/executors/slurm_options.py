@@ -27,6 +27,7 @@ OWN_SETTINGS = {
     "time": "site.time_limit",
     "mem": "site.memory_per_node",
     "cpus-per-task": "site.cpus_per_rank",
+    "cpu-bind": "site.cpu_bind",
     "gpus-per-node": "site.gpu_request",
     "gres": "site.gpu_request",
     "export": "site.forward",
@@ -112,6 +113,14 @@ def option_faults(site: SiteConfig) -> Iterator[Fault]:
             yield Fault(path, value, f"--{name} {NOT_ALLOWED[name]}", f"Remove {path}.")
         elif name not in KNOWN and (match := nearest(name, KNOWN)):
             yield Fault(path, value, "sbatch has no such option", f"Did you mean {match}?")
+
+
+def binding_faults(config: LaunchConfig) -> Iterator[Fault]:
+    """A binding of every task for itself, where a task is the starter of all ranks of a node."""
+    binding = config.site.cpu_bind or ""
+    if settings_of(config).starter == "torchrun" and re.search("rank|map|mask", binding):
+        rule = "binds each task to a processor, and executor.starter=torchrun has one task for a whole node"
+        yield Fault("site.cpu_bind", binding, rule, "Set site.cpu_bind=cores, or executor.starter=srun.")
 
 
 def directives(config: LaunchConfig, place: Layout, run_dir: str, *, tasks_per_node: int) -> list[str]:

@@ -121,9 +121,12 @@ def _step_options(batch: Batch) -> Iterator[str]:
     if site.cpus_per_rank:  # a step does not take it over from its job
         cpus = site.cpus_per_rank * batch.place.ranks_per_node // batch.tasks_per_node
         yield f"--cpus-per-task={cpus}"
+    if site.cpu_bind:
+        yield f"--cpu-bind={site.cpu_bind}"
     if site.container_image:
         run_dir = batch.request.run_dir
         names = {*EXPORTED, "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", *batch.variables}
+        names |= {"TMPDIR"} if site.scratch else set()
         names |= {*site.env, *site.node_env, *site.forward, *site.secrets}
         yield f"--container-image={site.container_image}"
         yield f"--container-mounts={','.join([f'{run_dir}:{run_dir}', *site.container_mounts])}"
@@ -143,6 +146,8 @@ def _environment(batch: Batch) -> Iterator[str]:
     yield from site.setup
     if batch.request.code:  # before what modules may have put there
         yield f"export PYTHONPATH={shlex.quote(batch.request.code)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    if site.scratch:
+        yield f"export TMPDIR={expandable(site.scratch)}"
     for variables in (batch.variables, site.env):
         yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
     yield from (f"export {name}={expandable(value)}" for name, value in sorted(site.node_env.items()))

@@ -31,7 +31,7 @@ nodes=2
 ranks_per_node=2
 host_suffix=i
 resume=()
-step=(--cpus-per-task=8 --container-image=/images/torch.sqsh '--container-mounts=/runs/a b:/runs/a b,/data:/data:ro' --container-env=GLOO_SOCKET_IFNAME,HF_HOME,LANG,LD_LIBRARY_PATH,LOGNAME,MASTER_ADDR,MASTER_PORT,NCCL_DEBUG,NCCL_SOCKET_IFNAME,OMP_NUM_THREADS,PYTHONDONTWRITEBYTECODE,PYTHONPATH,PYTHONSAFEPATH,PYTHONUNBUFFERED,USER,WANDB_API_KEY)
+step=(--cpus-per-task=8 --cpu-bind=cores --container-image=/images/torch.sqsh '--container-mounts=/runs/a b:/runs/a b,/data:/data:ro' --container-env=GLOO_SOCKET_IFNAME,HF_HOME,LANG,LD_LIBRARY_PATH,LOGNAME,MASTER_ADDR,MASTER_PORT,NCCL_DEBUG,NCCL_SOCKET_IFNAME,OMP_NUM_THREADS,PYTHONDONTWRITEBYTECODE,PYTHONPATH,PYTHONSAFEPATH,PYTHONUNBUFFERED,TMPDIR,USER,WANDB_API_KEY)
 
 fail() {
   echo "trireme: $*" >&2
@@ -59,6 +59,7 @@ type module >/dev/null 2>&1 || . /etc/profile
 module load cuda/12.4 || fail 'cannot load the module cuda/12.4'
 ulimit -l unlimited
 export PYTHONPATH='/runs/a b/lib'${PYTHONPATH:+:$PYTHONPATH}
+export TMPDIR="/scratch/${USER-}/${SLURM_JOB_ID-}"
 export GLOO_SOCKET_IFNAME=ib0
 export NCCL_SOCKET_IFNAME=ib0
 export OMP_NUM_THREADS=1
@@ -180,8 +181,13 @@ fi
 
 # One task per rank. The $SLURM_ variables of a rank have their values only inside of the step. A rank
 # that is still starting has nothing to save, and passes over the signal that tells it to.
+task='
+trap "" USR1
+mkdir -p "${TMPDIR:-/tmp}" || exit
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+exec "$@"'
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
   --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
-  bash -c 'trap "" USR1; export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"' \
-  rank "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
+  bash -c "$task" rank \
+  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
 conclude

@@ -162,8 +162,13 @@ fi
 
 # One task per rank. The $SLURM_ variables of a rank have their values only inside of the step. A rank
 # that is still starting has nothing to save, and passes over the signal that tells it to.
+task='
+trap "" USR1
+mkdir -p "${TMPDIR:-/tmp}" || exit
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+exec "$@"'
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
   --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
-  bash -c 'trap "" USR1; export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"' \
-  rank "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
+  bash -c "$task" rank \
+  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
 conclude
