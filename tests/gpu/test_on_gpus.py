@@ -44,6 +44,9 @@ def losses(tmp_path: Path, name: str, *overrides: str) -> list[float]:
         (2, ("parallel.pp=2",)),
         (2, ("parallel.pp=2", "parallel.num_chunks=2", "parallel.schedule=interleaved_1f1b")),
         (4, ("parallel.pp=4", "parallel.schedule=gpipe")),
+        *((2, ("parallel.dp=2", "parallel.pp=1", f"parallel.zero_stage={stage}")) for stage in (1, 2, 3)),
+        (2, ("parallel.dp=2", "parallel.pp=1", "parallel.zero_stage=2", "parallel.zero_offload=true")),
+        (4, ("parallel.dp=2", "parallel.pp=2", "parallel.zero_stage=1")),
         (8, ("parallel.dp=2", "parallel.tp=2", "parallel.pp=2")),
     ],
     ids=str,
@@ -63,6 +66,18 @@ def test_mixed_precision_stays_near_fp32(precision: str, tmp_path: Path) -> None
     assert losses(tmp_path, precision, "parallel.pp=1", f"precision={precision}") == pytest.approx(
         fp32, rel=2e-2
     )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_with_split_states_stays_near_fp32(
+    precision: str, stage: int, tmp_path: Path
+) -> None:
+    if num_gpus() < 2:
+        pytest.skip("2 GPUs are needed")
+    fp32 = losses(tmp_path, "fp32", "parallel.pp=1")
+    split = ("parallel.dp=2", "parallel.pp=1", f"parallel.zero_stage={stage}", f"precision={precision}")
+    assert losses(tmp_path, precision, *split) == pytest.approx(fp32, rel=2e-2)
 
 
 def test_the_clock_measures_the_device_and_not_the_host() -> None:

@@ -73,12 +73,9 @@ def cut_and_whole(rank: int, plan: Plan, folder: Path, told: Sequence[Signals]) 
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Of every step of every start; a step that was made twice would be an error of its own."""
-    (records,) = (
-        found
-        for path in run_dir.glob("metrics/*.jsonl")
-        if (found := [json.loads(line) for line in path.read_text().splitlines()])[-1]["loss"] is not None
-    )
-    steps = [record for record in records if record["type"] == "step"]
+    lines = (line for path in run_dir.glob("metrics/*.jsonl") for line in path.read_text().splitlines())
+    records = [json.loads(line) for line in lines]
+    steps = [record for record in records if record["type"] == "step" and record["loss"] is not None]
     assert len({record["step"] for record in steps}) == len(steps)
     return {record["step"]: record["loss"] for record in steps}
 
