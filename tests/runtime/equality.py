@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -83,6 +84,16 @@ def train(plan: Plan, sabotage: Sabotage | None = None) -> Trained:
         weights=_assemble(piece for result in results for piece in result.weights),
         moments=_assemble(piece for result in results for piece in result.moments),
     )
+
+
+def reference(model: dict[str, Any]) -> Trained:
+    """What one device computes of a model; trained once in a session."""
+    return _one_device(tuple(sorted(model.items())))
+
+
+@cache
+def _one_device(model: tuple[tuple[str, Any], ...]) -> Trained:
+    return train(job(model=dict(model)))
 
 
 def assert_equal(found: Trained, expected: Trained, tolerance: float = 2e-5) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from typing import Any
 
 import pytest
 import torch
-from equality import NUM_STEPS, Sabotage, Trained, assert_equal, job, train
+from equality import NUM_STEPS, Sabotage, assert_equal, job, reference, train
 from ranks import RankError, run_ranks
 from torch import Tensor
 
@@ -67,15 +66,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2 tp2 pp2 llama interleaved": (LLAMA, INTERLEAVED | {"dp": 2, "tp": 2}),
     "dp2 tp2 pp2 tp outermost": (LLAMA, {"dp": 2, "tp": 2, "pp": 2, "rank_order": "tp-dp-pp"}),
 }
-
-
-@cache
-def one_device(model: tuple[tuple[str, Any], ...]) -> Trained:
-    return train(job(model=dict(model)))
-
-
-def reference(model: dict[str, Any]) -> Trained:
-    return one_device(tuple(sorted(model.items())))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -6,14 +6,14 @@ from __future__ import annotations
 import resource
 import sys
 from dataclasses import replace
-from functools import cache
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from equality import CPU, Sabotage, Trained, assert_equal, job, train
+from equality import CPU, Sabotage, assert_equal, job, reference, train
 from ranks import RankError, run_ranks
 
 from launcher.plan.model import Plan
@@ -46,15 +46,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero 3 tp2": (PADDED, {"dp": 2, "tp": 2, "zero_stage": 3}),
     "zero 3 recompute dropout": (LLAMA | DROPOUT, {"dp": 2, "zero_stage": 3, "recompute": "full"}),
 }
-
-
-@cache
-def one_device(model: tuple[tuple[str, Any], ...]) -> Trained:
-    return train(job(model=dict(model)))
-
-
-def reference(model: dict[str, Any]) -> Trained:
-    return one_device(tuple(sorted(model.items())))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -269,6 +260,25 @@ def test_training_goes_on_from_one_stage_to_another(chain: str, tmp_path: Path) 
     expected = run_chain(({},), tmp_path / "whole")
     found = run_chain(CHAINS[chain], tmp_path / "chain")
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=2e-5, atol=0)
+
+
+def every_pair_of_stages(rank: int, plans: list[Plan], root: Path) -> dict[tuple[int, int], float | None]:
+    """Loss of the step after a resume, by stage before and stage after; all in one process."""
+    losses = {}
+    for before, plan in enumerate(plans):
+        some_steps(rank, plan, root / str(before), 0, 2)
+        for after, other in enumerate(plans):
+            trainer = Trainer(ctx := make_context(other.rank(rank), CPU))
+            assert restore(trainer, root / str(before)) == 2
+            losses[before, after] = trainer.step(2, next(Loader(ctx).steps(2))).loss
+    return losses
+
+
+def test_every_stage_goes_on_from_every_other(tmp_path: Path) -> None:
+    (_, _, expected, *_) = run_chain(({},), tmp_path / "whole")
+    plans = [job(model=PADDED | DROPOUT, parallel={"dp": 2, "zero_stage": stage}) for stage in (0, 1, 2, 3)]
+    found, _ = run_ranks(2, every_pair_of_stages, plans, tmp_path, timeout_s=180)
+    assert found == {pair: pytest.approx(expected, rel=2e-5) for pair in product(range(4), repeat=2)}
 
 
 def steps_without_moments(rank: int, plan: Plan, root: Path) -> list[float | None]:
