@@ -27,7 +27,7 @@ class Material:
 
 
 def submit_plan(
-    directory: RunDirectory, plan: Plan, material: Material, *, resume: bool
+    directory: RunDirectory, plan: Plan, material: Material, *, resume: bool = False, after: str = ""
 ) -> tuple[JobHandle, tuple[str, ...]]:
     """Freezes, records and submits; the job, and the untracked files that were copied.
 
@@ -35,7 +35,7 @@ def submit_plan(
         LauncherError: when it cannot be submitted.
     """
     frozen = frozen_plan(plan, directory.path)
-    script = render(frozen, directory.path, resume=resume)
+    script = render(frozen, directory.path, resume=resume, after=after)
     copied = freeze(plan.source_roots, directory.path, material.patterns)
     write_job(directory, frozen, script, material.origin)
     check_folder(directory.path, material.secrets)

@@ -65,7 +65,8 @@ def submit(typed: Words) -> int:
         say(f"note: {note}")
     _tell(directory, planned.plan, handle)
     if not (given.flags["no-baseline"] or resume):
-        _tell_baseline(directory, planned.plan, material)
+        after = handle.id if planned.plan.config.site.is_one_machine else ""
+        _tell_baseline(directory, planned.plan, material, after)
     return 0
 
 
@@ -89,9 +90,9 @@ def _check_clean(trees: Sequence[Checkout]) -> None:
             raise LauncherError(f"--require-clean: {tree.root} has {listed}. Commit or remove them.")
 
 
-def _tell_baseline(directory: RunDirectory, plan: Plan, material: Material) -> None:
+def _tell_baseline(directory: RunDirectory, plan: Plan, material: Material, after: str) -> None:
     def start(base: RunDirectory, alone: Plan) -> JobHandle:
-        return submit_plan(base, alone, material, resume=False)[0]
+        return submit_plan(base, alone, material, after=after)[0]
 
     if sentence := settle_baseline(directory, plan, material.origin.facts, start):
         say(sentence)

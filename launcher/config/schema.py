@@ -337,6 +337,9 @@ class SiteConfig:
     """Appended to the first host's name, where a faster network has names of its own."""
     network_interface: str | None = None
     """Interface that gloo and NCCL use, such as ``ib0``; null = their own choice."""
+    is_one_machine: bool = False
+    """Whether all nodes are one machine, where a baseline waits for its run to end: side by side they
+    would slow each other down."""
 
 
 @dataclass(frozen=True, kw_only=True)

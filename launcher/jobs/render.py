@@ -23,14 +23,15 @@ def executor_of(plan: Plan) -> Executor:
     return executor
 
 
-def render(plan: Plan, run_dir: Path, *, resume: bool = False) -> JobScript:
-    """The job that runs a plan in a run directory."""
+def render(plan: Plan, run_dir: Path, *, resume: bool = False, after: str = "") -> JobScript:
+    """The job that runs a plan in a run directory, once the job ``after`` has ended."""
     executor = executor_of(plan)
     request = JobRequest(
         run_dir=str(run_dir),
         plan_sha256=sha256(plan.to_json()),
         python=sys.executable,
         resume=resume,
+        after=after,
         code="" if executor.is_local else str(run_dir / CODE),
     )
     return executor.render(plan, request)

@@ -29,6 +29,8 @@ class JobRequest:
     """Absolute path of the interpreter."""
     resume: bool = False
     """Whether the ranks go on from the newest checkpoint in the run directory."""
+    after: str = ""
+    """Id of a job that has to end before this one begins."""
     code: str = ""
     """Absolute path of the folder that the ranks import this program from; empty: where it is installed."""
 

@@ -110,7 +110,8 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_saves_when_it_is_to
     text = slurm.folder / "text.txt"
     text.write_text("In the beginning there was a little text, and it was repeated. " * 200)
     data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache")
-    hold = ("+site.options.hold=true", "executor.starter=torchrun", SAVES)
+    # The baseline runs at the same time: nothing is measured here.
+    hold = ("+site.options.hold=true", "site.is_one_machine=false", "executor.starter=torchrun", SAVES)
     rank = tree / "launcher" / "runtime" / "rank.py"
     rank.write_text(rank.read_text() + "\nprint('the tree as it was')\n")
     slurm.trireme("submit", "quickstart", *TWO_BY_TWO, *SMALL, *data, *hold, "run.dir=run")

@@ -19,7 +19,7 @@ def told(**options):
 def lines(plan, tasks_per_node=8, **site):
     """The directives of a plan under some settings of the site."""
     config = replace(plan.config, site=replace(plan.config.site, **site))
-    return directives(config, layout(config, plan.world_size), "/runs/a", tasks_per_node=tasks_per_node)
+    return directives(config, layout(config, plan.world_size), REQUEST, tasks_per_node=tasks_per_node)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,8 @@ def test_an_option_that_is_false_is_left_out_and_never_written_as_text(make_plan
 
 def test_a_percent_sign_in_the_run_directory_stands_for_itself(make_plan):
     plan = make_plan(*ON_H100)
-    found = directives(plan.config, layout(plan.config, 8), "/runs/100%j", tasks_per_node=8)
+    request = replace(REQUEST, run_dir="/runs/100%j")
+    found = directives(plan.config, layout(plan.config, 8), request, tasks_per_node=8)
     assert "#SBATCH --output=/runs/100%%j/logs/executor.log" in found
 
 
@@ -132,6 +133,21 @@ def test_ranks_that_do_not_fill_whole_nodes_are_refused(make_plan):
         match=r"cluster\.devices_per_node=3: 4 ranks do not fill .* of 3 devices\. Set cluster\.dev\w+=2\.",
     ):
         Slurm().render(plan, REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("options", "after", "line"),
+    [
+        ({}, "7", "#SBATCH --dependency=afterany:7"),
+        ({}, "7,8", "#SBATCH --dependency=afterany:7:8"),
+        ({"dependency": "singleton"}, "7", "#SBATCH --dependency=singleton,afterany:7"),
+    ],
+)
+def test_a_job_waits_for_another_one_beside_what_the_site_has_it_wait_for(make_plan, options, after, line):
+    plan = make_plan(*ON_H100)
+    config = replace(plan.config, site=replace(plan.config.site, options=options))
+    request = replace(REQUEST, after=after)
+    assert line in directives(config, layout(config, 8), request, tasks_per_node=8)
 
 
 @pytest.mark.parametrize("binding", ["rank", "map_cpu:0,1", "quiet,mask_cpu:0x3"])

@@ -184,6 +184,13 @@ def test_the_training_on_one_device_is_a_job_of_its_own_and_named_as_the_baselin
     )
 
 
+def test_on_one_machine_the_baseline_waits_for_the_run_to_end(slurm, tmp_path):
+    main(["submit", "quickstart", *BASED, "site=box"])
+    (base,) = (tmp_path / "runs").iterdir()
+    assert "#SBATCH --dependency=afterany:7\n" in (base / "job.sh").read_text()
+    assert "--dependency" not in (tmp_path / "run" / "job.sh").read_text()
+
+
 def test_a_baseline_that_is_on_its_way_is_not_submitted_again(slurm, tmp_path, capsys):
     main(["submit", "quickstart", *BASED])
     main(["submit", "quickstart", *BASED, "run.dir=other", "parallel.schedule=gpipe"])

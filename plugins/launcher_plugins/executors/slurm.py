@@ -17,7 +17,7 @@ from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_commands import ask, left_out
 from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of
-from launcher_plugins.executors.slurm_options import Layout, binding_faults, layout, option_faults
+from launcher_plugins.executors.slurm_options import SEPARATOR, Layout, binding_faults, layout, option_faults
 from launcher_plugins.executors.slurm_queue import Jobs, ask_about
 from launcher_plugins.executors.slurm_script import Batch, script_text
 from launcher_plugins.executors.slurm_state import with_end
@@ -25,8 +25,6 @@ from launcher_plugins.executors.slurm_survey import survey
 
 CHAIN = "logs/chain"
 """Where the script finds the ids of the jobs of its chain."""
-SEPARATOR = ","
-"""Between the ids of a chain in a handle."""
 _SETTINGS = {
     "partition": "site.partition",
     "qos": "site.qos",

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from launcher.config.schema import LaunchConfig, SiteConfig
 from launcher.errors import Fault, nearest
-from launcher.jobs.script import EXECUTOR_LOG
+from launcher.jobs.script import EXECUTOR_LOG, JobRequest
 from launcher_plugins.executors.slurm_life import save_signal, settings_of
 
+SEPARATOR = ","
+"""Between the ids of a chain in a handle."""
 EXPORTED = ("HOME", "LANG", "LOGNAME", "PATH", "USER")
 """Variables that every job gets from where it is submitted."""
 OWN_SETTINGS = {
@@ -123,7 +125,7 @@ def binding_faults(config: LaunchConfig) -> Iterator[Fault]:
         yield Fault("site.cpu_bind", binding, rule, "Set site.cpu_bind=cores, or executor.starter=srun.")
 
 
-def directives(config: LaunchConfig, place: Layout, run_dir: str, *, tasks_per_node: int) -> list[str]:
+def directives(config: LaunchConfig, place: Layout, request: JobRequest, *, tasks_per_node: int) -> list[str]:
     """The ``#SBATCH`` lines."""
     site = config.site
     is_requeued = settings_of(config).continuation == "requeue"
@@ -144,7 +146,7 @@ def directives(config: LaunchConfig, place: Layout, run_dir: str, *, tasks_per_n
         "nodelist": site.nodelist,
         "exclude": site.exclude,
         # Slurm replaces %j and its like in the names of files.
-        "output": f"{run_dir}/{EXECUTOR_LOG}".replace("%", "%%"),
+        "output": f"{request.run_dir}/{EXECUTOR_LOG}".replace("%", "%%"),
         "open-mode": "append",
         "requeue": is_requeued,
         "no-requeue": not is_requeued,
@@ -152,6 +154,9 @@ def directives(config: LaunchConfig, place: Layout, run_dir: str, *, tasks_per_n
         "export": ",".join(sorted({*EXPORTED, *site.forward, *site.secrets})),
         **dict(sorted(site.options.items())),
     }
+    if request.after:
+        others = [str(options["dependency"])] if options.get("dependency") else []
+        options["dependency"] = ",".join([*others, f"afterany:{request.after.replace(SEPARATOR, ':')}"])
     return [f"#SBATCH {_written(name, value)}" for name, value in options.items() if _is_given(value)]
 
 

@@ -61,7 +61,7 @@ def script_text(batch: Batch) -> str:
     head = [
         "#!/bin/bash",
         f"# {config.name}: {ranks} ranks on {nodes}, by {batch.settings.starter}.",
-        *directives(config, place, batch.request.run_dir, tasks_per_node=batch.tasks_per_node),
+        *directives(config, place, batch.request, tasks_per_node=batch.tasks_per_node),
         "",
         *_settings(batch),
     ]
