@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runtime")]
+_ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
 from equality import job
 from held_bytes import HeldBytes, peak_resident_bytes, reset_peak_resident
 from ranks import RankError, run_ranks

@@ -30,7 +30,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runtime")]
+_ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
 from ranks import run_ranks
 from sleeping_stages import (
     CPU,

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runtime")]
+_ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
 from equality import job
 from ranks import run_ranks
 

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from launcher.config.schema import (
-    BatchConfig,
-    ClusterConfig,
-    DataConfig,
-    DeviceConfig,
-    LaunchConfig,
-    LinkConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    PluginChoice,
-    PrecisionConfig,
-    ReportConfig,
-    RunConfig,
-    TrainConfig,
-)
+from launcher.config.schema import LaunchConfig, LinkConfig
 from launcher.plan.model import VERSION, BatchPlan, Plan, RankPlan, RolePlan, SchedulePlan, StagePlan
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.groups import Group, Groups, make_groups
@@ -31,6 +15,7 @@ from launcher.runtime.layers import WholeLayers
 from launcher.runtime.metrics import Clock
 from launcher.runtime.split_backward import SplitBackward
 from launcher.topology.mesh import Mesh
+from tests.unit.plan_jobs import launch_config, with_settings
 
 CPU = torch.device("cpu")
 WHOLE = SplitBackward(is_enabled=False)
@@ -38,9 +23,7 @@ WHOLE = SplitBackward(is_enabled=False)
 
 def make_config(**sections: dict[str, Any]) -> LaunchConfig:
     """A tiny GPT on one rank; each keyword replaces some settings of a section: ``model={...}``."""
-    config = _default_config()
-    changed = {name: replace(getattr(config, name), **values) for name, values in sections.items()}
-    return replace(config, **changed)
+    return with_settings(_default_config(), sections)
 
 
 def make_plan(config: LaunchConfig, layers_per_stage: Sequence[int] | None = None) -> Plan:
@@ -133,84 +116,30 @@ def _stages(config: LaunchConfig, counts: Sequence[int]) -> list[StagePlan]:
 
 def _default_config() -> LaunchConfig:
     link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
-    return LaunchConfig(
-        name="test",
-        seed=7,
-        model=ModelConfig(
-            name="test",
-            family="gpt",
-            num_layers=2,
-            hidden_size=16,
-            num_heads=4,
-            num_kv_heads=None,
-            ffn_size=None,
-            vocab_size=37,
-            tied_embeddings=True,
-            dropout=0.0,
-            norm_eps=1e-5,
-            rope_theta=10000.0,
-            init_std=0.3,
-            target=None,
-            options={},
-        ),
-        data=DataConfig(
-            name="text",
-            source=None,
-            tokenizer="bytes",
-            eval_fraction=0.1,
-            prefetch_batches=0,
-            cache_dir=None,
-            target=None,
-            options={},
-        ),
-        batch=BatchConfig(global_size=None, micro_size=2, num_microbatches=1, seq_length=6),
-        optim=OptimConfig(
-            name="adamw",
-            lr=1e-3,
-            betas=(0.9, 0.95),
-            eps=1e-8,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            warmup_steps=2,
-            decay="cosine",
-            min_lr_fraction=0.1,
-        ),
-        train=TrainConfig(
-            num_steps=4, eval_interval=0, eval_batches=0, checkpoint_interval=0, keep_checkpoints=1
-        ),
-        precision=PrecisionConfig(name="fp32", compute="fp32", gradients="fp32", master_weights=True),
-        device=DeviceConfig(
-            name="cpu",
-            kind="cpu",
-            peak_flops={"fp32": 1e9},
-            memory_bytes=1 << 30,
-            memory_bandwidth_bytes_per_s=1e9,
-            attainable_fraction=1.0,
-        ),
-        cluster=ClusterConfig(
-            name="local",
-            nodes=1,
-            devices_per_node=8,
-            intra_node=link,
-            inter_node=link,
-            allow_idle_devices=True,
-        ),
-        parallel=ParallelConfig(
-            dp=1,
-            tp=1,
-            pp=1,
-            num_chunks=1,
-            schedule="1f1b",
-            schedule_options={},
-            layers_per_stage="even",
-            sequence_parallel=False,
-            recompute="none",
-            zero_stage=0,
-            rank_order="pp-dp-tp",
-            bucket_bytes=1 << 20,
-        ),
-        architecture=PluginChoice(name="decentralized", options={}),
-        executor=PluginChoice(name="torchrun", options={}),
-        report=ReportConfig(baseline="none", warmup_steps=0),
-        run=RunConfig(dir=None, root="runs", timeout_s=30.0),
-    )
+    sections = {
+        "model": {
+            "name": "test",
+            "num_layers": 2,
+            "hidden_size": 16,
+            "vocab_size": 37,
+            "tied_embeddings": True,
+            "init_std": 0.3,
+        },
+        "data": {"source": None},
+        "batch": {"global_size": None, "micro_size": 2, "num_microbatches": 1, "seq_length": 6},
+        "optim": {"warmup_steps": 2, "decay": "cosine"},
+        "train": {"num_steps": 4},
+        "precision": {"master_weights": True},
+        "device": {
+            "name": "cpu",
+            "kind": "cpu",
+            "peak_flops": {"fp32": 1e9},
+            "memory_bytes": 1 << 30,
+            "memory_bandwidth_bytes_per_s": 1e9,
+            "attainable_fraction": 1.0,
+        },
+        "cluster": {"name": "local", "intra_node": link, "inter_node": link},
+        "parallel": {"bucket_bytes": 1 << 20},
+        "run": {"timeout_s": 30.0},
+    }
+    return with_settings(launch_config(seed=7), sections)

@@ -8,27 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import (
-    BatchConfig,
-    ClusterConfig,
-    DataConfig,
-    DeviceConfig,
-    LaunchConfig,
-    LinkConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    PluginChoice,
-    PrecisionConfig,
-    ReportConfig,
-    RunConfig,
-    TrainConfig,
-)
+from launcher.config.schema import LaunchConfig, LinkConfig
 from launcher.metrics.records import EvalRecord, Header, StepRecord
 from launcher.plan.model import BatchPlan, MemoryPlan, Plan, RolePlan, SchedulePlan
 from launcher.schedule.actions import Action, B, F, to_text
 from launcher.topology.mesh import Mesh
 from launcher.typed import plain
+from tests.unit.plan_jobs import launch_config, with_settings
 
 CUDA = {"device": {"kind": "cuda"}}
 """For ``config``: a device that is allocated whether a rank uses it or not."""
@@ -169,10 +155,7 @@ class FakeRun:
 
     def _config(self) -> LaunchConfig:
         """The fake recipe with the differences of ``config``."""
-        changed = base_config(self)
-        for group, settings in self.config.items():
-            changed = replace(changed, **{group: replace(getattr(changed, group), **settings)})
-        return changed
+        return with_settings(base_config(self), self.config)
 
 
 def _memory(pp_rank: int) -> MemoryPlan:
@@ -196,90 +179,27 @@ def write_records(path: Path, rank: int, records: list[dict[str, Any]]) -> None:
 def base_config(run: FakeRun) -> LaunchConfig:
     """Every setting of the fake recipe."""
     link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
-    return LaunchConfig(
-        name="fake",
-        seed=0,
-        model=ModelConfig(
-            name="tiny",
-            family="gpt",
-            num_layers=4,
-            hidden_size=32,
-            num_heads=4,
-            num_kv_heads=None,
-            ffn_size=None,
-            vocab_size=256,
-            tied_embeddings=True,
-            dropout=0.0,
-            norm_eps=1e-5,
-            rope_theta=10_000.0,
-            init_std=0.02,
-            target=None,
-            options={},
-        ),
-        data=DataConfig(
-            name="corpus",
-            source="package:corpus/*.txt",
-            tokenizer="bytes",
-            eval_fraction=0.1,
-            prefetch_batches=2,
-            cache_dir=None,
-            target=None,
-            options={},
-        ),
-        batch=BatchConfig(
-            global_size=run.global_size, micro_size=1, num_microbatches=None, seq_length=SEQ_LENGTH
-        ),
-        optim=OptimConfig(
-            name="adamw",
-            lr=1e-3,
-            betas=(0.9, 0.95),
-            eps=1e-8,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            warmup_steps=0,
-            decay="cosine",
-            min_lr_fraction=0.1,
-        ),
-        train=TrainConfig(
-            num_steps=run.num_steps,
-            eval_interval=0,
-            eval_batches=1,
-            checkpoint_interval=0,
-            keep_checkpoints=1,
-        ),
-        precision=PrecisionConfig(name="fp32", compute="fp32", gradients="fp32", master_weights=True),
-        device=DeviceConfig(
-            name="cpu",
-            kind="cpu",
-            peak_flops={"fp32": 1e11},
-            memory_bytes=10**9,
-            memory_bandwidth_bytes_per_s=1e10,
-            attainable_fraction=0.5,
-        ),
-        cluster=ClusterConfig(
-            name="here",
-            nodes=1,
-            devices_per_node=run.num_devices or run.mesh.num_ranks,
-            intra_node=link,
-            inter_node=link,
-            allow_idle_devices=True,
-        ),
-        parallel=ParallelConfig(
-            dp=run.mesh.dp,
-            tp=run.mesh.tp,
-            pp=run.mesh.pp,
-            num_chunks=1,
-            schedule="1f1b",
-            schedule_options={},
-            layers_per_stage="even",
-            sequence_parallel=False,
-            recompute="none",
-            zero_stage=0,
-            rank_order="pp-dp-tp",
-            bucket_bytes=10**6,
-        ),
-        architecture=PluginChoice(name="decentralized", options={}),
-        executor=PluginChoice(name="torchrun", options={}),
-        report=ReportConfig(baseline="none", warmup_steps=run.warmup_steps),
-        run=RunConfig(dir=None, root="runs", timeout_s=60.0),
-    )
+    sections = {
+        "model": {"hidden_size": 32, "tied_embeddings": True},
+        "data": {"name": "corpus", "source": "package:corpus/*.txt", "prefetch_batches": 2},
+        "batch": {"global_size": run.global_size, "seq_length": SEQ_LENGTH},
+        "optim": {"decay": "cosine"},
+        "train": {"num_steps": run.num_steps, "eval_batches": 1},
+        "precision": {"master_weights": True},
+        "device": {
+            "name": "cpu",
+            "kind": "cpu",
+            "peak_flops": {"fp32": 1e11},
+            "memory_bytes": 10**9,
+            "memory_bandwidth_bytes_per_s": 1e10,
+        },
+        "cluster": {
+            "name": "here",
+            "devices_per_node": run.num_devices or run.mesh.num_ranks,
+            "intra_node": link,
+            "inter_node": link,
+        },
+        "parallel": {"dp": run.mesh.dp, "tp": run.mesh.tp, "pp": run.mesh.pp, "bucket_bytes": 10**6},
+        "report": {"warmup_steps": run.warmup_steps},
+    }
+    return with_settings(launch_config(name="fake"), sections)

@@ -1,4 +1,7 @@
-"""Configurations for planning tests, built by keyword: everything small unless a test says otherwise."""
+"""Configurations for tests, built by keyword: everything small unless a test says otherwise.
+
+The one place that knows every setting: other helpers change what differs for them.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,11 @@ def launch_config(
         run=RunConfig(dir=None, root="runs", timeout_s=60),
     )
     return replace(config, **others)
+
+
+def with_settings(config: LaunchConfig, sections: Mapping[str, Settings]) -> LaunchConfig:
+    """A configuration with some settings of some groups changed."""
+    return replace(config, **{name: replace(getattr(config, name), **sections[name]) for name in sections})
 
 
 GPT2 = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "vocab_size": 50257, "tied_embeddings": True}
