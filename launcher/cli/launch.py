@@ -12,7 +12,7 @@ from launcher.cli.planning import Planned, alone_plan, make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
 from launcher.errors import ConfigError, Fault, JobError
-from launcher.jobs.baseline import find_baseline, named_baseline
+from launcher.jobs.baseline import find_baseline, is_to_be_found
 from launcher.jobs.devices import device_faults
 from launcher.jobs.facts import checkouts, environment_facts
 from launcher.jobs.failure import failure_text
@@ -25,7 +25,7 @@ from launcher.jobs.store import RunDirectory, absolute, new_directory
 from launcher.jobs.watch import StopRequest, follow, stop_requests
 from launcher.plan.checks import with_sources
 from launcher.plan.model import Plan
-from launcher.schedule.actions import PipelineShape, from_text
+from launcher.schedule.actions import from_text
 from launcher.schedule.grid import draw
 from launcher.units import counted
 
@@ -96,10 +96,7 @@ def run_directory(plan: Plan, given: Words) -> RunDirectory:
 
 def _settle_baseline(directory: RunDirectory, plan: Plan, origin: Origin, stop: StopRequest) -> None:
     """Finds or makes the run on one device that this run is measured against."""
-    setting = plan.config.report.baseline
-    if setting not in ("auto", "none"):
-        write_baseline(directory, named_baseline(setting))
-    if setting != "auto" or plan.world_size == 1:
+    if not is_to_be_found(directory, plan):
         return
     found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, origin.facts))
     if found is not None:
@@ -159,10 +156,5 @@ def _drawn_schedule(plan: Plan) -> str:
     """The schedule as `trireme plan` draws it; nothing where there is no pipeline."""
     if plan.mesh.pp == 1:
         return ""
-    shape = PipelineShape(
-        num_pp_ranks=plan.mesh.pp,
-        num_chunks=plan.config.parallel.num_chunks,
-        num_microbatches=plan.batch.num_microbatches,
-    )
     lists = [from_text(actions) for actions in plan.schedule.actions]
-    return draw(lists, shape, width=text_width(), color=sys.stdout.isatty()).rstrip() + "\n"
+    return draw(lists, plan.pipeline, width=text_width(), color=sys.stdout.isatty()).rstrip() + "\n"

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.cli.ending import shown
 from launcher.cli.planning import alone_plan
 from launcher.errors import ConfigError, LauncherError
-from launcher.jobs.baseline import coming_baseline, find_baseline, named_baseline
+from launcher.jobs.baseline import coming_baseline, find_baseline, is_to_be_found
 from launcher.jobs.fingerprint import fingerprint
 from launcher.jobs.freeze import frozen_plan
 from launcher.jobs.record import write_baseline
@@ -27,11 +27,9 @@ def settle_baseline(directory: RunDirectory, plan: Plan, facts: Mapping[str, Any
 
     A run that is there already is taken, be it one that has not ended yet; else one is submitted.
     """
-    setting, root = plan.config.report.baseline, absolute(plan.config.run.root)
-    if setting not in ("auto", "none"):
-        write_baseline(directory, named_baseline(setting))
-    if setting != "auto" or plan.world_size == 1:
+    if not is_to_be_found(directory, plan):
         return ""
+    root = absolute(plan.config.run.root)
     mark = fingerprint(frozen_plan(plan, directory.path), facts)
     if (found := find_baseline(root, mark)) is not None:
         write_baseline(directory, found)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.config.schema import LaunchConfig, PluginChoice
 from launcher.errors import ConfigError, Fault
+from launcher.jobs.record import write_baseline
 from launcher.jobs.store import ACTIVE, RunDirectory, absolute, read_json
 from launcher.plan.model import Plan
 from launcher.report.runs import named_base
@@ -36,6 +37,19 @@ def named_baseline(setting: str) -> Path:
         allowed = f"must be auto, none, or the directory of a finished run; {stands}"
         raise ConfigError([Fault("report.baseline", setting, allowed, "Set report.baseline=auto.")])
     return path
+
+
+def is_to_be_found(directory: RunDirectory, plan: Plan) -> bool:
+    """Whether a run on one device has still to be found or made for this one. A baseline that
+    ``report.baseline`` names is written down at once.
+
+    Raises:
+        ConfigError: when that is not the directory of a finished run.
+    """
+    setting = plan.config.report.baseline
+    if setting not in ("auto", "none"):
+        write_baseline(directory, named_baseline(setting))
+    return setting == "auto" and plan.world_size > 1
 
 
 def one_device(plan: Plan) -> LaunchConfig:

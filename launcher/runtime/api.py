@@ -37,6 +37,11 @@ class GlobalSlice:
     is_summed_over_tp: bool = False
     """A whole copy whose gradient each tensor-parallel rank has only for its part of the sequence."""
 
+    def is_owned_by(self, tp_rank: int) -> bool:
+        """Whether such a rank's part counts: of equal copies only one does, so that a sum over all ranks
+        of a replica, or what they all save, has each element of the global tensor once."""
+        return not self.is_tied_copy and (self.is_sharded or tp_rank == 0)
+
     def inside(self, local_shape: Sequence[int]) -> tuple[int, ...]:
         """The leading part of a local tensor that is not padding.
 

@@ -24,7 +24,7 @@ from launcher.runtime.model import build_chunks
 from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
 from launcher.runtime.pretrained import Pretrained
 from launcher.runtime.stop import StopRequest
-from launcher.schedule.actions import PipelineShape, from_text
+from launcher.schedule.actions import from_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +104,7 @@ def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> Pipel
         return (batch.micro_size, *shape)
 
     return PipelinePart(
-        shape=PipelineShape(
-            num_pp_ranks=parallel.pp,
-            num_chunks=parallel.num_chunks,
-            num_microbatches=batch.num_microbatches,
-        ),
+        shape=plan.pipeline,
         modules={stage.stage: module for stage, module in zip(ctx.plan.stages, modules, strict=True)},
         actions=from_text(ctx.plan.actions),
         input_shapes={stage.stage: local(stage.input_shape) for stage in plan.stages[1:]},
@@ -164,8 +160,7 @@ def _stop_request(ctx: RankContext) -> StopRequest | None:
 
 
 def _save_to_end(trainer: Trainer, root: Path, num_done: int) -> None:
-    settings = trainer.ctx.config.train
-    if not _is_due(num_done, settings.checkpoint_interval, settings.num_steps):  # else it is saved
+    if not _checkpoint_is_due(trainer, num_done):  # else it is saved
         save(trainer, root, num_done)
 
 
@@ -219,9 +214,15 @@ def _milestones(trainer: Trainer, loader: Loader, root: Path, num_done: int) -> 
         loss, num_targets = trainer.evaluate(loader.evaluation())
         if loss is not None:
             evaluation = EvalRecord(step=num_done, loss=loss, num_tokens=num_targets)
-    if settings.checkpoint_interval and _is_due(num_done, settings.checkpoint_interval, settings.num_steps):
+    if _checkpoint_is_due(trainer, num_done):
         save(trainer, root, num_done)
     return evaluation
+
+
+def _checkpoint_is_due(trainer: Trainer, num_done: int) -> bool:
+    settings = trainer.ctx.config.train
+    interval = settings.checkpoint_interval
+    return interval > 0 and _is_due(num_done, interval, settings.num_steps)
 
 
 def _is_due(num_done: int, interval: int, last: int) -> bool:

@@ -21,7 +21,15 @@ from launcher.runtime.api import (
     slice_of,
 )
 from launcher.runtime.collective import sum_in_one_message
-from launcher.runtime.fragments import LOSS_SCALE, MOMENTS, NUM_GOOD_STEPS, STEP, named, scalar_fragment
+from launcher.runtime.fragments import (
+    KINDS,
+    LOSS_SCALE,
+    MOMENTS,
+    NUM_GOOD_STEPS,
+    STEP,
+    named,
+    scalar_fragment,
+)
 from launcher.runtime.gradients import GradientBuckets
 from launcher.runtime.groups import Group
 from launcher.runtime.learning_rate import learning_rate
@@ -104,7 +112,7 @@ class NativeUpdate:
             return
         for param, master in self._masters.items():
             where = slice_of(param)
-            if where.is_tied_copy or not (where.is_sharded or self._ctx.groups.tp.rank == 0):
+            if not where.is_owned_by(self._ctx.groups.tp.rank):
                 continue
             unpadded = tuple(map(slice, where.inside(param.shape)))
             moments = self._moments(master)
@@ -124,7 +132,7 @@ class NativeUpdate:
             self._scale.num_good_steps = int(read(NUM_GOOD_STEPS, (), ()))
         for param, master in self._masters.items():
             where = slice_of(param)
-            tensors = {kind: torch.zeros_like(master) for kind in ("weight", *MOMENTS)}
+            tensors = {kind: torch.zeros_like(master) for kind in KINDS}
             inside = where.inside(param.shape)
             for kind, tensor in tensors.items() if 0 not in inside else ():
                 tensor[tuple(map(slice, inside))] = read(named(where, kind).name, where.offset, inside)
@@ -163,7 +171,7 @@ class NativeUpdate:
         norms = [
             torch.linalg.vector_norm(self._buckets.view(param), dtype=torch.float32)
             for param in self._masters
-            if not slice_of(param).is_tied_copy and (slice_of(param).is_sharded or tp_rank == 0)
+            if slice_of(param).is_owned_by(tp_rank)
         ]
         squares = torch.zeros((), dtype=torch.float64, device=self._ctx.device)
         if norms:

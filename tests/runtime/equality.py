@@ -118,6 +118,16 @@ def assert_equal(found: Trained, expected: Trained, tolerance: float = 2e-5) -> 
             )
 
 
+def skip_sums_over(kind: str) -> Sabotage:
+    """Leaves out what an update sums over one kind of group."""
+
+    def sabotage(trainer: Trainer, loader: Loader) -> None:
+        sum_over = trainer.update._sum_over
+        trainer.update._sum_over = lambda group, name, params: name == kind or sum_over(group, name, params)
+
+    return sabotage
+
+
 def _rank(rank: int, plan: Plan, sabotage: Sabotage | None) -> _RankResult:
     ctx = make_context(plan.rank(rank), CPU)
     trainer, loader = Trainer(ctx), Loader(ctx)

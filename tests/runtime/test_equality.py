@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from equality import NUM_STEPS, Sabotage, assert_equal, job, reference, train
+from equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train
 from ranks import RankError, run_ranks
 from torch import Tensor
 
@@ -145,14 +145,6 @@ def skip_one_tensor_all_reduce(trainer: Trainer, loader: Loader) -> None:
         return x if next(calls) == 3 else all_reduce(wire, x, *arguments)
 
     TensorWire.all_reduce = skipping
-
-
-def skip_sums_over(kind: str) -> Sabotage:
-    def sabotage(trainer: Trainer, loader: Loader) -> None:
-        sum_over = trainer.update._sum_over
-        trainer.update._sum_over = lambda group, name, params: name == kind or sum_over(group, name, params)
-
-    return sabotage
 
 
 def count_the_norm_of_this_rank_only(trainer: Trainer, loader: Loader) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, Sabotage, assert_equal, job, reference, train
+from equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
 from ranks import RankError, run_ranks
 
 from launcher.plan.model import Plan
@@ -101,14 +101,6 @@ def count_split_parameters_on_one_rank(trainer: Trainer, loader: Loader) -> None
 def count_the_tied_copy_too(trainer: Trainer, loader: Loader) -> None:
     for param in trainer.update._params:
         param.ds_pipe_replicated = False
-
-
-def skip_sums_over(kind: str) -> Sabotage:
-    def sabotage(trainer: Trainer, loader: Loader) -> None:
-        sum_over = trainer.update._sum_over
-        trainer.update._sum_over = lambda group, name, params: name == kind or sum_over(group, name, params)
-
-    return sabotage
 
 
 def lose_the_last_boundary(trainer: Trainer, loader: Loader) -> None:

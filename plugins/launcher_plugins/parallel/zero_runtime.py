@@ -72,9 +72,8 @@ class _DeepSpeedUpdate:
 
     def state(self) -> Iterator[GlobalFragment]:
         """This rank's part of the master weights and moments; copies of what another owns are left out."""
-        parts = [part for part in self._parts() if not part.where.is_tied_copy]
-        if self._ctx.groups.tp.rank != 0:
-            parts = [part for part in parts if part.where.is_sharded]
+        tp_rank = self._ctx.groups.tp.rank
+        parts = [part for part in self._parts() if part.where.is_owned_by(tp_rank)]
         yield from fragments(self._engine.optimizer, parts)
         if self._ctx.groups.model.rank == 0 and self._ctx.groups.dp.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)

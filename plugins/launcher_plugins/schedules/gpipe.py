@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from launcher.interfaces import Action, Fault, PipelineShape
 from launcher.schedule.actions import B, F
+from launcher_plugins.schedules.one_chunk import one_chunk_faults
 
 
 class GPipe:
@@ -27,13 +28,7 @@ class GPipe:
 
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Refuses more than one model chunk per rank."""
-        if shape.num_chunks > 1:
-            yield Fault(
-                "parallel.num_chunks",
-                shape.num_chunks,
-                "gpipe runs one model chunk per pipeline rank",
-                ways=({"parallel.num_chunks": 1}, {"parallel.schedule": "interleaved_1f1b"}),
-            )
+        return one_chunk_faults("gpipe", shape)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """The rank's forwards, then its backwards."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from launcher.interfaces import Action, Fault, PipelineShape
 from launcher.schedule.actions import B, F
+from launcher_plugins.schedules.one_chunk import one_chunk_faults
 
 
 class Naive:
@@ -26,13 +27,7 @@ class Naive:
 
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Refuses more than one model chunk per rank."""
-        if shape.num_chunks > 1:
-            yield Fault(
-                "parallel.num_chunks",
-                shape.num_chunks,
-                "naive runs one model chunk per pipeline rank",
-                ways=({"parallel.num_chunks": 1}, {"parallel.schedule": "interleaved_1f1b"}),
-            )
+        return one_chunk_faults("naive", shape)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """Forward and backward of every microbatch in turn."""

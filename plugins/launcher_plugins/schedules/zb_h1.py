@@ -24,6 +24,7 @@ from collections.abc import Iterable
 
 from launcher.interfaces import Action, Fault, PipelineShape
 from launcher.schedule.actions import B, F, W
+from launcher_plugins.schedules.one_chunk import one_chunk_faults
 
 
 class ZBH1:
@@ -33,13 +34,7 @@ class ZBH1:
 
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Refuses more than one model chunk per rank."""
-        if shape.num_chunks > 1:
-            yield Fault(
-                "parallel.num_chunks",
-                shape.num_chunks,
-                "zb_h1 runs one model chunk per pipeline rank",
-                ways=({"parallel.num_chunks": 1}, {"parallel.schedule": "interleaved_1f1b"}),
-            )
+        return one_chunk_faults("zb_h1", shape)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """Warm-up as 1F1B, then F B W with the forwards ahead and the W behind, as long as there are any."""
