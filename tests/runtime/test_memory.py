@@ -69,11 +69,12 @@ def test_the_peak_is_what_was_resident_though_it_is_gone() -> None:
         gauge.look()
         assert gauge.record(1) is None, "one step says nothing of the optimizer"
         gauge.look()
-        size = peak_resident_bytes() - now + 64 * MEGABYTE
+        size = peak_resident_bytes() - now + 512 * MEGABYTE
         torch.ones(size, dtype=torch.uint8)
         found = gauge.record(2)
         assert found is not None
         return found.peak_bytes, size
 
     ((found, size),) = run_ranks(1, peak)
-    assert found == pytest.approx(size, rel=0.1)
+    slack = 64 * MEGABYTE  # a forked process maps the pages of its libraries as it comes to use them
+    assert size - slack < found < size + slack
