@@ -34,9 +34,9 @@ start_ranks() {
 conclude() {
   [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
   local state
-  state=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
+  state=$(scontrol --oneliner show job "$job_id" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
   if [ "${state:-RUNNING}" != RUNNING ]; then
-    echo "trireme: leaves job $SLURM_JOB_ID to Slurm, where it is $state"
+    echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_told" != 0 ]; then
     begin_again
   else
@@ -55,8 +55,8 @@ has_failed() {
 begin_again() {
   [ "$continuation" = requeue ] || return
   if [ "$num_starts" -lt "$max_starts" ]; then
-    echo "trireme: requeues job $SLURM_JOB_ID after start $num_starts"
-    scontrol requeue "$SLURM_JOB_ID"
+    echo "trireme: requeues job $job_id after start $num_starts"
+    scontrol requeue "$job_id"
   else
     echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"
   fi

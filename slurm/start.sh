@@ -7,6 +7,9 @@ fail() {
 # Each start of the ranks, by this job or by another one of the run, is a line in logs/starts. What the
 # start before this one left in exit/ belongs to that one, and is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
+# What Slurm's commands know this job by: the id of an array is also that of one of its tasks.
+job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job_id=${job_id:-$SLURM_JOB_ID}
 mkdir -p "$run/logs"
 before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
@@ -16,7 +19,7 @@ num_starts=$(wc -l <"$run/logs/starts")
 
 # How the job ended, for a cluster that forgets its jobs.
 end_record() {
-  printf '{"job": "%s", "exit_code": %s}\n' "$SLURM_JOB_ID" "$1" >"$run/exit/job.json"
+  printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
 }
 trap 'end_record $?' EXIT
 [ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"

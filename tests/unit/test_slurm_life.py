@@ -42,7 +42,7 @@ exec awake "$@"
 SCONTROL = """#!/bin/bash
 case "$*" in
   'show hostnames node[7-8]') printf 'node7\\nnode8\\n' ;;
-  "--oneliner show job $SLURM_JOB_ID") echo "JobId=1 JobState=${JOB_STATE:-RUNNING} Reason=No" ;;
+  "--oneliner show job "$SLURM_JOB_ID*) echo "JobId=1 JobState=${JOB_STATE:-RUNNING} Reason=No" ;;
   *) echo "$*" >>"$ASKED" ;;
 esac
 """
@@ -95,6 +95,14 @@ def test_whatever_signals_come_the_ranks_save_and_the_job_is_requeued_once(life,
     assert run.once(*signals) == 75
     assert run.asked() == ["requeue 41"]
     assert run.record() == '{"job": "41", "exit_code": 75}\n'
+
+
+def test_a_task_of_an_array_goes_by_its_own_id_not_by_that_of_the_array(life):
+    run = life()
+    array = {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "3"}
+    assert run.once(signal.SIGUSR1, **array) == 75
+    assert run.asked() == ["requeue 41_3"]
+    assert run.record() == '{"job": "41_3", "exit_code": 75}\n'
 
 
 def test_a_rank_that_is_still_starting_is_told_again(life):

@@ -20,7 +20,7 @@ from launcher_plugins.executors.slurm_state import (
 
 END_RECORD = "exit/job.json"
 """What the script leaves in the run directory of how it ended."""
-_SQUEUE = ("squeue", "--noheader", "--all", "--states=all", f"--Format={SQUEUE_FIELDS}")
+_SQUEUE = ("squeue", "--noheader", "--all", "--array", "--states=all", f"--Format={SQUEUE_FIELDS}")
 _SACCT = ("sacct", "-X", "-P", "-n", "-D", f"--format={SACCT_FIELDS}")
 _MOST = 500
 """Ids that one command is given."""

@@ -41,6 +41,9 @@ fail() {
 # Each start of the ranks, by this job or by another one of the run, is a line in logs/starts. What the
 # start before this one left in exit/ belongs to that one, and is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
+# What Slurm's commands know this job by: the id of an array is also that of one of its tasks.
+job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job_id=${job_id:-$SLURM_JOB_ID}
 mkdir -p "$run/logs"
 before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
@@ -50,7 +53,7 @@ num_starts=$(wc -l <"$run/logs/starts")
 
 # How the job ended, for a cluster that forgets its jobs.
 end_record() {
-  printf '{"job": "%s", "exit_code": %s}\n' "$SLURM_JOB_ID" "$1" >"$run/exit/job.json"
+  printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
 }
 trap 'end_record $?' EXIT
 [ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"
@@ -137,9 +140,9 @@ start_ranks() {
 conclude() {
   [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
   local state
-  state=$(scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
+  state=$(scontrol --oneliner show job "$job_id" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
   if [ "${state:-RUNNING}" != RUNNING ]; then
-    echo "trireme: leaves job $SLURM_JOB_ID to Slurm, where it is $state"
+    echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_told" != 0 ]; then
     begin_again
   else
@@ -158,8 +161,8 @@ has_failed() {
 begin_again() {
   [ "$continuation" = requeue ] || return
   if [ "$num_starts" -lt "$max_starts" ]; then
-    echo "trireme: requeues job $SLURM_JOB_ID after start $num_starts"
-    scontrol requeue "$SLURM_JOB_ID"
+    echo "trireme: requeues job $job_id after start $num_starts"
+    scontrol requeue "$job_id"
   else
     echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"
   fi
