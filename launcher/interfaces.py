@@ -29,6 +29,7 @@ __all__ = [
     "KnowsSite",
     "LayerShape",
     "ModelShape",
+    "OwnsExchange",
     "Parallel",
     "PipelineShape",
     "RankCost",
@@ -119,6 +120,8 @@ class Collective:
     """Which part of the work waits for it when it cannot be hidden; ``step``: once, at the end."""
     group_size: int | None = None
     """Members of the group where it is not the whole axis (two holders of tied weights)."""
+    link: Literal["intra_node", "inter_node"] | None = None
+    """The cluster's link that it takes; None: the slowest between any two ranks of the axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +216,15 @@ class Architecture(Protocol):
 
     def roles(self, job: JobShape) -> tuple[RoleGroup, ...]:
         """The groups of ranks, trainers first."""
+        ...
+
+
+@runtime_checkable
+class OwnsExchange(Protocol):
+    """An `Architecture` that says itself what its replicas exchange; that of any other sums all gradients."""
+
+    def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
+        """Memory and messages along ``dp`` on such a rank, the loss and its targets left out."""
         ...
 
 

@@ -102,10 +102,10 @@ def after_schedule_s(
     window_s = sum(gradients_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
     hidden = [c for c in at_end if c.overlappable]
     exchange_s = sum(collective_time_s(job, c) for c in hidden)
-    last_message_s = max((collective_time_s(job, c) / c.count for c in hidden), default=0.0)
+    last_bucket_s = sum(collective_time_s(job, c) / c.count for c in hidden)
     state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     update_s = _UPDATE_PASSES * state_bytes / job.config.device.memory_bandwidth_bytes_per_s
-    return max(exchange_s - window_s, last_message_s) + _waited_s(job, costs, "step") + update_s
+    return max(exchange_s - window_s, last_bucket_s) + _waited_s(job, costs, "step") + update_s
 
 
 def _waited_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:

@@ -45,7 +45,10 @@ def plan_traffic(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> tuple[Tr
 
 def collective_time_s(job: JobShape, collective: Collective) -> float:
     """Seconds that all of a step's messages of one kind take, one after the other."""
-    return collective.count * message_time_s(job, collective, job.cluster.link(job.mesh, collective.axis))
+    slowest = job.cluster.link(job.mesh, collective.axis)
+    links = {"intra_node": job.cluster.config.intra_node, "inter_node": job.cluster.config.inter_node}
+    link = links[collective.link] if collective.link else slowest
+    return collective.count * message_time_s(job, collective, link)
 
 
 def message_time_s(job: JobShape, collective: Collective, link: LinkConfig) -> float:

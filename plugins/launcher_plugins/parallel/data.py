@@ -7,8 +7,10 @@ replica 1   F B F B | sum over dp                                         | upda
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from launcher.interfaces import Collective, Fault, JobShape, RankCost
+from launcher import registry
+from launcher.interfaces import Collective, Fault, JobShape, OwnsExchange, RankCost
 
 _SCALAR_BYTES = 8
 
@@ -24,13 +26,27 @@ class DataParallel:
         return ()
 
     def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
-        """All gradients in buckets, and on the last stage the loss and the count of its targets."""
-        collectives = []
-        if total := job.num_local_parameters(pp_rank) * job.gradient_bytes:
-            num_buckets = -(-total // job.config.parallel.bucket_bytes)
-            size = -(-total // num_buckets)
-            collectives.append(_sum("gradients", size, num_buckets, overlappable=True))
-        return RankCost(collectives=(*collectives, *loss_messages(job, pp_rank)))
+        """What the architecture's replicas exchange, and on the last stage the loss and the count of its
+        targets."""
+        architecture = registry.load("launcher.architectures", job.config.architecture.name)
+        if isinstance(architecture, OwnsExchange):
+            own = architecture.exchange(job, pp_rank)
+        else:
+            own = RankCost(collectives=summed_gradients(job, pp_rank))
+        return replace(own, collectives=(*own.collectives, *loss_messages(job, pp_rank)))
+
+
+def summed_gradients(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
+    """All gradients of a rank, summed over the replicas in buckets."""
+    size, count = buckets(job, pp_rank)
+    return (_sum("gradients", size, count, overlappable=True),) if count else ()
+
+
+def buckets(job: JobShape, pp_rank: int) -> tuple[int, int]:
+    """Bytes of one bucket of a rank's gradients, and how many there are."""
+    total = job.num_local_parameters(pp_rank) * job.gradient_bytes
+    count = -(-total // job.config.parallel.bucket_bytes)
+    return -(-total // count) if count else 0, count
 
 
 def loss_messages(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
