@@ -58,6 +58,10 @@ def _device_rules(device: DeviceConfig) -> Iterator[Broken]:
 
 
 def _interval_rules(train: TrainConfig) -> Iterator[Broken]:
+    if not (train.async_checkpoint or train.checkpoint_interval):
+        rule = "has no effect while train.checkpoint_interval is 0"
+        fix = f"Set train.checkpoint_interval={max(1, train.num_steps // 10)}."
+        yield "train.async_checkpoint", "false", rule, fix
     if train.eval_interval and not train.eval_batches:
         rule = "has no effect while train.eval_batches is 0"
         yield "train.eval_interval", train.eval_interval, rule, "Set train.eval_batches=4."

@@ -251,6 +251,8 @@ class TrainConfig:
     """Steps between checkpoints; 0 = none."""
     keep_checkpoints: Count
     """Newest checkpoints that are kept."""
+    async_checkpoint: bool = True
+    """Write checkpoints in the background from a copy of the state, while the training goes on."""
     init_from: str | None = None
     """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
     null = random weights."""

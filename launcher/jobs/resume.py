@@ -28,7 +28,13 @@ _TRAINING = (
 )
 """The settings that say what is computed. The rest is where, how and over how many devices: a checkpoint
 carries no layout, so all of that may change."""
-_FREE = ("data.cache_dir", "data.prefetch_batches", "train.checkpoint_interval", "train.keep_checkpoints")
+_FREE = (
+    "data.cache_dir",
+    "data.prefetch_batches",
+    "train.checkpoint_interval",
+    "train.keep_checkpoints",
+    "train.async_checkpoint",
+)
 """Settings among those that change nothing that is computed."""
 
 

@@ -5,7 +5,8 @@
     optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
     activations  what every microbatch in flight keeps, followed through the rank's own action list
     other        receives posted ahead, sends under way, the logits, the layer under recomputation, gradients
-                 converted for the update, and what the parallel plugins add
+                 converted for the update, what the parallel plugins add, and on the CPU the copy of the
+                 state from which a checkpoint is written while the training goes on
 
 So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18. ZeRO
 splits the optimizer over the dp replicas (stage 1), the gradients, too (stage 2), and the weights (stage 3).
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from launcher.config.schema import PrecisionConfig
+from launcher.config.schema import LaunchConfig, PrecisionConfig
 from launcher.interfaces import DTYPE_BYTES, JobShape, RankCost
 from launcher.plan.model import LayerShape, MemoryPlan, StagePlan
 from launcher.schedule.actions import RB, RF, SENDS_IN_FLIGHT, Action, B, F, W, has_weight_actions
@@ -77,11 +78,27 @@ def state_bytes(num_parameters: int, precision: PrecisionConfig, dp: int, stage:
     )
 
 
+def copies_checkpoints(config: LaunchConfig) -> bool:
+    """Whether a copy of the state is kept in the memory of the host, from which checkpoints are written."""
+    return config.train.async_checkpoint and config.train.checkpoint_interval > 0
+
+
+def saved_bytes(job: JobShape, pp_rank: int) -> int:
+    """Bytes that a rank writes into a checkpoint at most: the weights that are updated, and the moments."""
+    precision, stage = job.config.precision, job.config.parallel.zero_stage
+    weights, _, optimizer = state_bytes(job.num_local_parameters(pp_rank), precision, job.mesh.dp, stage)
+    return optimizer if _has_copy(precision, stage) else optimizer + weights
+
+
 def optimizer_bytes(precision: PrecisionConfig, stage: int = 0) -> int:
     """Bytes of optimizer state per parameter: two moments in the format of the weights that are
     updated, which are the master copy where there is one; with ZeRO there always is."""
-    has_copy = stage > 0 or (precision.compute != "fp32" and precision.master_weights)
-    return 3 * _FP32_BYTES if has_copy else 2 * DTYPE_BYTES[precision.compute]
+    return 3 * _FP32_BYTES if _has_copy(precision, stage) else 2 * DTYPE_BYTES[precision.compute]
+
+
+def _has_copy(precision: PrecisionConfig, stage: int) -> bool:
+    """Whether the optimizer updates an fp32 copy of the weights."""
+    return stage > 0 or (precision.compute != "fp32" and precision.master_weights)
 
 
 def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int]]:
@@ -161,6 +178,8 @@ def _other_bytes(
         "logits": max(_logits_bytes(job, stage) for stage in stages),
         "converted gradients": _converted_bytes(job, pp_rank),
     }
+    if copies_checkpoints(job.config) and job.config.device.kind == "cpu":
+        other["checkpoint copy"] = saved_bytes(job, pp_rank)
     if job.config.parallel.recompute == "full":
         other["recomputed layer"] = max(
             part_bytes(job, layer) for stage in stages for layer in job.layers(stage)

@@ -8,10 +8,11 @@ from math import isclose
 from launcher.interfaces import JobShape, Parallel, RankCost
 from launcher.plan.balance import layer_costs, stage_sums
 from launcher.plan.batch import BatchSizes
+from launcher.plan.memory import copies_checkpoints, saved_bytes
 from launcher.plan.model import SchedulePlan
 from launcher.plan.partition import split_layers
 from launcher.plan.traffic import message_time_s
-from launcher.units import counted, format_duration
+from launcher.units import counted, format_bytes, format_duration
 
 
 def plan_notes(
@@ -27,6 +28,7 @@ def plan_notes(
         _tensor_note(job, costs),
         _tied_note(job),
         _split_note(job, schedule),
+        _checkpoint_note(job),
     ]
     return [note for note in found if note]
 
@@ -109,6 +111,19 @@ def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:
     return (
         f"Tensor-parallel groups of {job.mesh.tp} cross nodes of {config.devices_per_node} devices: their "
         f"messages take {format_duration(across)} per step and rank, {format_duration(inside)} inside a node."
+    )
+
+
+def _checkpoint_note(job: JobShape) -> str:
+    if not copies_checkpoints(job.config) or job.config.device.kind == "cpu":
+        return ""  # on the CPU, the memory of the host is that of the ranks, and has it in its table
+    most = max(saved_bytes(job, pp_rank) for pp_rank in range(job.mesh.pp))
+    first_node = range(min(job.mesh.num_ranks, job.cluster.config.devices_per_node))
+    is_split = job.config.parallel.zero_stage > 0  # else the first replica saves alone
+    per_node = sum(is_split or job.mesh.coordinates(rank).dp == 0 for rank in first_node)
+    return (
+        f"Checkpoints are written in the background from a copy in the memory of the host: at most "
+        f"{format_bytes(most)} a rank, {format_bytes(most * per_node)} a node (train.async_checkpoint)."
     )
 
 

@@ -5,41 +5,38 @@
       shard-00000.json           for each piece: global name and shape, its offset and shape; checksum
       complete.json              step and number of shards; written last
 
-A directory is written under a temporary name, brought to the disk, and renamed when it is complete, so
-a crash while saving never harms an earlier checkpoint. Reading a box of a global tensor takes what it
-needs from whatever shards overlap it. Nothing is unpickled.
+A directory is written under a temporary name, brought to the disk, read back, and renamed when it is
+complete, so a crash while saving never harms an earlier checkpoint. Reading a box of a global tensor
+takes what it needs from whatever shards overlap it. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from launcher.errors import JobError
-from launcher.runtime.api import GlobalFragment
+from launcher.runtime.shard import FAILED, VERSION, bring_to_disk, sha256_of
 
-_VERSION = 1
 _MARKER, _FOLDERS = "complete.json", "step-????????"
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"
+_LOOK_INTERVAL_S = 0.02
 
 
 def unfinished_folder(root: Path, step: int) -> Path:
     """Where the shards of a step are written, empty. One rank makes it before any rank saves."""
+    for left in (*root.glob(f"*{_UNFINISHED}"), *root.glob(f"*{_REPLACED}")):  # by a save that was cut
+        shutil.rmtree(left)
     folder = unfinished_name(root, step)
-    if folder.exists():  # of a save that was cut, perhaps under another layout
-        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder
 
@@ -50,51 +47,31 @@ def unfinished_name(root: Path, step: int) -> Path:
     return final.with_name(final.name + _UNFINISHED)
 
 
-def save_shard(folder: Path, rank: int, fragments: Iterable[GlobalFragment]) -> None:
-    """Writes the pieces that one rank owns."""
-    tensors: dict[str, Tensor] = {}
-    pieces: list[dict[str, Any]] = []
-    for number, fragment in enumerate(fragments):
-        key = f"{number}:{fragment.slice.name}"
-        tensors[key] = fragment.tensor.detach().cpu().contiguous()
-        pieces.append(
-            {
-                "key": key,
-                "name": fragment.slice.name,
-                "global_shape": fragment.slice.shape,
-                "offset": fragment.slice.offset,
-                "shape": list(fragment.tensor.shape),
-            }
-        )
-    shard = folder / f"shard-{rank:05d}.safetensors"
-    save_file(tensors, shard)
-    index = {"version": _VERSION, "sha256": _sha256(shard), "pieces": pieces}
-    shard.with_suffix(".json").write_text(json.dumps(index), encoding="utf-8")
-    for path in (shard, shard.with_suffix(".json")):
-        _sync(path)
-
-
-def complete(root: Path, step: int, num_shards: int) -> None:
-    """Makes a checkpoint of the unfinished folder, in which every rank has saved its shard.
+def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> None:
+    """Makes a checkpoint of the unfinished folder, once every rank has saved its shard there.
 
     Raises:
-        JobError: when a shard is missing.
+        JobError: when a rank could not save its shard, or one is missing after ``timeout_s``.
     """
     unfinished, final = unfinished_name(root, step), folder_of(root, step)
-    found = len(list(unfinished.glob("shard-*.json")))
-    if found != num_shards:
-        raise JobError(
-            f"{unfinished} has {found} of {num_shards} shards; is the run directory shared by all nodes?"
-        )
-    marker = {"version": _VERSION, "step": step, "num_shards": num_shards}
+    deadline = time.monotonic() + timeout_s
+    while (found := len(list(unfinished.glob("shard-*.json")))) != num_shards:
+        if failed := sorted(unfinished.glob(f"shard-*{FAILED}")):
+            raise JobError(f"{failed[0].stem} was not written: {failed[0].read_text(encoding='utf-8')}")
+        if time.monotonic() >= deadline:
+            raise JobError(
+                f"{unfinished} has {found} of {num_shards} shards; is the run directory shared by all nodes?"
+            )
+        time.sleep(_LOOK_INTERVAL_S)
+    marker = {"version": VERSION, "step": step, "num_shards": num_shards}
     (unfinished / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
-    _sync(unfinished / _MARKER)
-    _sync(unfinished)
+    bring_to_disk(unfinished / _MARKER)
+    bring_to_disk(unfinished)
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():  # the same step, saved again after a resume from an earlier one
         final.rename(replaced)
     unfinished.rename(final)
-    _sync(root)
+    bring_to_disk(root)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -136,8 +113,8 @@ class Checkpoint:
             JobError: when a shard is missing.
         """
         marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
-        if marker["version"] != _VERSION:
-            raise JobError(f"{folder} has version {marker['version']}, this launcher reads {_VERSION}")
+        if marker["version"] != VERSION:
+            raise JobError(f"{folder} has version {marker['version']}, this launcher reads {VERSION}")
         self.step: int = marker["step"]
         self._pieces: dict[str, list[Piece]] = defaultdict(list)
         self._unverified: dict[Path, str] = {}
@@ -185,7 +162,7 @@ class Checkpoint:
 
     def _verify(self, shard: Path) -> None:
         expected = self._unverified.pop(shard, None)
-        if expected and (not shard.exists() or _sha256(shard) != expected):
+        if expected and (not shard.exists() or sha256_of(shard) != expected):
             raise JobError(f"{shard} is missing or damaged: its SHA-256 is not the recorded one")
 
     def _add(self, index_path: Path) -> None:
@@ -234,17 +211,3 @@ def _overlap(
             return None
         spans.append((low, high))
     return spans
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Brings a file or a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from launcher.metrics.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
 from launcher.registry import resolve
-from launcher.runtime import checkpoint
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.calibrate import message_latency_ns
 from launcher.runtime.data import Loader, Microbatch
@@ -23,6 +22,7 @@ from launcher.runtime.metrics import RecordWriter, device_name, host_facts
 from launcher.runtime.model import build_chunks
 from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
 from launcher.runtime.pretrained import Pretrained
+from launcher.runtime.saving import Saver, restore
 from launcher.runtime.stop import StopRequest
 from launcher.schedule.actions import from_text
 
@@ -122,6 +122,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     config = ctx.config
     trainer, loader = Trainer(ctx), Loader(ctx)
     root, stop = run_dir / "checkpoints", _stop_request(ctx)
+    saver = Saver(trainer, root)
     first_step = restore(trainer, root) if resume else _begin(trainer)
     writer = RecordWriter(run_dir / "metrics", _header(trainer))
     steps = loader.steps(first_step)
@@ -131,20 +132,24 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             microbatches = next(steps)
         done = trainer.step(step, microbatches)
         with ctx.clock.section(SINGLE_RANK, sealed=True):
-            evaluation = _milestones(trainer, loader, root, step + 1)
+            evaluation = _milestones(trainer, loader, saver, step + 1)
         times = ctx.clock.lap()
         with ctx.clock.section(SINGLE_RANK):
             writer.write(_record(ctx, step, done, times))
             if evaluation is not None:
                 writer.write(evaluation)
+        saver.check()
         if stop and step + 1 < config.train.num_steps and stop.agree(times["duration_ns"] / 1e9):
-            _save_to_end(trainer, root, step + 1)
+            if not _checkpoint_is_due(trainer, step + 1):  # else it is saved
+                saver.save(step + 1)
+            saver.wait()
             if ctx.plan.rank == 0:
                 stop.leave_note(run_dir, step + 1)
             break
     else:
         if (memory := trainer.memory.record(config.train.num_steps)) is not None:
             writer.write(memory)
+    saver.wait()
     loader.close()
     trainer.update.close()
     writer.close()
@@ -159,44 +164,6 @@ def _stop_request(ctx: RankContext) -> StopRequest | None:
     return stop
 
 
-def _save_to_end(trainer: Trainer, root: Path, num_done: int) -> None:
-    if not _checkpoint_is_due(trainer, num_done):  # else it is saved
-        save(trainer, root, num_done)
-
-
-def save(trainer: Trainer, root: Path, step: int) -> None:
-    """Writes a checkpoint after ``step`` steps. Collective over all ranks."""
-    is_first = trainer.ctx.plan.rank == 0
-    if is_first:
-        checkpoint.unfinished_folder(root, step)
-    dist.barrier()
-    fragments = list(trainer.update.state())
-    if fragments:
-        checkpoint.save_shard(checkpoint.unfinished_name(root, step), trainer.ctx.plan.rank, fragments)
-    num_shards = torch.tensor(int(bool(fragments)), device=trainer.ctx.device)
-    dist.all_reduce(num_shards)  # each rank's one comes when its shard is on the disk
-    if is_first:
-        checkpoint.complete(root, step, int(num_shards))
-        checkpoint.prune(root, step, trainer.ctx.config.train.keep_checkpoints)
-    dist.barrier()
-
-
-def restore(trainer: Trainer, root: Path) -> int:
-    """Loads the newest good checkpoint, which rank 0 chooses for all; returns the number of steps it
-    has behind it. Collective over all ranks."""
-    chosen = torch.zeros((), dtype=torch.int64, device=trainer.ctx.device)
-    if trainer.ctx.plan.rank == 0:
-        step, skipped = checkpoint.newest(root)
-        chosen.fill_(step)
-        for sentence in skipped:
-            print(sentence, flush=True)
-    dist.broadcast(chosen, src=0)
-    step = int(chosen)
-    trainer.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
-    print(f"resumed after step {step}", flush=True)
-    return step
-
-
 def _begin(trainer: Trainer) -> int:
     """Loads the weights that the training begins with, where it does not make its own; returns 0 steps."""
     plan = trainer.ctx.plan.plan
@@ -206,7 +173,7 @@ def _begin(trainer: Trainer) -> int:
     return 0
 
 
-def _milestones(trainer: Trainer, loader: Loader, root: Path, num_done: int) -> EvalRecord | None:
+def _milestones(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:
     """Evaluation and checkpoint, where they are due after ``num_done`` steps."""
     settings = trainer.ctx.config.train
     evaluation = None
@@ -215,7 +182,7 @@ def _milestones(trainer: Trainer, loader: Loader, root: Path, num_done: int) -> 
         if loss is not None:
             evaluation = EvalRecord(step=num_done, loss=loss, num_tokens=num_targets)
     if _checkpoint_is_due(trainer, num_done):
-        save(trainer, root, num_done)
+        saver.save(num_done)
     return evaluation
 
 

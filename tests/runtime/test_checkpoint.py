@@ -16,8 +16,10 @@ from launcher.plan.model import Plan
 from launcher.runtime import checkpoint
 from launcher.runtime.api import GlobalFragment, GlobalSlice
 from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer, restore, save
+from launcher.runtime.loop import Trainer
 from launcher.runtime.rank import make_context
+from launcher.runtime.saving import restore, save
+from launcher.runtime.shard import save_shard
 
 HALF, STEPS = 2, 4
 
@@ -81,7 +83,7 @@ def test_a_restart_from_the_first_batch_is_told_apart(tmp_path: Path) -> None:
 def write(root: Path, step: int, value: float) -> Path:
     where = GlobalSlice(name="w", shape=(4, 2), offset=(0, 0), is_sharded=False)
     fragment = GlobalFragment(slice=where, tensor=torch.full((4, 2), value))
-    checkpoint.save_shard(checkpoint.unfinished_folder(root, step), 0, [fragment])
+    save_shard(checkpoint.unfinished_folder(root, step), 0, [fragment])
     checkpoint.complete(root, step, num_shards=1)
     return checkpoint.folder_of(root, step)
 
@@ -95,7 +97,7 @@ def test_a_box_is_read_across_pieces(tmp_path: Path) -> None:
     unfinished, final = checkpoint.unfinished_folder(tmp_path, 1), checkpoint.folder_of(tmp_path, 1)
     for rank, rows in enumerate((slice(0, 2), slice(2, 5))):
         where = GlobalSlice(name="w", shape=(5, 2), offset=(rows.start, 0), is_sharded=True)
-        checkpoint.save_shard(unfinished, rank, [GlobalFragment(slice=where, tensor=whole[rows])])
+        save_shard(unfinished, rank, [GlobalFragment(slice=where, tensor=whole[rows])])
     checkpoint.complete(tmp_path, 1, num_shards=2)
     read = checkpoint.Checkpoint(final).read
     assert torch.equal(read("w", (1, 1), (3, 1)), whole[1:4, 1:])
@@ -122,14 +124,14 @@ def test_a_shard_is_verified_before_anything_is_read_from_it(tmp_path: Path) -> 
 def test_a_save_that_was_cut_is_not_a_checkpoint_and_does_not_leak_into_the_next(tmp_path: Path) -> None:
     where = GlobalSlice(name="w", shape=(1,), offset=(0,), is_sharded=False)
     fragment = GlobalFragment(slice=where, tensor=torch.zeros(1))
-    checkpoint.save_shard(checkpoint.unfinished_folder(tmp_path, 300), 7, [fragment])
+    save_shard(checkpoint.unfinished_folder(tmp_path, 300), 7, [fragment])
     with pytest.raises(JobError, match=r"no checkpoint to resume from .*set train\.checkpoint_interval"):
         checkpoint.newest(tmp_path)
     assert [path.name for path in write(tmp_path, 300, 1.0).glob("shard-*.json")] == ["shard-00000.json"]
 
 
 def test_a_shard_that_did_not_arrive_ends_the_save(tmp_path: Path) -> None:
-    checkpoint.save_shard(checkpoint.unfinished_folder(tmp_path, 1), 0, [])
+    save_shard(checkpoint.unfinished_folder(tmp_path, 1), 0, [])
     with pytest.raises(JobError, match=r"has 1 of 2 shards; is the run directory shared by all nodes\?"):
         checkpoint.complete(tmp_path, 1, num_shards=2)
     assert not checkpoint.folder_of(tmp_path, 1).exists()

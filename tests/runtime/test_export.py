@@ -18,9 +18,10 @@ from launcher.errors import JobError, PlanError
 from launcher.plan.model import Plan
 from launcher.runtime.data import Loader
 from launcher.runtime.export import export, main
-from launcher.runtime.loop import Trainer, _begin, restore, save
+from launcher.runtime.loop import Trainer, _begin
 from launcher.runtime.pretrained import Pretrained
 from launcher.runtime.rank import make_context
+from launcher.runtime.saving import restore, save
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt", "num_layers": 2},

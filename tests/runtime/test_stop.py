@@ -19,6 +19,7 @@ from launcher.plan.model import Plan
 from launcher.runtime import loop
 from launcher.runtime.loop import Trainer
 from launcher.runtime.rank import make_context
+from launcher.runtime.saving import Saver
 from launcher.runtime.stop import StopRequest
 
 NUM_STEPS = 6
@@ -113,8 +114,8 @@ def test_a_step_that_is_saved_anyway_is_not_saved_twice(tmp_path: Path) -> None:
 
 
 def saved_steps(rank: int, plan: Plan, run_dir: Path) -> list[int]:
-    steps, save = [], loop.save
-    loop.save = lambda trainer, root, step: (steps.append(step), save(trainer, root, step))
+    steps, save = [], Saver.save
+    Saver.save = lambda saver, step: (steps.append(step), save(saver, step))
     starts(rank, plan, run_dir, [{0: {3: signal.SIGUSR1}}])
     return steps
 

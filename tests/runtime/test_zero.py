@@ -20,9 +20,10 @@ from launcher.plan.model import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data import Loader
 from launcher.runtime.groups import Group
-from launcher.runtime.loop import Trainer, restore, save
+from launcher.runtime.loop import Trainer
 from launcher.runtime.model import build_chunks
 from launcher.runtime.rank import make_context
+from launcher.runtime.saving import restore, save
 from launcher_plugins.parallel.zero_engine_runtime import check_alike
 from launcher_plugins.parallel.zero_json import deepspeed_json
 from launcher_plugins.parallel.zero_runtime import Zero1Update

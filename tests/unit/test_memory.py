@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from launcher.config.schema import PrecisionConfig
+from launcher.config.schema import PrecisionConfig, TrainConfig
 from launcher.plan.build import build, job_shape
 from launcher.plan.memory import kept_bytes, optimizer_bytes, part_bytes
+from launcher.units import format_bytes
 from tests.unit.plan_jobs import FP32, LLAMA3_8B, MIXED, launch_config
 
 S, H, HEADS, FFN, VOCAB, LAYERS = 32, 64, 4, 256, 256, 4
@@ -186,3 +189,30 @@ def test_llama3_8b_in_mixed_precision_needs_18_bytes_a_parameter_and_is_refused_
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     assert states == 18 * 8_030_261_248
     assert memory.total_bytes == states + memory.activations_bytes + sum(memory.other_bytes.values())
+
+
+SAVED = TrainConfig(num_steps=2, eval_interval=0, eval_batches=0, checkpoint_interval=1, keep_checkpoints=1)
+
+
+@pytest.mark.parametrize(("precision", "each"), [(FP32, 12), (MIXED, 12), (BF16_ALONE, 6)], ids=str)
+def test_the_copy_that_checkpoints_are_written_from_holds_what_is_updated_and_its_moments(precision, each):
+    config = launch_config(precision=precision, train=SAVED, device={"kind": "cpu"})
+    plan = build(config)
+    (memory,) = plan.memory
+    assert memory.other_bytes["checkpoint copy"] == each * plan.num_parameters
+    waiting = replace(config, train=replace(SAVED, async_checkpoint=False))
+    assert "checkpoint copy" not in only_rank(waiting).other_bytes
+
+
+@pytest.mark.parametrize(
+    ("parallel", "num_parts", "num_savers"),
+    [({"dp": 4, "tp": 2}, 1, 2), ({"dp": 4, "zero_stage": 1}, 4, 4)],
+    ids=["the first replica saves", "with zero every rank saves its part"],
+)
+def test_on_a_gpu_the_copy_is_in_the_memory_of_the_host(parallel, num_parts, num_savers):
+    config = launch_config(train=SAVED, parallel=parallel)
+    plan = build(config)
+    size = 12 * job_shape(config).num_local_parameters(0) // num_parts
+    assert "checkpoint copy" not in plan.memory[0].other_bytes
+    amounts = f"{format_bytes(size)} a rank, {format_bytes(num_savers * size)} a node"
+    assert any(note.endswith(f" at most {amounts} (train.async_checkpoint).") for note in plan.notes)

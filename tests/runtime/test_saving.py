@@ -1,0 +1,210 @@
+"""Checkpoints are written while the training goes on, and are what they would be if it had waited."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from equality import CPU, job
+from ranks import RankError, run_ranks
+
+from launcher.errors import JobError
+from launcher.plan.model import Plan
+from launcher.runtime import checkpoint, loop, saving, shard
+from launcher.runtime.loop import Trainer
+from launcher.runtime.rank import make_context
+from launcher.runtime.saving import HostCopy
+
+NUM_STEPS, INTERVAL = 6, 2
+Arrange = Callable[[int], None]
+"""Prepares one rank before it trains."""
+
+
+def planned(*, keep: int = 9, is_async: bool = True, **layout: Any) -> Plan:
+    train = {
+        "num_steps": NUM_STEPS,
+        "eval_batches": 0,
+        "eval_interval": 0,
+        "checkpoint_interval": INTERVAL,
+        "keep_checkpoints": keep,
+        "async_checkpoint": is_async,
+    }
+    return job(model={"num_layers": 2}, parallel=layout, train=train)
+
+
+def trained(rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None) -> None:
+    """The whole run, as a rank makes it."""
+    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    if arrange is not None:
+        arrange(rank)
+    loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=(run_dir / "checkpoints").exists())
+    torch.distributed.barrier()
+
+
+def saved(run_dir: Path) -> dict[str, bytes]:
+    """Every file of every checkpoint."""
+    root = run_dir / "checkpoints"
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def write_late(rank: int) -> None:
+    """Holds every write back until the training is a step on, or has ended."""
+    num_steps, write, step = [0], saving.save_shard, Trainer.step
+
+    def counting(trainer: Trainer, *args: Any) -> Any:
+        done = step(trainer, *args)
+        num_steps[0] += 1
+        return done
+
+    def late(folder: Path, *args: Any) -> int:
+        due, waited = int(folder.stem.removeprefix("step-")) + 1, threading.Event()
+        while num_steps[0] < min(due, NUM_STEPS):
+            assert not waited.wait(0.001), "nobody sets it"
+        return write(folder, *args)
+
+    Trainer.step, saving.save_shard = counting, late
+
+
+def take_no_copy(rank: int) -> None:
+    HostCopy.take = lambda copy, fragments: list(fragments)
+    write_late(rank)
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2}, {"dp": 2}], ids=str)
+def test_what_is_written_while_the_training_goes_on_is_what_a_waiting_run_writes(
+    layout: dict[str, int], tmp_path: Path
+) -> None:
+    run_ranks(2, trained, planned(**layout), tmp_path / "going on", write_late)
+    run_ranks(2, trained, planned(**layout, is_async=False), tmp_path / "waiting")
+    assert saved(tmp_path / "going on") == saved(tmp_path / "waiting")
+
+
+def test_a_state_that_is_not_copied_is_told_apart(tmp_path: Path) -> None:
+    run_ranks(1, trained, planned(), tmp_path / "going on", take_no_copy)
+    run_ranks(1, trained, planned(is_async=False), tmp_path / "waiting")
+    going_on, waiting = saved(tmp_path / "going on"), saved(tmp_path / "waiting")
+    name = f"step-{INTERVAL:08d}/shard-00000.safetensors"
+    assert going_on[name] != waiting[name]
+
+
+def spans_of_saves(rank: int, plan: Plan, run_dir: Path) -> list[str]:
+    """What began and what ended, in order."""
+    events: list[str] = []
+    write, save = saving.save_shard, saving.Saver.save
+
+    def slow(*args: Any) -> int:
+        size = write(*args)
+        events.append("written")
+        return size
+
+    def noted(saver: saving.Saver, step: int) -> None:
+        save(saver, step)
+        events.append("copied")
+
+    saving.save_shard, saving.Saver.save = slow, noted
+    write_late(rank)
+    trained(rank, plan, run_dir)
+    return events
+
+
+def test_a_save_waits_for_the_one_before_and_the_end_for_the_last(tmp_path: Path) -> None:
+    (events,) = run_ranks(1, spans_of_saves, planned(), tmp_path)
+    assert events == ["copied", "written"] * (NUM_STEPS // INTERVAL)
+
+
+def at_step(step: int, action: Callable[..., Any]) -> None:
+    """Does something else in place of writing the shard of a step."""
+    write = saving.save_shard
+
+    def instead(folder: Path, *args: Any) -> int:
+        if folder.stem == f"step-{step:08d}":
+            return action(folder, *args)
+        return write(folder, *args)
+
+    saving.save_shard = instead
+
+
+def fill_the_disk(*args: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_write_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"checkpoint after step 4 was not written: .* No space left on dev"):
+        run_ranks(1, trained, planned(keep=1), tmp_path, lambda rank: at_step(4, fill_the_disk))
+    assert checkpoint.newest(tmp_path / "checkpoints") == (2, [])
+
+
+def fail_at_the_end_on_rank_1(rank: int) -> None:
+    if rank == 1:
+        at_step(NUM_STEPS, fill_the_disk)
+
+
+def test_a_write_that_fails_at_the_end_is_not_waited_for(tmp_path: Path) -> None:
+    """Rank 0, which is told in the folder, raises itself: it waits for the shard, not in a message."""
+    with pytest.raises(RankError, match=r"shard-00001 was not written: .*No space left on device"):
+        run_ranks(2, trained, planned(pp=2), tmp_path, fail_at_the_end_on_rank_1)
+
+
+def die_in_mid_write(folder: Path, rank: int, *args: Any) -> int:
+    (folder / f"shard-{rank:05d}.safetensors").write_bytes(b"half of it")
+    os._exit(1)
+
+
+def test_a_crash_in_mid_write_leaves_the_earlier_checkpoint_and_no_litter(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="rank 0 died without an answer"):
+        run_ranks(1, trained, planned(keep=1), tmp_path, lambda rank: at_step(4, die_in_mid_write))
+    root = tmp_path / "checkpoints"
+    assert checkpoint.newest(root) == (2, [])
+    run_ranks(1, trained, planned(keep=2), tmp_path)
+    assert sorted(path.name for path in root.iterdir()) == ["step-00000004", "step-00000006"]
+
+
+def lose_a_byte(rank: int) -> None:
+    """The disk gives another byte back than it was given, in step 4."""
+    bring_to_disk = shard.bring_to_disk
+
+    def losing(path: Path) -> None:
+        bring_to_disk(path)
+        if path.suffix == ".safetensors" and "step-00000004" in str(path):
+            damaged = bytearray(path.read_bytes())
+            damaged[-1] ^= 1
+            path.write_bytes(damaged)
+
+    shard.bring_to_disk = losing
+
+
+def lose_a_byte_and_do_not_look(rank: int) -> None:
+    lose_a_byte(rank)
+    shard._check_written = lambda *args: None
+
+
+def test_an_older_checkpoint_outlives_a_newer_one_that_is_read_back_damaged(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"shard-00000\.safetensors is damaged: \d+:\S+ is read back from"):
+        run_ranks(1, trained, planned(keep=1), tmp_path, lose_a_byte)
+    assert checkpoint.newest(tmp_path / "checkpoints") == (2, [])
+
+
+def test_without_reading_back_the_last_good_checkpoint_is_lost(tmp_path: Path) -> None:
+    """What the test above sees; the index then holds the checksum of what is damaged."""
+    plan = planned(keep=1)
+    with pytest.raises(RankError, match="died"):
+        run_ranks(1, trained, plan, tmp_path, lambda rank: (lose_a_byte_and_do_not_look(rank), die_at_6()))
+    good = saved(tmp_path)
+    assert {Path(name).parent.name for name in good} == {"step-00000004", "step-00000006.unfinished"}
+
+
+def die_at_6() -> None:
+    at_step(6, die_in_mid_write)
+
+
+def test_a_shard_that_a_rank_could_not_write_is_not_waited_for(tmp_path: Path) -> None:
+    folder = checkpoint.unfinished_folder(tmp_path, 1)
+    shard.leave_failure(folder, 3, OSError("Input/output error"))
+    with pytest.raises(JobError, match="shard-00003 was not written: Input/output error"):
+        checkpoint.complete(tmp_path, 1, num_shards=4, timeout_s=60)
