@@ -8,8 +8,6 @@ import platform
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -50,32 +48,31 @@ class Clock:
         self._start_ns = time.perf_counter_ns()
         self._mark()
 
-    @contextmanager
-    def section(self, kind: str, *, sealed: bool = False) -> Iterator[None]:
+    def section(self, kind: str, *, sealed: bool = False) -> _Section:
         """Attributes the time inside to ``kind``, less what inner sections take.
 
         ``sealed``: inner sections count as ``kind`` too (an evaluation is one thing, whatever it does).
         """
-        if not self._stack or self._sealed:  # outside a step, or inside a sealed section
-            yield
-            return
+        return _Section(self, kind, sealed=sealed)
+
+    def action(self) -> _Section:
+        """A compute section that is also kept by itself (one F or B)."""
+        return _Section(self, COMPUTE, is_action=True)
+
+    def _open(self, kind: str, *, sealed: bool) -> int | None:
+        """Enters a section: its first mark; None outside a step, or inside a sealed section."""
+        if not self._stack or self._sealed:
+            return None
         self._sealed = sealed
         self._stack.append(kind)
         self._mark()
-        try:
-            yield
-        finally:
-            self._sealed = False
-            self._stack.pop()
-            self._mark()
+        return len(self._marks) - 1
 
-    @contextmanager
-    def action(self) -> Iterator[None]:
-        """A compute section that is also kept by itself (one F or B)."""
-        first = len(self._marks)
-        with self.section(COMPUTE):
-            yield
-        if self._stack and not self._sealed:
+    def _close(self, first: int, *, is_action: bool) -> None:
+        self._sealed = False
+        self._stack.pop()
+        self._mark()
+        if is_action:
             self._computes += [first, len(self._marks) - 1]
 
     def lap(self) -> dict[str, Any]:
@@ -127,6 +124,22 @@ def _fields(marks: list[tuple[Any, str]], times: list[int], computes: list[int])
         "collectives_ns": dict(collectives),
         "compute_ns": [sum(t for kind, t in spans[first:last] if kind == COMPUTE) for first, last in actions],
     }
+
+
+class _Section:
+    """One section of a clock. A class, not a generator: a pipeline enters two for every action."""
+
+    __slots__ = ("_clock", "_first", "_is_action", "_kind", "_sealed")
+
+    def __init__(self, clock: Clock, kind: str, *, sealed: bool = False, is_action: bool = False) -> None:
+        self._clock, self._kind, self._sealed, self._is_action = clock, kind, sealed, is_action
+
+    def __enter__(self) -> None:
+        self._first = self._clock._open(self._kind, sealed=self._sealed)
+
+    def __exit__(self, *_: object) -> None:
+        if self._first is not None:
+            self._clock._close(self._first, is_action=self._is_action)
 
 
 class RecordWriter:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from launcher.errors import JobError
-from launcher.metrics.records import PIPELINE
+from launcher.metrics.records import OTHER, PIPELINE
 from launcher.runtime.api import Handle, Root, Transport, Update
 from launcher.runtime.metrics import Clock
 from launcher.runtime.split_backward import SplitBackward, WeightProduct
@@ -47,10 +47,9 @@ class BufferPool:
         self.num_allocated += 1
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def give(self, buffer: Tensor | None) -> None:
-        """Takes a buffer back (None: there was none)."""
-        if buffer is not None:
-            self._free[tuple(buffer.shape)].append(buffer)
+    def give(self, buffer: Tensor) -> None:
+        """Takes a buffer back."""
+        self._free[buffer.shape].append(buffer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +124,8 @@ class PipelineExecutor:
     def __init__(self, part: PipelinePart, transport: Transport | None, clock: Clock) -> None:
         self._part, self._transport, self._clock = part, transport, clock
         self._last_stage = part.shape.num_stages - 1
+        self._between = OTHER if transport is None else PIPELINE
+        """What the time between two computations goes to."""
         self._last = {(a.kind, a.stage): place for place, a in enumerate(part.actions)}
         """Where in the list a stage has its last action of each kind."""
         self.pool = BufferPool(part.dtype, part.device)
@@ -136,19 +137,20 @@ class PipelineExecutor:
         batch) gives the gradient of the mean.
         """
         step = _Step()
-        for place, action in enumerate(self._part.actions):
-            last = place == self._last[action.kind, action.stage]
-            if action.kind == F:
-                self._forward(action, microbatches[action.microbatch], step, loss_scale)
-            elif action.kind == B:
-                self._backward(action, step, update, last=last)
-            elif action.kind == W:
-                self._finish_backward(action, step, update, last=last)
-            elif action.kind in (RF, RB):
-                self._post_receive(action, step)
-            else:
-                self._start_send(action, step)
-        self._finish(step)
+        with self._clock.section(self._between):
+            for place, action in enumerate(self._part.actions):
+                last = place == self._last[action.kind, action.stage]
+                if action.kind == F:
+                    self._forward(action, microbatches[action.microbatch], step, loss_scale)
+                elif action.kind == B:
+                    self._backward(action, step, update, last=last)
+                elif action.kind == W:
+                    self._finish_backward(action, step, update, last=last)
+                elif action.kind in (RF, RB):
+                    self._post_receive(action, step)
+                else:
+                    self._start_send(action, step)
+            self._finish(step)
         return StepResult(loss_sum=step.loss_sum, num_receives=step.num_receives)
 
     @torch.no_grad()
@@ -183,7 +185,7 @@ class PipelineExecutor:
         else:
             if buffer is not None and _share_storage(output, buffer):
                 output = output.clone()  # the buffer is used again before this output is
-            self.pool.give(buffer)
+            self._let_go((buffer,))
         if stage < self._last_stage:
             self._pass_on((RF, stage + 1, index), output.detach(), step)
 
@@ -193,29 +195,35 @@ class PipelineExecutor:
         if stage < self._last_stage:
             grad, grad_buffer = self._take((RB, stage, index), step)
         held = step.held.pop((stage, index))
-        with self._clock.action(), self._part.split.collecting() as products:
-            update.backward(held.root, grad, chunk=self._chunk(stage), last=last)
-        step.put_off[stage, index] = _PutOff(products, (grad_buffer, held.buffer))
+        buffers = grad_buffer, held.buffer
+        chunk, split = self._chunk(stage), self._part.split
+        with self._clock.action():
+            if split.is_enabled:
+                with split.collecting() as products:
+                    update.backward(held.root, grad, chunk=chunk, last=last)
+                step.put_off[stage, index] = _PutOff(products, buffers)
+            else:
+                update.backward(held.root, grad, chunk=chunk, last=last)
         if held.input is not None:
             input_grad = held.input.grad
             assert input_grad is not None, f"stage {stage} gave its input no gradient"
             if grad_buffer is not None and _share_storage(input_grad, grad_buffer):
                 input_grad = input_grad.clone()  # the buffer is used again before this has been sent
             self._pass_on((RB, stage - 1, index), input_grad, step)
-        if not self._part.split.is_enabled:
-            self._let_go(stage, index, step)
+        if not split.is_enabled:
+            self._let_go(buffers)
 
     def _finish_backward(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
+        put_off = step.put_off.pop((stage, index))
         with self._clock.action():
-            products = step.put_off[stage, index].products
-            update.finish_backward(products, chunk=self._chunk(stage), last=last)
-        self._let_go(stage, index, step)
+            update.finish_backward(put_off.products, chunk=self._chunk(stage), last=last)
+        self._let_go(put_off.buffers)
 
-    def _let_go(self, stage: int, index: int, step: _Step) -> None:
-        """Ends what a microbatch held on a stage."""
-        for buffer in step.put_off.pop((stage, index)).buffers:
-            self.pool.give(buffer)
+    def _let_go(self, buffers: tuple[Tensor | None, ...]) -> None:
+        for buffer in buffers:
+            if buffer is not None:
+                self.pool.give(buffer)
 
     def _chunk(self, stage: int) -> int:
         return stage // self._part.shape.num_pp_ranks
@@ -229,8 +237,7 @@ class PipelineExecutor:
         if key in step.arrived:
             return step.arrived.pop(key), None
         handle, buffer = step.receives.pop(key)
-        with self._clock.section(PIPELINE):
-            handle.wait()
+        handle.wait()
         step.num_receives += 1
         return buffer, buffer
 
@@ -239,21 +246,19 @@ class PipelineExecutor:
         shape, source = (stage, stage - 1) if kind == RF else (stage + 1, stage + 1)
         key = (kind, stage, index)
         buffer = self.pool.take(self._part.input_shapes[shape])
-        with self._clock.section(PIPELINE):
-            handle = self._wire.receive(buffer, self._part.shape.pp_rank(source), self._tag(key))
+        handle = self._wire.receive(buffer, self._part.shape.pp_rank(source), self._tag(key))
         step.receives[key] = handle, buffer
 
     def _start_send(self, action: Action, step: _Step) -> None:
         stage, kind, index = action
         key = (RF, stage + 1, index) if kind == SF else (RB, stage - 1, index)
-        with self._clock.section(PIPELINE):
-            message = step.outgoing.pop(key).contiguous()
-            self._check(message, key)
-            handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
-            step.sends.append((handle, message))
-            if len(step.sends) > SENDS_IN_FLIGHT:
-                oldest, _ = step.sends.popleft()
-                oldest.wait()
+        message = step.outgoing.pop(key).contiguous()
+        self._check(message, key)
+        handle = self._wire.send(message, self._part.shape.pp_rank(key[1]), self._tag(key))
+        step.sends.append((handle, message))
+        if len(step.sends) > SENDS_IN_FLIGHT:
+            oldest, _ = step.sends.popleft()
+            oldest.wait()
 
     def _check(self, message: Tensor, key: Key) -> None:
         """The receiver's buffer was made from the plan: anything else would be written over or hang."""
@@ -268,9 +273,8 @@ class PipelineExecutor:
             )
 
     def _finish(self, step: _Step) -> None:
-        with self._clock.section(PIPELINE):
-            for handle, _ in step.sends:
-                handle.wait()
+        for handle, _ in step.sends:
+            handle.wait()
 
     @property
     def _wire(self) -> Transport:

@@ -6,8 +6,9 @@ Each rank's stage sleeps 25 ms in a forward and 50 ms in a backward (over all it
 on [1, 256, 256] fp32. The ideal of a step is the simulated makespan of the schedule with the time that
 each sleep really took, so that a sleep that oversleeps is charged to nobody; once with free messages,
 once with the time of one message measured in the same run. Each repeat runs every executor once, one
-after the other; the figures are medians of step / ideal. Last comes the CPU time that an executor takes
-itself, per action, measured with stages that do nothing.
+after the other; the figures are medians of step / ideal. Last comes the CPU time of the calling thread
+that an executor takes itself, per action: measured with stages that do nothing, less what those take alone,
+with 64 microbatches and with the library's send, receive and wait replaced by ones that do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
@@ -49,6 +51,7 @@ from launcher.runtime.split_backward import SplitBackward
 from launcher.schedule.actions import PipelineShape
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import replay
+from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -123,9 +126,9 @@ def deepspeeds(shape: PipelineShape, costs: Costs) -> Step:
     return step
 
 
-def message_s(p: int) -> float:
-    """Median half round trip of one message between the first two ranks; collective."""
-    wire, message, rank = transport(p), torch.zeros(MESSAGE), dist.get_rank()
+def message_s(wire: NeighbourTransport) -> float:
+    """Median half round trip of one message between the first two ranks."""
+    message, rank = torch.zeros(MESSAGE), dist.get_rank()
     trips = []
     for tag in range(20):
         start = time.perf_counter()
@@ -152,16 +155,23 @@ def rank_main(rank: int, p: int, m: int, repeats: int) -> dict[str, object]:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(p)}
     deepspeed.comm.init_distributed("gloo", auto_mpi_discovery=False)
     steps["1f1b deepspeed"] = deepspeeds(shapes["1f1b"], COSTS)
+    many = {name: replace(shape, num_microbatches=64) for name, shape in shapes.items()}
     idle = {
         f"{name} {who}": make(name, shape, NOTHING, TINY)
-        for name, shape in shapes.items()
+        for name, shape in many.items()
         for who, make in makers.items()
     }
-    rounds = [{name: step() for name, step in steps.items()} for _ in range(repeats + 1)][1:]
-    transfer_s = message_s(p)
-    bare = cpu_us(bare_loop(shapes["1f1b"]), repeats)
-    cpu = {name: cpu_us(step, repeats) - bare for name, step in idle.items()}
-    return {"rounds": rounds, "message_s": transfer_s, "cpu_us": cpu}
+    wire = transport(p)
+    rounds, messages_s = [], []
+    for _ in range(repeats + 1):
+        rounds.append({name: step() for name, step in steps.items()})
+        messages_s.append(message_s(wire))
+    cpu = cpu_us(idle | {"bare": bare_loop(many["1f1b"])})
+    return {
+        "rounds": rounds[1:],
+        "message_s": statistics.median(messages_s),
+        "cpu_us": {name: taken - cpu["bare"] for name, taken in cpu.items()},
+    }
 
 
 def bare_loop(shape: PipelineShape) -> Step:
@@ -179,14 +189,43 @@ def bare_loop(shape: PipelineShape) -> Step:
     return step
 
 
-def cpu_us(step: Step, repeats: int) -> float:
-    """Microseconds of the calling thread's CPU per forward or backward of stages that do nothing."""
-    taken = []
-    for _ in range(repeats + 2):
-        start = time.thread_time()
-        measured = step()
-        taken.append((time.thread_time() - start) / len(measured.durations_s) * 1e6)
-    return statistics.median(taken[2:])
+class _Done:
+    """Stands for a message that has come or gone."""
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def no_messages() -> Iterator[None]:
+    """Sends, receives and barriers that do nothing: no thread sleeps, what is left is an executor's own."""
+    places = (dist.ProcessGroup, "send"), (dist.ProcessGroup, "recv"), (dist, "barrier")
+    kept = [vars(owner)[name] for owner, name in places]
+    for owner, name in places:
+        setattr(owner, name, lambda *_, **__: _Done())
+    try:
+        yield
+    finally:
+        for (owner, name), call in zip(places, kept, strict=True):
+            setattr(owner, name, call)
+
+
+def cpu_us(steps: Mapping[str, Step], repeats: int = 30) -> dict[str, float]:
+    """Microseconds of the calling thread's CPU per forward or backward of stages that do nothing: medians,
+    the steps taken in turn."""
+    for step in steps.values():
+        step()  # with messages: torch's stages learn their peers' shapes in it
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    with no_messages():
+        for _ in range(repeats):
+            for name, step in steps.items():
+                start = time.thread_time()
+                num_actions = len(step().durations_s)
+                taken[name].append((time.thread_time() - start) / num_actions * 1e6)
+    return {name: statistics.median(each) for name, each in taken.items()}
 
 
 def main() -> None:

@@ -18,26 +18,24 @@ class NeighbourTransport:
     """Two process groups, one for messages to a higher rank and one for messages to a lower rank.
 
     NCCL runs the messages of one pair of ranks in one communicator one after the other: with a
-    group for each way, a send down the pipeline never stands behind a send up it.
+    group for each way, a send down the pipeline never stands behind a send up it. The groups are asked
+    directly, as `torch.distributed.isend` does after its checks: there are two messages for every action.
     """
 
     def __init__(self, down: Group, up: Group) -> None:
-        self._down, self._up = down, up
+        assert down.handle is not None, "a pipeline of one rank has no messages"
+        assert up.handle is not None, "a pipeline of one rank has no messages"
+        self._rank, self._down, self._up = down.rank, down.handle, up.handle
 
     def receive(self, buffer: Tensor, source: int, tag: int) -> Handle:
         """Posts the receive of one message from a pp_rank into ``buffer``."""
-        group = self._group(source, self._down.rank)
-        return _started(dist.irecv(buffer, group.ranks[source], group=group.handle, tag=tag))
+        handle: Handle = self._group(source, self._rank).recv([buffer], source, tag)
+        return handle
 
     def send(self, tensor: Tensor, destination: int, tag: int) -> Handle:
         """Starts sending a contiguous tensor to a pp_rank, without blocking."""
-        group = self._group(self._down.rank, destination)
-        return _started(dist.isend(tensor, group.ranks[destination], group=group.handle, tag=tag))
+        handle: Handle = self._group(self._rank, destination).send([tensor], destination, tag)
+        return handle
 
-    def _group(self, source: int, destination: int) -> Group:
+    def _group(self, source: int, destination: int) -> dist.ProcessGroup:
         return self._down if source < destination else self._up
-
-
-def _started(work: dist.Work | None) -> Handle:
-    assert work is not None, "this rank is not a member of the pipeline's group"
-    return work
