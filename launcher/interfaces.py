@@ -116,8 +116,9 @@ class Collective:
     """Messages per step."""
     overlappable: bool
     """Whether it can be hidden behind compute."""
-    phase: Literal["forward", "backward", "step"] = "step"
-    """Which part of the work waits for it when it cannot be hidden; ``step``: once, at the end."""
+    phase: Literal["begin", "forward", "backward", "step"] = "step"
+    """Which part of the work waits for it when it cannot be hidden. ``begin``: it is started once, with the
+    step, which can hide it behind the whole schedule; ``step``: once, at the end."""
     group_size: int | None = None
     """Members of the group where it is not the whole axis (two holders of tied weights)."""
     link: Literal["intra_node", "inter_node"] | None = None

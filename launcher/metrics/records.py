@@ -103,6 +103,9 @@ class StepRecord:
     lr: float | None = None
     is_skipped: bool = False
     """The gradient overflowed, and the parameters stayed as they were."""
+    disagreement: float | None = None
+    """Where replicas have weights of their own: how far this rank's were from the average that it took, the
+    norm of the difference over that of the average."""
 
 
 @dataclass(frozen=True, kw_only=True)

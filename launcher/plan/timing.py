@@ -3,8 +3,9 @@
     forward of a stage   = its layers (`compute`) + the collectives inside it
     backward             = its layers, with full recomputation their forward, too + its collectives;
                            where it is split, W takes the weight gradients out of it
-    step                 = the schedule, simulated with these + what the last backward does not hide
-                           of the gradient exchange + the other collectives of a step + the update
+    step                 = the schedule, simulated with these, or what is exchanged beside it where that
+                           takes longer + what the last backward does not hide of the gradient
+                           exchange + the other collectives of a step + the update
 
 The peak is the datasheet's and the attainable share an assumption, so a predicted time is for
 comparing strategies with each other, not for promising a date.
@@ -42,6 +43,7 @@ def plan_schedule(
         after_schedule_s(job, cost, ranks, stage_costs.weight_s or stage_costs.backward_s)
         for cost, ranks in zip(costs, memory, strict=True)
     )
+    begun_s = max(_overlapped_s(job, cost, "begin") for cost in costs)
     return SchedulePlan(
         name=job.config.parallel.schedule,
         actions=tuple(to_text(actions) for actions in lists),
@@ -50,7 +52,7 @@ def plan_schedule(
         forward_s=stage_costs.forward_s,
         backward_s=stage_costs.backward_s,
         transfer_s=stage_costs.transfer_s,
-        step_s=simulation.makespan_s + tail_s,
+        step_s=max(simulation.makespan_s, begun_s) + tail_s,
         splits_backward=is_split,
         weight_s=stage_costs.weight_s,
     )
@@ -86,6 +88,7 @@ def transfer_s(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> float:
     """Seconds of the longest message between two stages."""
     link = job.cluster.link(job.mesh, "pp")
     messages = [c for rank in costs for c in _collectives(rank) if c.operation == "send_recv"]
+    messages = [message for message in messages if message.axis == "pp"]
     return max((message_time_s(job, message, link) for message in messages), default=0.0)
 
 
@@ -106,6 +109,12 @@ def after_schedule_s(
     state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     update_s = _UPDATE_PASSES * state_bytes / job.config.device.memory_bandwidth_bytes_per_s
     return max(exchange_s - window_s, last_bucket_s) + _waited_s(job, costs, "step") + update_s
+
+
+def _overlapped_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:
+    """Seconds per step of a phase's messages that work can hide."""
+    hidden = [c for c in _collectives(costs) if c.phase == phase and c.overlappable]
+    return sum(collective_time_s(job, collective) for collective in hidden)
 
 
 def _waited_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:

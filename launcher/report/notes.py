@@ -36,6 +36,7 @@ def layout_notes(run: Run, base: Run | None) -> Iterator[str]:
     """Notes that hold for every repeat of a layout."""
     if not run.plan.exact:
         yield f"{run.name} is not equal to one device by design: compare its loss as well as its speed."
+    yield from _replica_notes(run)
     if run.work.num_devices > run.work.num_ranks:
         yield (
             f"{run.name} was allocated {run.work.num_devices} devices and trains on {run.work.num_ranks}: "
@@ -44,6 +45,17 @@ def layout_notes(run: Run, base: Run | None) -> Iterator[str]:
     yield from _core_notes(run)
     if base:
         yield from _base_notes(run, base)
+
+
+def _replica_notes(run: Run) -> Iterator[str]:
+    """How far replicas that have weights of their own were apart at the end."""
+    last = run.records.steps[max(run.records.steps)]
+    found = [row.disagreement for row in last if row.disagreement is not None]
+    if found:
+        yield (
+            f"{run.name}: the weights of its replicas differ by up to {max(found):.2g} of their size from "
+            "the average with their neighbours, before the last step; its losses are means over the replicas."
+        )
 
 
 def _base_notes(run: Run, base: Run) -> Iterator[str]:

@@ -108,6 +108,9 @@ class StepOutcome:
     """Norm of the whole model's gradient before clipping."""
     lr: float
     skipped: bool = False
+    disagreement: float | None = None
+    """Where replicas have weights of their own: how far this one was from the average that it took, the norm
+    of the difference over that of the average."""
 
 
 class Update(Protocol):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from launcher.runtime.api import Handle, Root
 from launcher.runtime.split_backward import WeightProduct
+
+T = TypeVar("T", bound=Tensor)
 
 
 @dataclass
@@ -53,7 +56,8 @@ class GradientBuckets:
         """Makes the buckets of the next chunk's parameters."""
         place = len(self._chunks)
         params = [p for p in chunk.parameters() if p.requires_grad and p not in self._views]
-        self._chunks.append([self._bucket(part, place) for part in self._split(params[::-1])])
+        parts = in_buckets(params[::-1], self.bucket_bytes, self.dtype.itemsize)
+        self._chunks.append([self._bucket(part, place) for part in parts])
 
     def view(self, param: nn.Parameter) -> Tensor:
         """The gradient of a parameter, in its shape."""
@@ -102,18 +106,6 @@ class GradientBuckets:
     def _all(self) -> list[Bucket]:
         return [bucket for chunk in self._chunks for bucket in chunk]
 
-    def _split(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-        parts: list[list[nn.Parameter]] = []
-        room = 0
-        for param in params:
-            num_bytes = param.numel() * self.dtype.itemsize
-            if not parts or num_bytes > room:
-                parts.append([])
-                room = self.bucket_bytes
-            parts[-1].append(param)
-            room -= num_bytes
-        return parts
-
     def _bucket(self, params: list[nn.Parameter], chunk: int) -> Bucket:
         numel = sum(param.numel() for param in params)
         flat = torch.zeros(numel, dtype=self.dtype, device=params[0].device)
@@ -153,3 +145,17 @@ class GradientBuckets:
         if self.exchange is not None and not bucket.is_started:
             bucket.is_started = True
             bucket.handle = self.exchange(bucket.flat)
+
+
+def in_buckets(tensors: Sequence[T], bucket_bytes: int, element_bytes: int) -> list[list[T]]:
+    """The tensors in their order, in parts of at most ``bucket_bytes``, or of one that is larger alone."""
+    parts: list[list[T]] = []
+    room = 0
+    for tensor in tensors:
+        num_bytes = tensor.numel() * element_bytes
+        if not parts or num_bytes > room:
+            parts.append([])
+            room = bucket_bytes
+        parts[-1].append(tensor)
+        room -= num_bytes
+    return parts

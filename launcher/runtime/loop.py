@@ -225,5 +225,6 @@ def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) 
         grad_norm=None if done.outcome.skipped else done.outcome.grad_norm,
         lr=done.outcome.lr,
         is_skipped=done.outcome.skipped,
+        disagreement=done.outcome.disagreement,
         **times,
     )

@@ -84,14 +84,15 @@ class NativeUpdate:
         self._sum_over(self._ctx.groups.tp, "tp", [p for p in self._masters if slice_of(p).is_summed_over_tp])
         self._sum_over(self._ctx.groups.tied, "tied", [p for p in self._masters if slice_of(p).is_tied])
         with clock.section(REPLICATED):
-            norm = self._grad_norm() / self.loss_scale
+            scale = 1.0 if self._scale is None else self._scale.value
+            norm = self._grad_norm() / scale
             overflowed = not isfinite(norm)
             lr = learning_rate(config.optim, step, config.train.num_steps)
             if overflowed and self._scale is None:
                 raise not_finite(step, norm)
             if not overflowed:
                 self._num_updates += 1
-                self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm) / self.loss_scale)
+                self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm) / scale)
             self._buckets.clear()
             if self._scale is not None:
                 self._scale.after_step(overflowed=overflowed)
@@ -107,9 +108,12 @@ class NativeUpdate:
         return self._buckets.view(param)
 
     def state(self) -> Iterator[GlobalFragment]:
-        """Master weights and moments, by the first replica; copies of what another rank owns are left out."""
-        if self._ctx.groups.dp.rank != 0:
-            return
+        """Master weights and moments, by the first replica."""
+        if self._ctx.groups.dp.rank == 0:
+            yield from self._replica_state()
+
+    def _replica_state(self) -> Iterator[GlobalFragment]:
+        """This replica's; copies of what another of its ranks owns are left out."""
         for param, master in self._masters.items():
             where = slice_of(param)
             if not where.is_owned_by(self._ctx.groups.tp.rank):

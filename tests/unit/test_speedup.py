@@ -261,6 +261,17 @@ def test_inexact_architectures_are_noted(base):
     assert "run is not equal to one device by design" in notes(dp2(exact=False), base)
 
 
+def test_what_replicas_with_weights_of_their_own_differ_by_is_noted(tmp_path, base):
+    run_dir = dp2(exact=False).write(tmp_path / "run")
+    for rank, far in enumerate((0.002, 0.0031)):
+        path = run_dir / "metrics" / f"rank-{rank:05d}.jsonl"
+        header, *lines = path.read_text().splitlines()
+        lines = [json.dumps(json.loads(line) | {"disagreement": far}) for line in lines]
+        path.write_text("\n".join([header, *lines]) + "\n")
+    text = "run: the weights of its replicas differ by up to 0.0031 of their size from the average"
+    assert any(note.startswith(text) for note in compare([run_dir], base).notes)
+
+
 def test_other_settings_that_differ_are_noted(base):
     text = notes(dp2(config={"train": {"eval_interval": 2}, "optim": {"lr": 0.5}}), base)
     assert "beside the layout: optim.lr (0.5, base: 0.001), train.eval_interval (2, base: 0)." in text
