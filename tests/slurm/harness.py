@@ -14,9 +14,26 @@ TWO_BY_TWO = ("site=box", "cluster.nodes=2", "cluster.devices_per_node=2", "para
 RANK = """#!/bin/bash
 # Stands in for a rank: python -m launcher.runtime.main RUN/plan.json --sha256 HEX
 run=$(dirname "$3")
-echo "$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${{*: -1}}" >>"$run/told"
-{does}
+echo "$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${*: -1}" >>"$run/told"
 """
+
+SAVES = "train.checkpoint_interval=1000"
+
+
+def saving_rank(last):
+    """What a rank does that works until it is told to end, and saves then; at start ``last`` it is done."""
+    return f"""exec {sys.executable} - "$run" <<'PYTHON'
+import os, pathlib, signal, sys, time
+run, told = pathlib.Path(sys.argv[1]), []
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: told.append(number))
+start = len((run / "logs" / "starts").read_text().splitlines())
+while not told and start < {last}:
+    time.sleep(0.05)
+if os.environ["RANK"] == "0" and told:
+    (run / "checkpoints" / f"step-{{start:08}}").mkdir(parents=True)
+    (run / "exit" / "stopped.json").write_text(f'{{{{"step": {{start}}}}}}')
+PYTHON"""
 
 
 class Slurm:
@@ -28,8 +45,8 @@ class Slurm:
         self.launcher = [sys.executable, "-m", "launcher"]
 
     def ask(self, *words):
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        settings = {"cwd": self.folder, "env": self.environment, "text": True}
+        return subprocess.run(words, **settings, stdout=subprocess.PIPE, check=True).stdout.strip()
 
     def trireme(self, *words, code=0):
         """The output of a verb that ends with an exit code."""
@@ -47,7 +64,7 @@ class Slurm:
     def submit(self, does, *overrides, recipe="quickstart", run="run"):
         """Submits a job whose ranks do what a line of shell says; its run directory and its id."""
         stand_in = self.folder / "rank"
-        stand_in.write_text(RANK.format(does=does))
+        stand_in.write_text(RANK + does + "\n")
         stand_in.chmod(0o755)
         words = (*TWO_BY_TWO, f"site.python={stand_in}", f"run.dir='{run}'", *overrides)
         self.trireme("submit", recipe, *words, "--no-baseline")

@@ -60,7 +60,8 @@ def test_a_job_is_cancelled_with_its_ranks(slurm):
 def test_a_bad_partition_is_refused_with_the_good_ones_and_nothing_is_queued(slurm):
     output = slurm.trireme("submit", *TWO_BY_TWO, "site.partition=gpu", "run.dir=run", code=2)
     assert (
-        "Invalid partition name specified. Look at site.partition. Partitions here: batch, short.\n" in output
+        "Invalid partition name specified. Look at site.partition. Partitions here: batch, short, urgent.\n"
+        in output
     )
     assert not (slurm.folder / "run").exists()
 

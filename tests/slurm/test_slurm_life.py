@@ -3,33 +3,18 @@
 import json
 import re
 import shutil
-import sys
 
 import pytest
 
-from tests.slurm.harness import REPOSITORY, TWO_BY_TWO, job_of, wait_until
+from tests.slurm.harness import REPOSITORY, SAVES, TWO_BY_TWO, job_of, saving_rank, wait_until
 
 pytestmark = pytest.mark.needs("slurm")
-SAVES = "train.checkpoint_interval=1000"
-SAVING_RANK = f"""exec {sys.executable} - "$run" <<'PYTHON'
-# Works until it is told to end, and saves then; the third start has nothing left to do.
-import os, pathlib, signal, sys, time
-run, told = pathlib.Path(sys.argv[1]), []
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: told.append(number))
-num_starts = len((run / "logs" / "starts").read_text().splitlines())
-while not told and num_starts < 3:
-    time.sleep(0.05)
-if os.environ["RANK"] == "0" and told:
-    (run / "checkpoints" / f"step-{{num_starts:08}}").mkdir(parents=True)
-    (run / "exit" / "stopped.json").write_text(f'{{{{"step": {{num_starts}}}}}}')
-PYTHON"""
 
 
 def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
     """The first start is told ahead of its time limit, the second is preempted, the third finishes."""
     limit = ("site.time_limit=00:01:00", "executor.save_lead_s=58")
-    run, job = slurm.submit(SAVING_RANK, SAVES, *limit)
+    run, job = slurm.submit(saving_rank(3), SAVES, *limit)
     wait_until(lambda: len(slurm.told()) == 8)
     (run / "exit" / "rank-0.json").write_text("{}")
     slurm.ask("scontrol", "requeue", job)
@@ -63,7 +48,7 @@ def test_a_job_whose_node_crashes_goes_on_on_other_nodes(slurm):
 
 def test_a_chain_of_jobs_goes_on_and_cancels_those_that_are_not_needed(slurm):
     chain = ("executor.continuation=chain", "executor.max_starts=4")
-    _, jobs = slurm.submit(SAVING_RANK, SAVES, *chain)
+    _, jobs = slurm.submit(saving_rank(3), SAVES, *chain)
     first, second, third, fourth = jobs.split(",")
     for number, job in enumerate((first, second), 1):
         wait_until(lambda expected=4 * number: len(slurm.told()) == expected)
@@ -88,10 +73,10 @@ SMALL = (
 
 
 def steps(run, rank):
-    """The steps that a rank has recorded, in their order."""
+    """The step records of a rank, in their order."""
     path = run / "metrics" / f"rank-{rank:05}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [record["step"] for record in map(json.loads, lines) if record["type"] == "step"]
+    return [record for record in map(json.loads, lines) if record["type"] == "step"]
 
 
 @pytest.fixture
@@ -105,7 +90,7 @@ def tree(slurm):
     return tree
 
 
-def test_a_queued_run_trains_although_its_tree_is_broken_and_saves_when_it_is_told_to_end(slurm, tree):
+def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urgent_job(slurm, tree):
     """The one test with real ranks: two nodes of two, which torchrun starts twice, and their baseline."""
     text = slurm.folder / "text.txt"
     text.write_text("In the beginning there was a little text, and it was repeated. " * 200)
@@ -121,15 +106,19 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_saves_when_it_is_to
     (base,) = (slurm.folder / "runs").iterdir()
     assert "waits: JobHeldUser" in slurm.trireme("status", "run")
     slurm.ask("scontrol", "release", job_of(run), job_of(base))
-    wait_until(lambda: steps(run, 0))
-    slurm.ask("scancel", "--batch", "--signal=USR1", job_of(run))
+    wait_until(lambda: len(steps(run, 0)) > 20)
+    # The baseline has one rank, on the first node.
+    slurm.ask("sbatch", "--partition=urgent", "--nodelist=node1", "--exclusive", "--wrap=true")
     output = slurm.trireme("wait", "run")
     assert "step 400/400" in output
     assert "speedup" in output.lower()
     log = slurm.trireme("logs", "run", "--rank", "3")
     assert "the tree as it was\n" in log
     first = slurm.trireme("logs", "run", "--rank", "0")
-    (saved,) = re.findall(r"told to end by SIGUSR1: saved after step (\d+)\n", first)
+    (saved,) = re.findall(r"told to end by SIGTERM: saved after step (\d+)\n", first)
     assert f"resumed after step {saved}\n" in log
-    assert [steps(run, rank) for rank in range(4)] == [list(range(400))] * 4
+    assert [[record["step"] for record in steps(run, rank)] for rank in range(4)] == [list(range(400))] * 4
     assert "400/400" in slurm.trireme("status", "run")
+    losses, alone = ([record["loss"] for record in steps(*place)] for place in ((run, 2), (base, 0)))
+    assert losses == pytest.approx(alone, rel=2e-5)
+    assert losses[int(saved) :] != pytest.approx(alone[: 400 - int(saved)], rel=2e-5)  # of a new start

@@ -42,7 +42,8 @@ exec awake "$@"
 SCONTROL = """#!/bin/bash
 case "$*" in
   'show hostnames node[7-8]') printf 'node7\\nnode8\\n' ;;
-  "--oneliner show job "$SLURM_JOB_ID*) echo "JobId=1 JobState=${JOB_STATE:-RUNNING} Reason=No" ;;
+  "--oneliner show job "$SLURM_JOB_ID*)
+    echo "JobId=1 JobState=${JOB_STATE:-RUNNING} Reason=No PreemptTime=${PREEMPTED:-None} A=b" ;;
   *) echo "$*" >>"$ASKED" ;;
 esac
 """
@@ -132,6 +133,13 @@ def test_a_job_that_slurm_has_requeued_or_cancelled_is_left_to_it(life, state):
 def test_ranks_that_end_because_slurm_takes_the_job_away_have_not_failed(life):
     run = life()
     assert run.once(FAILS="", RANK_CODE="143", JOB_STATE="COMPLETING") == 75
+    assert not (run.run_dir / "logs" / "failures").exists()
+
+
+def test_ranks_that_end_because_their_job_gives_way_to_another_have_not_failed(life):
+    run = life()
+    assert run.once(FAILS="", RANK_CODE="143", PREEMPTED="2026-01-02T03:04:05") == 75
+    assert run.asked() == ["requeue 41"]
     assert not (run.run_dir / "logs" / "failures").exists()
 
 

@@ -26,9 +26,9 @@ from launcher_plugins.executors.slurm_survey import survey
 CHAIN = "logs/chain"
 """Where the script finds the ids of the jobs of its chain."""
 _SETTINGS = {
+    "account": "site.account",  # the message names the partition, too
     "partition": "site.partition",
     "qos": "site.qos",
-    "account": "site.account",
     "time limit": "site.time_limit",
     "reservation": "site.reservation",
     "feature": "site.constraint",

@@ -120,8 +120,11 @@ start_ranks() {
 # has requeued, as it does for a preemption or a lost node, or has cancelled, is left to it.
 conclude() {
   [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
-  local state
-  state=$(scontrol --oneliner show job "$job_id" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
+  local job state
+  job=$(scontrol --oneliner show job "$job_id")
+  state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
+  # The steps of a job that is to give way are told, its script is not: ranks end that cannot save yet.
+  case $job in *" PreemptTime="[0-9]*) num_told=$((num_told + 1)) ;; esac
   if [ "${state:-RUNNING}" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_told" != 0 ]; then
