@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.machinery import PathFinder
 
 from launcher.cli.words import Words
+from launcher.compilers import missing_for_compile
 from launcher.config.data_files import PACKAGE, text_faults
 from launcher.errors import ConfigError, Fault, LauncherError
 from launcher.jobs.baseline import named_baseline
+from launcher.plan.fusion import NOT_COMPILED
 from launcher.plan.model import Plan
 from launcher.report.constant import incomparable
 from launcher.report.runs import read_plan
@@ -37,11 +40,22 @@ def check_baseline_flag(plan: Plan, given: Words) -> None:
 
 
 def input_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
-    """The faults of data that is not there, and of a baseline that the run could not be compared with.
+    """The faults of data that is not there, of a baseline that the run could not be compared with, and of
+    a compiler that is missing.
 
     ``is_here``: the ranks start on this machine, in this environment.
     """
-    return [*_data_faults(plan, is_here=is_here), *_baseline_faults(plan)]
+    compiler = _compiler_faults(plan) if is_here else []
+    return [*_data_faults(plan, is_here=is_here), *_baseline_faults(plan), *compiler]
+
+
+def _compiler_faults(plan: Plan) -> list[Fault]:
+    """A fault of layers that are to be compiled on a machine that cannot."""
+    config = plan.config
+    missing = missing_for_compile(os.environ, config.device.kind) if config.fusion.compile != "none" else ""
+    if not missing:
+        return []
+    return [Fault("fusion.compile", config.fusion.compile, f"this machine has {missing}", ways=NOT_COMPILED)]
 
 
 def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:

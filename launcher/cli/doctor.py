@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.cli.words import split_flags
+from launcher.compilers import cxx_compiler, missing_for_compile
 from launcher.errors import LauncherError
 from launcher.jobs.devices import installed_gpus, num_visible
 from launcher.jobs.facts import cpu_model, memory_bytes, num_cores, version
@@ -128,13 +129,11 @@ def _controller_answers() -> bool:
 
 
 def compiler() -> Finding:
-    """A C++ compiler, which torch.compile and DeepSpeed's own operators need."""
-    found = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
-    if found:
-        return Finding(verdict="ok", text=found)
-    return Finding(
-        verdict="none", text="no C++ compiler: only torch.compile and DeepSpeed's operators need one"
-    )
+    """A C++ compiler and what else torch.compile needs; DeepSpeed's own operators need one, too."""
+    missing = missing_for_compile(os.environ, "cpu")
+    if not missing:
+        return Finding(verdict="ok", text=cxx_compiler(os.environ) or "")
+    return Finding(verdict="none", text=f"{missing}; only fusion.compile and DeepSpeed's operators need it")
 
 
 LOOKS: dict[str, Callable[[], Finding]] = {

@@ -138,6 +138,27 @@ class PrecisionConfig:
     """Accumulated and reduced gradients."""
     master_weights: bool
     """Keep an fp32 copy of the weights in the optimizer (always true in effect for fp32)."""
+    tf32: bool = False
+    """Round the inputs of fp32 matrix products to TF32, as GPUs since Ampere multiply fastest."""
+
+    @property
+    def products(self) -> str:
+        """The number format that matrix products run in."""
+        return "tf32" if self.tf32 else self.compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionConfig:
+    """Which operations run as one kernel in place of several. What is computed differs by rounding alone."""
+
+    optimizer: Literal["fused", "foreach", "loop"] = "fused"
+    """AdamW as one kernel (``fused``), as one kernel per operation over all tensors (``foreach``), or
+    tensor by tensor (``loop``)."""
+    attention: Literal["fused", "plain"] = "fused"
+    """``fused``: torch's scaled_dot_product_attention, which keeps no scores; ``plain``: two matrix
+    products and a softmax, which keep seq_length x seq_length weights of every head."""
+    compile: Literal["none", "block"] = "none"
+    """``block``: torch.compile makes kernels of each layer for itself; needs a C++ compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,3 +387,4 @@ class LaunchConfig:
     report: ReportConfig
     run: RunConfig
     site: SiteConfig = field(default_factory=SiteConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)

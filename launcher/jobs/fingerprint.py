@@ -37,6 +37,7 @@ def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
         },
         "optim": plain(config.optim),
         "precision": plain(config.precision),
+        "fusion": plain(config.fusion),
         "recompute": config.parallel.recompute,
         "train": plain(config.train),
         "seed": config.seed,

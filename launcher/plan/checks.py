@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from launcher.config.schema import LaunchConfig, ModelConfig, ParallelConfig, PrecisionConfig
+from launcher.config.schema import DeviceConfig, LaunchConfig, ModelConfig, ParallelConfig, PrecisionConfig
 from launcher.errors import Fault
 from launcher.plan.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.plan.settings import blamed, value_at
@@ -116,13 +116,17 @@ def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> li
         rule = "a device that attains nothing of its peak never ends a step"
         ways = ({"device.attainable_fraction": 0.5},)
         faults.append(Fault("device.attainable_fraction", 0, rule, ways=ways))
+    faults += _tf32_faults(precision, device, sources)
+    if precision.compute == "fp16" and not precision.master_weights:
+        rule = "Adam's second moments are squares of gradients, which vanish in fp16"
+        choices = ({"precision.master_weights": True}, {"precision.compute": "bf16"})
+        faults.append(Fault("precision.master_weights", "false", rule, ways=choices))
     if precision.compute not in device.peak_flops:
         known = sorted(set(device.peak_flops) & {"fp32", "bf16", "fp16"})
         rule = f"{device.name} states no peak for it in device.peak_flops ({', '.join(known)})"
         fix = f"Give device.peak_flops.{precision.compute}."
         if known:
-            source = sources.get("precision.compute")
-            is_of_group = source is not None and "conf/precision/" in source.where
+            is_of_group = _is_of_group("precision.compute", sources)
             fix = f"Set {'precision' if is_of_group else 'precision.compute'}={known[0]}."
         faults.append(Fault("precision.compute", precision.compute, rule, fix))
     if precision.gradients not in gradient_formats(precision):
@@ -132,6 +136,31 @@ def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> li
             Fault("precision.gradients", precision.gradients, rule, ways=({"precision.gradients": "fp32"},))
         )
     return faults
+
+
+def _is_of_group(path: str, sources: Mapping[str, Source]) -> bool:
+    """Whether a value of ``precision`` came with the choice of a whole file."""
+    source = sources.get(path)
+    return source is not None and "conf/precision/" in source.where
+
+
+def _tf32_faults(
+    precision: PrecisionConfig, device: DeviceConfig, sources: Mapping[str, Source]
+) -> list[Fault]:
+    if not precision.tf32:
+        return []
+    rule = ""
+    if device.kind == "cpu":
+        rule = "is a format of GPUs, and the devices are CPUs"
+    elif precision.compute != "fp32":
+        rule = f"rounds products of fp32 numbers, and precision.compute is {precision.compute}"
+    elif "tf32" not in device.peak_flops:
+        rule = f"{device.name} states no peak for it in device.peak_flops"
+    if not rule:
+        return []
+    if _is_of_group("precision.tf32", sources):
+        return [Fault("precision.tf32", "true", rule, "Set precision=fp32.")]
+    return [Fault("precision.tf32", "true", rule, ways=({"precision.tf32": False},))]
 
 
 def gradient_formats(precision: PrecisionConfig) -> tuple[str, ...]:

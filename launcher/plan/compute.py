@@ -44,7 +44,7 @@ class PartTimes:
 def part_times(job: JobShape, part: LayerShape) -> PartTimes:
     """The times of one layer, or of the embedding or the head."""
     device, tp = job.config.device, job.mesh.tp
-    flops_per_s = device.peak_flops[job.config.precision.compute] * device.attainable_fraction
+    flops_per_s = device.peak_flops[job.config.precision.products] * device.attainable_fraction
     has_matmul = part.forward_flops > 0
     parameters_s = part.num_parameters / tp / device.memory_bandwidth_bytes_per_s
     return times(

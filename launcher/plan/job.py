@@ -11,6 +11,7 @@ from launcher.interfaces import JobShape
 from launcher.plan.balance import balanced_split, layer_costs
 from launcher.plan.batch import BatchSizes, solve
 from launcher.plan.checks import config_faults
+from launcher.plan.fusion import fusion_faults
 from launcher.plan.microbatches import explained, length_faults
 from launcher.plan.model import ModelShape
 from launcher.plan.partition import layer_faults, make_stages
@@ -64,7 +65,8 @@ def examine(
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
     chosen = choose(solved)
     job = _job(solved, held)
-    verdicts = _plugin_verdicts(job, chosen, is_sound=not (early or late))
+    verdicts = [*fusion_faults(solved, chosen.schedule)]
+    verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
         rules = [*chosen.schedule.check(job.pipeline), *length_faults(job.pipeline, config.batch)]
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
@@ -133,7 +135,9 @@ def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[F
 def _shape(config: LaunchConfig, describe: Describe) -> ModelShape:
     if config.model.family != "custom":
         is_fused = config.device.kind == "cuda"
-        return model_shape(config.model, config.batch.seq_length, has_fused_norm=is_fused)
+        keeps_scores = config.fusion.attention == "plain"
+        length = config.batch.seq_length
+        return model_shape(config.model, length, has_fused_norm=is_fused, keeps_scores=keeps_scores)
     return describe(config.model, config.batch)
 
 

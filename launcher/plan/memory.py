@@ -5,8 +5,9 @@
     optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
     activations  what every microbatch in flight keeps, followed through the rank's own action list
     other        receives posted ahead, sends under way, the logits, the layer under recomputation, gradients
-                 converted for the update, what the parallel plugins add, and on the CPU the copy of the
-                 state from which a checkpoint is written while the training goes on
+                 converted for the update, scratch of an optimizer that is not fused, what the parallel
+                 plugins add, and on the CPU the copy of the state from which a checkpoint is written while
+                 the training goes on
 
 So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18. ZeRO
 splits the optimizer over the dp replicas (stage 1), the gradients, too (stage 2), and the weights (stage 3).
@@ -19,6 +20,7 @@ from itertools import accumulate
 
 from launcher.config.schema import LaunchConfig, PrecisionConfig
 from launcher.interfaces import DTYPE_BYTES, JobShape, RankCost
+from launcher.plan.fusion import scratch_bytes
 from launcher.plan.model import LayerShape, MemoryPlan, StagePlan
 from launcher.schedule.actions import RB, RF, SENDS_IN_FLIGHT, Action, B, F, W, has_weight_actions
 from launcher.schedule.simulate import peak_held
@@ -177,6 +179,7 @@ def _other_bytes(
         "sends under way": _send_bytes(job, stages),
         "logits": max(_logits_bytes(job, stage) for stage in stages),
         "converted gradients": _converted_bytes(job, pp_rank),
+        "optimizer scratch": scratch_bytes(job, pp_rank),
     }
     if copies_checkpoints(job.config) and job.config.device.kind == "cpu":
         other["checkpoint copy"] = saved_bytes(job, pp_rank)

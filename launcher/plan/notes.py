@@ -8,6 +8,7 @@ from math import isclose
 from launcher.interfaces import JobShape, Parallel, RankCost
 from launcher.plan.balance import layer_costs, stage_sums
 from launcher.plan.batch import BatchSizes
+from launcher.plan.fusion import compile_note
 from launcher.plan.memory import copies_checkpoints, saved_bytes
 from launcher.plan.model import SchedulePlan
 from launcher.plan.partition import split_layers
@@ -29,6 +30,7 @@ def plan_notes(
         _tied_note(job),
         _split_note(job, schedule),
         _checkpoint_note(job),
+        compile_note(job),
     ]
     return [note for note in found if note]
 

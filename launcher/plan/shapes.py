@@ -3,14 +3,15 @@
 With s = seq_length, h = hidden_size, a = num_heads, k = key and value width (num_kv_heads * h / a),
 f = ffn_size, V = vocab_size. Everything is whole, for one sample.
 
-Kept for the backward by one layer, in elements, tensor by tensor (attention is fused: no s x s
-matrix is ever kept):
+Kept for the backward by one layer, in elements, tensor by tensor (fused attention never keeps an s x s
+matrix):
 
     split by tp         q s*h, key and value 2*s*k, attention output s*h
                         gpt:   s*f into the GELU, s*f out of it
                         llama: gate s*f, silu(gate) s*f, up s*f, their product s*f; and the attention
                                output a second time, s*h: rotary queries lie head by head
-    split, in fp32      log-sum-exp of attention a*s
+                        plain attention: the weights a*s*s, and the attention output only once
+    split, in fp32      log-sum-exp of fused attention a*s
     replicated, fp32    input of each of the two norms 2*s*h
                         llama on a CPU, where RMSNorm is not one kernel: also normalised, 2*s*h
     replicated          with dropout: two masks of one byte, counted as half an element each
@@ -26,7 +27,9 @@ from launcher.config.schema import ModelConfig
 from launcher.plan.model import LayerShape, ModelShape
 
 
-def model_shape(model: ModelConfig, seq_length: int, *, has_fused_norm: bool) -> ModelShape:
+def model_shape(
+    model: ModelConfig, seq_length: int, *, has_fused_norm: bool, keeps_scores: bool = False
+) -> ModelShape:
     """The shape of a GPT or Llama model whose sizes are all known.
 
     Source of the operations: Narayanan et al. (2021), appendix, with grouped keys and a gated MLP
@@ -35,7 +38,7 @@ def model_shape(model: ModelConfig, seq_length: int, *, has_fused_norm: bool) ->
     norm_elements = seq_length * _known(model.hidden_size)
     if model.family == "llama" and not has_fused_norm:
         norm_elements *= 2
-    layer = _layer(model, seq_length, norm_elements)
+    layer = _layer(model, seq_length, norm_elements, keeps_scores=keeps_scores)
     return ModelShape(
         family=model.family,
         layers=(layer,) * _known(model.num_layers),
@@ -60,12 +63,13 @@ def train_flops(model: ModelShape, samples: int) -> float:
     return 3 * model.forward_flops * samples
 
 
-def _layer(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
+def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bool) -> LayerShape:
     hidden, heads, ffn = _known(model.hidden_size), _known(model.num_heads), _known(model.ffn_size)
     keys = _known(model.num_kv_heads) * hidden // heads
     is_gpt = model.family == "gpt"
     num_mlp_matrices, num_kept_mlp = (2, 2) if is_gpt else (3, 4)
-    attention = 2 * hidden + 2 * keys if is_gpt else 3 * hidden + 2 * keys
+    attention = 2 * hidden + 2 * keys if is_gpt or keeps_scores else 3 * hidden + 2 * keys
+    scores = heads * seq if keeps_scores else 0
     matrices = hidden * (2 * hidden + 2 * keys + num_mlp_matrices * ffn)
     norms = (4 if is_gpt else 2) * hidden
     matmul_flops = 2.0 * seq * matrices
@@ -77,10 +81,10 @@ def _layer(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
         num_replicated_parameters=norms + whole_biases,
         forward_flops=matmul_flops + 4.0 * seq * seq * hidden,
         weight_flops=matmul_flops,
-        kept_elements=seq * (attention + num_kept_mlp * ffn),
+        kept_elements=seq * (attention + scores + num_kept_mlp * ffn),
         kept_replicated_elements=2 * _mask_elements(model, seq),
         kept_gathered_elements=2 * seq * hidden,
-        kept_fp32_elements=heads * seq,
+        kept_fp32_elements=0 if keeps_scores else heads * seq,
         kept_replicated_fp32_elements=2 * norm_elements,
         output_elements=seq * hidden,
         output_shape=(seq, hidden),

@@ -6,9 +6,11 @@ import re
 import textwrap
 from collections.abc import Iterable
 
+from launcher.config.schema import PrecisionConfig
 from launcher.plan.columns import columns, cropped
 from launcher.plan.compute import SHORT_LAYER_S
 from launcher.plan.fit import parts_bytes
+from launcher.plan.fusion import fusion_rows
 from launcher.plan.model import MemoryPlan, Plan, StagePlan, TrafficPlan
 from launcher.schedule.actions import Action
 from launcher.schedule.grid import draw
@@ -28,6 +30,7 @@ def plan_text(plan: Plan, *, color: bool = False) -> str:
         "Batch": _batch(plan),
         "Stages": _stages(plan),
         f"Schedule  {plan.schedule.name}": _schedule(plan, color=color),
+        "Fusion": columns(fusion_rows(plan.config), left=3),
         "Memory per rank": _memory(plan),
         "Model states per rank by ZeRO stage": _states(plan),
         "Traffic per step, on the rank that sends most of each kind": _traffic(plan),
@@ -47,12 +50,19 @@ def _title(plan: Plan) -> str:
     config = plan.config
     lines = [
         f"{config.name}: {config.model.name} ({config.model.family}), "
-        f"{format_count(plan.num_parameters)} parameters, {config.precision.compute}",
+        f"{format_count(plan.num_parameters)} parameters, {_formats(config.precision)}",
         f"{counted(plan.world_size, 'rank')} on {config.cluster.name}: {_devices(plan)}",
     ]
     if not plan.exact:
         lines.append("This architecture does not compute what one device computes.")
     return "\n".join(lines)
+
+
+def _formats(precision: PrecisionConfig) -> str:
+    if precision.tf32:
+        return "fp32 with products in tf32"
+    is_mixed = precision.compute == "fp32" or precision.master_weights
+    return precision.compute if is_mixed else f"pure {precision.compute}"
 
 
 def _devices(plan: Plan) -> str:
@@ -200,14 +210,14 @@ def _traffic(plan: Plan) -> list[str]:
 
 def _step(plan: Plan) -> list[str]:
     device, schedule = plan.config.device, plan.schedule
-    peak = device.peak_flops[plan.config.precision.compute]
+    peak = device.peak_flops[plan.config.precision.products]
     tokens_per_s = format_count(plan.batch.global_size * plan.batch.seq_length / schedule.step_s)
     per_device = plan.step_flops / schedule.step_s / plan.num_devices
     speed = f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak"
     step, layer_s = format_duration(schedule.step_s), min(map(_layer_s, schedule.forward_s, plan.stages))
     assumed = (
         f"The model takes {format_flops(plan.step_flops)} per step. Assumed: matmuls reach "
-        f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.compute}, other "
+        f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.products}, other "
         "operations the bandwidth of the memory."
     )
     first = f"{step} predicted: {tokens_per_s} tokens/s, {speed}"

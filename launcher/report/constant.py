@@ -14,7 +14,7 @@ from launcher.typed import plain
 _REQUIRED = ("model", "data", "precision", "batch.seq_length", "device.name", "device.kind")
 _FREE = ("model.name", "data.name", "data.cache_dir", "data.prefetch_batches", "precision.name")
 """Labels, and settings that change how fast but not what is computed."""
-_NOTED = ("seed", "optim", "train", "data.prefetch_batches")
+_NOTED = ("seed", "optim", "train", "fusion", "data.prefetch_batches")
 
 
 def faults(run: Run, reference: Run) -> Iterator[Fault]:

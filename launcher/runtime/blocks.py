@@ -11,7 +11,7 @@ from torch.nn import functional
 from launcher.config.schema import ModelConfig
 from launcher.runtime.api import DTYPES, GlobalSlice, Layers, RankContext, new_parameter
 from launcher.runtime.data import Microbatch
-from launcher.runtime.randomness import DropoutKey, dropout
+from launcher.runtime.randomness import DropoutKey, dropout, dropout_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,19 @@ class Dropout(nn.Module):
     def __init__(self, ctx: RankContext, site: int) -> None:
         super().__init__()
         self.p, self.seed, self.site = ctx.config.model.dropout, ctx.config.seed, site
-        self.first_position = ctx.layers.positions(ctx.config.batch.seq_length).start
+        self.positions = ctx.layers.positions(ctx.config.batch.seq_length)
 
-    def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
-        """x [batch, seq(local), hidden] -> the same shape."""
-        if not self.training:
-            return x
+    def rows(self, batch: Microbatch) -> Tensor | None:
+        """What decides for each token of a microbatch; None: nothing is dropped. It hashes names, which no
+        compiler could follow, so it is made outside of what is compiled."""
+        if self.p == 0 or not self.training:
+            return None
         key = DropoutKey(seed=self.seed, step=batch.step, site=self.site)
-        return dropout(x, self.p, key, batch.samples, self.first_position)
+        return dropout_rows(key, batch.samples, self.positions)
+
+    def forward(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape. ``rows``: from `rows`."""
+        return x if rows is None else dropout(x, self.p, rows)
 
 
 class Rotary(nn.Module):
@@ -103,7 +108,9 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Causal attention over this rank's heads; several query heads may share a key and value head."""
 
-    def __init__(self, layers: Layers, name: str, sizes: Sizes, rotary: Rotary | None) -> None:
+    def __init__(
+        self, layers: Layers, name: str, sizes: Sizes, rotary: Rotary | None, *, is_fused: bool
+    ) -> None:
         super().__init__()
         bias = rotary is None
         keys = sizes.num_kv_heads * sizes.head
@@ -113,15 +120,36 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_size = sizes.head
         self.is_grouped = sizes.num_kv_heads != sizes.num_heads
+        self.is_fused = is_fused
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
         q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self.inputs(x))
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.is_grouped)
+        if self.is_fused:
+            mixed = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=self.is_grouped
+            )
+        else:
+            mixed = plain_attention(q, k, v)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention as its formula has it: softmax(q k^T / sqrt(head)) v, with the weights kept.
+
+    Shapes: q [batch, heads, seq, head]; k and v the same, or with fewer heads that groups of q share.
+    """
+    batch, heads, length, head = q.shape
+    kv_heads = k.shape[1]
+    rows = q.reshape(batch, kv_heads, -1, head)  # the queries of a group end to end: k is not repeated
+    scores = (rows @ k.transpose(-2, -1) * head**-0.5).view(batch, kv_heads, -1, length, length)
+    future = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
+    weights = (scores + future).softmax(-1)
+    mixed: Tensor = weights.flatten(2, 3) @ v
+    return mixed.view(batch, heads, length, head)
 
 
 class MLP(nn.Module):
@@ -153,16 +181,21 @@ class Block(nn.Module):
         super().__init__()
         name = f"layers.{index}"
         self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden)
-        self.attention = Attention(ctx.layers, f"{name}.attention", sizes, rotary)
+        is_fused = ctx.config.fusion.attention == "fused"
+        self.attention = Attention(ctx.layers, f"{name}.attention", sizes, rotary, is_fused=is_fused)
         self.attention_dropout = Dropout(ctx, site=1 + 2 * index)
         self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden)
         self.mlp = MLP(ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None)
         self.mlp_dropout = Dropout(ctx, site=2 + 2 * index)
 
-    def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
-        """x [batch, seq(local), hidden] -> the same shape."""
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x)), batch)
-        out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), batch)
+    def rows(self, batch: Microbatch) -> tuple[Tensor | None, Tensor | None]:
+        """What its dropouts go by in a microbatch."""
+        return self.attention_dropout.rows(batch), self.mlp_dropout.rows(batch)
+
+    def forward(self, x: Tensor, attention_rows: Tensor | None, mlp_rows: Tensor | None) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape. The others: from `rows`."""
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)), attention_rows)
+        out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), mlp_rows)
         return out
 
 

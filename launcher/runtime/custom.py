@@ -26,12 +26,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
-from launcher.config.schema import ModelConfig
+from launcher.config.schema import LaunchConfig, ModelConfig
 from launcher.errors import ConfigError, Fault
 from launcher.plan.model import StagePlan
 from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, tag
 from launcher.runtime.data import Microbatch
+from launcher.runtime.fusion import layer_calls
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -86,12 +87,13 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
 class CustomStage(nn.Module):
     """Consecutive layers of a user's model; called like `launcher.runtime.model.Stage`."""
 
-    def __init__(
-        self, layers: Sequence[nn.Module], dtype: torch.dtype, *, is_first: bool, recomputes: bool
-    ) -> None:
+    def __init__(self, layers: Sequence[nn.Module], config: LaunchConfig, *, is_first: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.dtype, self.is_first, self.recomputes = dtype, is_first, recomputes
+        self.calls = layer_calls(layers, config)
+        """What runs in place of each layer while it trains."""
+        self.dtype, self.is_first = DTYPES[config.precision.compute], is_first
+        self.recomputes = config.parallel.recompute == "full"
         self.loss: Loss | None = None
         """Set on the last stage."""
 
@@ -99,11 +101,11 @@ class CustomStage(nn.Module):
         """hidden [micro, ...] -> [micro, ...], or the fp32 sum of the losses on the last stage."""
         out = self._inputs(batch) if self.is_first else hidden
         assert out is not None, "only the first stage has no input"
-        for layer in self.layers:
+        for call in self.calls if torch.is_grad_enabled() else self.layers:
             if self.recomputes and torch.is_grad_enabled():
-                out = checkpoint(layer, out, use_reentrant=False, preserve_rng_state=False)
+                out = checkpoint(call, out, use_reentrant=False, preserve_rng_state=False)
             else:
-                out = layer(out)
+                out = call(out)
         out = cast(Tensor, out)
         return out if self.loss is None else self.loss(out.float(), batch.targets)
 
@@ -114,8 +116,7 @@ class CustomStage(nn.Module):
 def _stage(ctx: RankContext, stage: StagePlan, layers: Sequence[nn.Module], loss: Loss) -> CustomStage:
     dtype = DTYPES[ctx.config.precision.compute]
     own = [_take(layers[index].to(ctx.device, dtype), index) for index in stage.layers]
-    recomputes = ctx.config.parallel.recompute == "full"
-    module = CustomStage(own, dtype, is_first=stage.stage == 0, recomputes=recomputes)
+    module = CustomStage(own, ctx.config, is_first=stage.stage == 0)
     if stage.stage == len(ctx.plan.plan.stages) - 1:
         module.loss = loss
     return module

@@ -50,7 +50,9 @@ def live_bytes(device: torch.device) -> int:
     held = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
     held += [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
     storages = [tensor.untyped_storage() for tensor in held if tensor.device == device]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    # A compiler's stand-in for a tensor names its device too, and its storage is nowhere.
+    real = [storage for storage in storages if storage.device == device]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in real}.values())
 
 
 def resident_bytes() -> int:

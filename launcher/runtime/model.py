@@ -6,9 +6,9 @@ ignores ``hidden`` (None); the last one returns the sum of the microbatch's loss
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from launcher.runtime.api import RankContext, slice_of, tag
 from launcher.runtime.blocks import Block, Dropout, Norm, Rotary, Sizes, whole_parameter
 from launcher.runtime.custom import build_custom_chunks
 from launcher.runtime.data import Microbatch
+from launcher.runtime.fusion import layer_calls
 from launcher.runtime.randomness import init_slice
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -56,6 +57,8 @@ class Stage(nn.Module):
         self.prologue = prologue
         self.blocks = nn.ModuleList(blocks)
         self.epilogue = epilogue
+        self.calls = layer_calls(blocks, ctx.config)
+        """What runs in place of each block while it trains; not a module, so its parameters count once."""
         self.recomputes = ctx.config.parallel.recompute == "full"
 
     def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
@@ -63,16 +66,22 @@ class Stage(nn.Module):
         if self.prologue is not None:
             hidden = self.prologue(batch)
         assert hidden is not None, "only the first stage has no input"
-        for block in self.blocks:
-            hidden = self._run(block, hidden, batch)
+        for block, call in zip(self.blocks, self.calls, strict=True):
+            hidden = self._run(cast(Block, block), call, hidden, batch)
         out: Tensor = hidden if self.epilogue is None else self.epilogue(hidden, batch)
         return out
 
-    def _run(self, block: nn.Module, hidden: Tensor, batch: Microbatch) -> Tensor:
-        if not (self.recomputes and torch.is_grad_enabled()):
-            return cast(Tensor, block(hidden, batch))
+    def _run(self, block: Block, call: Callable[..., Any], hidden: Tensor, batch: Microbatch) -> Tensor:
+        if not torch.is_grad_enabled():
+            return cast(Tensor, block(hidden, *block.rows(batch)))
+
+        def forward(hidden: Tensor) -> Tensor:
+            return cast(Tensor, call(hidden, *block.rows(batch)))
+
+        if not self.recomputes:
+            return forward(hidden)
         # Dropout depends on positions only, so there is no generator state to bring back.
-        again = checkpoint(block, hidden, batch, use_reentrant=False, preserve_rng_state=False)
+        again = checkpoint(forward, hidden, use_reentrant=False, preserve_rng_state=False)
         return cast(Tensor, again)
 
 
@@ -95,7 +104,7 @@ class Prologue(nn.Module):
         hidden = self.embedding(batch.inputs)
         if self.positions is not None:
             hidden = hidden + self.positions[self.slice]
-        out: Tensor = self.dropout(hidden, batch)
+        out: Tensor = self.dropout(hidden, self.dropout.rows(batch))
         return out
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.compilers import cxx_compiler, missing_for_compile
 from launcher.errors import JobError
 
 
@@ -36,3 +38,24 @@ def user_cache() -> Path:
     """The folder for files that can be made again, by the XDG base directory rule."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "trireme"
+
+
+def prepare_compiler(device_kind: str) -> None:
+    """Names the compiler and the folder of torch.compile, unless the environment already does. Before torch
+    is asked to compile: it reads both once.
+
+    What was compiled is kept for later runs, in a folder of each machine: others may have other processors.
+    Its files are written under other names first and locked while they are made, so ranks share them.
+
+    Raises:
+        JobError: when this machine cannot compile, with the way to mend it.
+    """
+    missing = missing_for_compile(os.environ, device_kind)
+    if missing:
+        host = socket.gethostname()
+        raise JobError(f"fusion.compile: {host} has {missing}, or set fusion.compile=none")
+    os.environ.setdefault("CXX", cxx_compiler(os.environ) or "")
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        folder = user_cache() / "compiled" / socket.gethostname()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

@@ -56,30 +56,34 @@ class DropoutKey:
     """Number of the place in the model, the same under every layout."""
 
 
-def dropout(x: Tensor, p: float, key: DropoutKey, samples: Tensor, first_position: int = 0) -> Tensor:
+def dropout(x: Tensor, p: float, rows: Tensor) -> Tensor:
     """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p).
 
-    Shapes: ``x`` [batch, seq(local), features]; ``samples`` int64 [batch], the sample's place in
-    the step's global batch. ``first_position``: where ``x`` begins in the whole sequence.
+    Shapes: ``x`` [batch, seq(local), features]; ``rows`` from `dropout_rows`, of the same part.
     """
-    if p == 0:
-        return x
-    keep = _uniform31(x, key, samples, first_position) >= round(p * 2**31)
+    keep = _uniform31(rows, x.shape[-1]) >= round(p * 2**31)
     return torch.where(keep, x * (1 / (1 - p)), 0)
 
 
-def _uniform31(x: Tensor, key: DropoutKey, samples: Tensor, first_position: int) -> Tensor:
-    """A number of 31 bits for each element of ``x``, by a hash of its global position.
+def dropout_rows(key: DropoutKey, samples: Tensor, positions: slice) -> Tensor:
+    """A 64-bit number for each token, of which `dropout` makes those of its elements.
 
-    The rows (sample, position) get 64-bit keys; in each row, a 32-bit hash of the feature is mixed
-    with both halves of the row's key. int32 arithmetic that wraps gives the same on every device.
+    Shapes: ``samples`` int64 [batch], the sample's place in the step's global batch; ``positions``: the
+    part of the sequence that is held here. Gives int64 [batch, seq(local)].
     """
-    _, length, features = x.shape
-    positions = torch.arange(first_position, first_position + length, device=x.device)
-    rows = samples.to(x.device)[:, None] << 32 | positions
-    rows = _mix64(rows ^ _scalar_key(key))[:, :, None]
+    places = torch.arange(positions.start, positions.stop, device=samples.device)
+    return _mix64((samples[:, None] << 32 | places) ^ _scalar_key(key))
+
+
+def _uniform31(rows: Tensor, num_features: int) -> Tensor:
+    """A number of 31 bits for each feature of each token, by a hash of its global position.
+
+    In each row, a 32-bit hash of the feature is mixed with both halves of the row's number. int32
+    arithmetic that wraps gives the same on every device.
+    """
+    rows = rows[:, :, None]
     low, high = _low32(rows), _low32(rows >> 32)
-    columns = _mix32(torch.arange(1, features + 1, device=x.device, dtype=torch.int32))
+    columns = _mix32(torch.arange(1, num_features + 1, device=rows.device, dtype=torch.int32))
     return _mix32((columns ^ low).add_(high)).bitwise_and_(0x7FFFFFFF)
 
 

@@ -16,13 +16,15 @@ from launcher.runtime.groups import backend, make_groups
 from launcher.runtime.layers import WholeLayers
 from launcher.runtime.loop import train
 from launcher.runtime.metrics import Clock
-from launcher.runtime.place import Place
+from launcher.runtime.place import Place, prepare_compiler
 from launcher.runtime.split_backward import SplitBackward
 
 
 def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
     """Trains as this rank of the plan."""
     sys.path[:0] = list(plan.source_roots)
+    if plan.config.fusion.compile != "none":
+        prepare_compiler(plan.config.device.kind)
     device = choose_device(plan, place)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
     # Not bound to the device: NCCL would then run all messages of a group on one stream, in one order
@@ -41,11 +43,19 @@ def choose_device(plan: Plan, place: Place) -> torch.device:
     its cores would be slower.
     """
     if plan.config.device.kind == "cuda":
+        set_tf32(is_allowed=plan.config.precision.tf32)
         device = torch.device("cuda", place.local_rank)
         torch.cuda.set_device(device)
         return device
     torch.set_num_threads(1)
     return torch.device("cpu")
+
+
+def set_tf32(*, is_allowed: bool) -> None:
+    """Whether products and convolutions of fp32 numbers may round their inputs to TF32. Said in both cases:
+    torch allows it to convolutions unasked."""
+    torch.backends.cuda.matmul.allow_tf32 = is_allowed
+    torch.backends.cudnn.allow_tf32 = is_allowed
 
 
 def make_context(plan: RankPlan, device: torch.device) -> RankContext:

@@ -61,7 +61,7 @@ class NativeUpdate:
                 if param.requires_grad and param not in self._masters:
                     self._masters[param] = self._master(param)
         masters = ((master, param.dim()) for param, master in self._masters.items())
-        self._optimizer = adamw(masters, self._ctx.config.optim)
+        self._optimizer = adamw(masters, self._ctx.config)
         return chunks
 
     def begin(self, step: int) -> None:

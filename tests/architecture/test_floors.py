@@ -12,6 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 FLOORS = {
     "launcher": 0,
+    "launcher.compilers": 0,
     "launcher.errors": 0,
     "launcher.hints": 0,
     "launcher.legible": 0,

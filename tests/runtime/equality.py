@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from factories import make_config
-from ranks import run_ranks
+from ranks import TIMEOUT_S, run_ranks
 from torch import Tensor, nn
 
 from launcher.plan.build import build
@@ -74,9 +74,9 @@ def job(**sections: dict[str, Any]) -> Plan:
     return build(make_config(**settings))
 
 
-def train(plan: Plan, sabotage: Sabotage | None = None) -> Trained:
+def train(plan: Plan, sabotage: Sabotage | None = None, timeout_s: float = TIMEOUT_S) -> Trained:
     """Runs the plan on as many forked ranks as it needs."""
-    results: list[_RankResult] = run_ranks(plan.world_size, _rank, plan, sabotage)
+    results: list[_RankResult] = run_ranks(plan.world_size, _rank, plan, sabotage, timeout_s=timeout_s)
     losses = next(result.losses for result in reversed(results) if result.losses[0] is not None)
     return Trained(
         losses=[loss for loss in losses if loss is not None],

@@ -7,6 +7,7 @@ import torch
 from factories import make_context
 from torch.autograd.graph import saved_tensors_hooks
 
+from launcher.config.schema import FusionConfig
 from launcher.plan.build import build, job_shape
 from launcher.plan.memory import kept_bytes
 from launcher.runtime.data import Microbatch
@@ -38,15 +39,16 @@ def measured_bytes(config) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("dropout", "attention"), [(0.0, "fused"), (0.1, "fused"), (0.0, "plain")])
 @pytest.mark.parametrize("precision", [FP32, MIXED], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_forward_keeps_what_was_predicted(family, precision, dropout):
+def test_a_forward_keeps_what_was_predicted(family, precision, dropout, attention):
     config = launch_config(
         model={**SIZES, "family": family, "dropout": dropout},
         batch={"micro_size": MICRO, "seq_length": SEQ},
         precision=precision,
         device={"kind": "cpu"},
+        fusion=FusionConfig(attention=attention),
     )
     job = job_shape(config)
     predicted = kept_bytes(job, job.stages[0])

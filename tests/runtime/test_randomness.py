@@ -10,7 +10,7 @@ from torch import Tensor
 
 from launcher.runtime import randomness
 from launcher.runtime.api import GlobalSlice
-from launcher.runtime.randomness import DropoutKey, dropout, init_slice
+from launcher.runtime.randomness import DropoutKey, dropout, dropout_rows, init_slice
 
 SHAPE = (150, 12)
 """Two whole row blocks and a part of a third."""
@@ -86,14 +86,18 @@ def test_bf16_values_are_the_rounded_fp32_ones() -> None:
 def masks(
     key: DropoutKey = KEY, p: float = 0.25, samples: int = 16, length: int = 32, size: int = 64
 ) -> Tensor:
-    return dropout(torch.ones(samples, length, size), p, key, torch.arange(samples))
+    return dropout(torch.ones(samples, length, size), p, rows(key, samples, length))
+
+
+def rows(key: DropoutKey, samples: int, length: int) -> Tensor:
+    return dropout_rows(key, torch.arange(samples), slice(0, length))
 
 
 def test_dropout_of_a_slice_of_samples_and_positions_is_that_slice() -> None:
     x = torch.randn(8, 10, 6)
     samples = torch.arange(100, 108)
-    whole = dropout(x, 0.5, KEY, samples)
-    part = dropout(x[2:5, 4:9], 0.5, KEY, samples[2:5], first_position=4)
+    whole = dropout(x, 0.5, dropout_rows(KEY, samples, slice(0, 10)))
+    part = dropout(x[2:5, 4:9], 0.5, dropout_rows(KEY, samples[2:5], slice(4, 9)))
     assert torch.equal(part, whole[2:5, 4:9])
 
 
@@ -124,15 +128,10 @@ def test_seeds_steps_and_sites_drop_independently(other: dict[str, int]) -> None
 
 def test_dropout_passes_the_gradient_of_what_it_keeps() -> None:
     x = torch.ones(2, 3, 4, requires_grad=True)
-    out = dropout(x, 0.5, KEY, torch.arange(2))
+    out = dropout(x, 0.5, rows(KEY, 2, 3))
     out.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, out.detach())
-
-
-def test_without_dropout_nothing_is_computed() -> None:
-    x = torch.ones(2, 3, 4)
-    assert dropout(x, 0.0, KEY, torch.arange(2)) is x
 
 
 def mixed(value: int, bits: int, rounds: list[tuple[int, int]], last_shift: int) -> int:
@@ -153,7 +152,8 @@ def is_kept(key: DropoutKey, p: float, sample: int, position: int, feature: int)
 
 
 def test_dropout_is_the_hash_that_it_is_said_to_be() -> None:
-    out = dropout(torch.ones(3, 4, 5), 0.4, KEY, torch.tensor([0, 9, 70_000]), first_position=6)
+    places = dropout_rows(KEY, torch.tensor([0, 9, 70_000]), slice(6, 10))
+    out = dropout(torch.ones(3, 4, 5), 0.4, places)
     expected = [
         [[is_kept(KEY, 0.4, sample, position, feature) for feature in range(5)] for position in range(6, 10)]
         for sample in (0, 9, 70_000)

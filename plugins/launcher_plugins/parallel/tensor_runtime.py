@@ -40,6 +40,7 @@ class TensorLayers:
         self._wire = TensorWire(ctx, splits_sequence=self.splits_sequence)
         self._device, self._dtype = ctx.device, DTYPES[ctx.config.precision.compute]
         self._split = ctx.split_backward
+        self._is_compiled = ctx.config.fusion.compile != "none"
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq(local), size]."""
@@ -52,7 +53,7 @@ class TensorLayers:
             weights.append(self._slice(f"{name}.{out}.weight", (size, in_size), dim=0))
             if bias:
                 biases.append(self._slice(f"{name}.{out}.bias", (size,), dim=0))
-        return ColumnLinear(weights, biases, self._wire, self._split)
+        return self._apart(ColumnLinear(weights, biases, self._wire, self._split))
 
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
         """[batch, seq, in_size / tp] -> [batch, seq(local), out_size]."""
@@ -65,7 +66,7 @@ class TensorLayers:
             is_summed_over_tp=self.splits_sequence,
         )
         added = new_parameter(whole, whole.shape, self._device, self._dtype) if bias else None
-        return RowLinear(weight, added, self._wire, self._split)
+        return self._apart(RowLinear(weight, added, self._wire, self._split))
 
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
@@ -82,6 +83,12 @@ class TensorLayers:
         assert seq_length % self.size == 0, f"{self.size} ranks cannot share {seq_length} positions evenly"
         length = seq_length // self.size
         return slice(self._wire.rank * length, (self._wire.rank + 1) * length)
+
+    def _apart(self, module: nn.Module) -> nn.Module:
+        """Keeps a module whose forward and backward send messages out of what is compiled around it."""
+        if self._is_compiled:
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
+        return module
 
     def _slice(self, name: str, shape: tuple[int, ...], *, dim: int) -> nn.Parameter:
         """A slice of equal size on every rank; the last ones overhang when tp does not divide."""

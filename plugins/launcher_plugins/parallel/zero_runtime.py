@@ -97,7 +97,7 @@ class _DeepSpeedUpdate:
     def _start(self, model: nn.Module) -> None:
         config = self._ctx.config
         self._params = [param for param in model.parameters() if param.requires_grad]
-        optimizer = adamw(((param, len(slice_of(param).shape)) for param in self._params), config.optim)
+        optimizer = adamw(((param, len(slice_of(param).shape)) for param in self._params), config)
         assert optimizer is not None, "the plan refuses a stage without parameters"
         self._engine = start_engine(self._ctx, model, optimizer, _config(self._ctx))
 
