@@ -53,10 +53,10 @@ def first_input(data: DataConfig, batch: BatchConfig) -> Tensor:
 
 def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
     """The shape of a user's model, measured with one sample [1, ...]."""
-    layers = load_custom(model, seed=0).layers
-    saved = _Saved(layers)
+    saved = _Saved()
     shapes = []
-    for index, layer in enumerate(layers):
+    for index, layer in enumerate(load_custom(model, seed=0).layers):
+        saved.enter(layer)
         sample = sample.detach()
         if sample.is_floating_point():
             sample.requires_grad_()
@@ -110,11 +110,17 @@ def _refuse_hidden_state(model: ModelConfig, index: int, layer: nn.Module) -> It
 class _Saved:
     """Counts what autograd keeps: each storage once, parameters not at all."""
 
-    def __init__(self, layers: Any) -> None:
+    def __init__(self) -> None:
         self.num_elements = 0
-        self._known = {param.untyped_storage().data_ptr() for layer in layers for param in layer.parameters()}
+        self._parameters: set[int] = set()
+        self._known: set[int] = set()
         self._alive: list[Tensor] = []
         """Keeps addresses from being used again."""
+
+    def enter(self, layer: nn.Module) -> None:
+        """Counts none of this layer's parameters. Those of the layers before it may be gone, and their
+        addresses in use again."""
+        self._parameters = {param.untyped_storage().data_ptr() for param in layer.parameters()}
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -123,7 +129,7 @@ class _Saved:
 
     def _keep(self, tensor: Tensor) -> Tensor:
         address = tensor.untyped_storage().data_ptr()
-        if address not in self._known:
+        if address not in self._known | self._parameters:
             self._known.add(address)
             self._alive.append(tensor)
             self.num_elements += tensor.numel()

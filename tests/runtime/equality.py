@@ -16,6 +16,7 @@ from ranks import TIMEOUT_S, run_ranks
 from torch import Tensor, nn
 
 from launcher.plan.build import build
+from launcher.plan.job import Describe
 from launcher.plan.model import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data import Loader
@@ -59,7 +60,7 @@ class _RankResult:
     moments: list[_Piece]
 
 
-def job(**sections: dict[str, Any]) -> Plan:
+def job(describe: Describe | None = None, **sections: dict[str, Any]) -> Plan:
     """A plan of a tiny transformer: 4 layers, 16 sequences a step unless told otherwise."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"num_layers": 4, "num_heads": 4, "hidden_size": 16, "vocab_size": 256, "init_std": 0.2},
@@ -71,7 +72,7 @@ def job(**sections: dict[str, Any]) -> Plan:
     }
     for name, changes in sections.items():
         settings[name] = settings.get(name, {}) | changes
-    return build(make_config(**settings))
+    return build(make_config(**settings), describe=describe)
 
 
 def train(plan: Plan, sabotage: Sabotage | None = None, timeout_s: float = TIMEOUT_S) -> Trained:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,13 +142,64 @@ def test_layers_that_no_layout_could_reproduce_are_refused(
 
 def test_a_build_without_layers_or_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built_by(monkeypatch, lambda: nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match=r"must return an object with a list `layers` .* not Linear\. See"):
+    with pytest.raises(
+        ConfigError, match=r"must return an object with `layers`, a list or a generator, .* not Linear\. See"
+    ):
         build(cnn(model=model), [1])
 
 
 def test_another_number_of_layers_than_planned_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"gives 4 layers here, the plan was made with 5\. Plan again"):
         build(cnn(), [5])
+
+
+class OneByOne:
+    """The CNN, its layers made when they are asked for, with some other use of the generator between."""
+
+    def __init__(self) -> None:
+        from digits_cnn import build as build_whole
+
+        def layers():
+            torch.randn(3)
+            yield from build_whole(channels=4).layers
+
+        self.layers, self.loss = layers(), loss_of
+
+
+def test_layers_made_one_by_one_have_the_weights_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built_by(monkeypatch, OneByOne)
+    (whole,) = build(cnn(model=model), [4])
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first, last = build(cnn(model=model, parallel={"pp": 2}), [1, 3])
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, two in zip([*first.parameters(), *last.parameters()], whole.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_layers_of_other_stages_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[nn.Module]] = []
+
+    def one_by_one() -> Any:
+        def layers():
+            for _ in range(4):
+                layer = nn.Linear(2, 2)
+                made.append(weakref.ref(layer))
+                yield layer
+                del layer
+
+        return SimpleNamespace(layers=layers(), loss=loss_of)
+
+    plan = make_plan(cnn(model=built_by(monkeypatch, one_by_one), parallel={"pp": 2}), [1, 3])
+    chunks = build_chunks(make_context(plan, rank=0))
+    assert [layer() is not None for layer in made] == [True, False, False, False], chunks
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_layer_that_a_generator_makes_is_judged_too(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built_by(monkeypatch, lambda: SimpleNamespace(layers=iter([REFUSED[message]]), loss=loss_of))
+    with pytest.raises(ConfigError, match=message):
+        build(cnn(model=model), [1])
 
 
 def test_a_parameter_on_two_stages_is_refused_but_not_on_one(monkeypatch: pytest.MonkeyPatch) -> None:

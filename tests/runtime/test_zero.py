@@ -9,14 +9,16 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
 from ranks import RankError, run_ranks
+from torch import Tensor, nn
 
-from launcher.plan.model import Plan
+from launcher.plan.model import LayerShape, ModelShape, Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data import Loader
 from launcher.runtime.groups import Group
@@ -209,6 +211,47 @@ def test_stage_3_starts_a_model_that_does_not_fit_on_one_rank() -> None:
     assert max(run_ranks(4, build_under_a_limit, split, limit)) < limit
     with pytest.raises(RankError, match=r"(can't allocate memory|MemoryError)"):
         run_ranks(1, build_under_a_limit, job(model=BIG), limit)
+
+
+class Wide:
+    """A user's model of the same size, whose layers are made one at a time, or all at once."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        made = (nn.Linear(1024, 768) if index % 2 == 0 else nn.Linear(768, 1024) for index in range(24))
+        self.layers = list(made) if at_once else made
+
+    @staticmethod
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return (output - targets).square().sum()
+
+
+def wide(*, at_once: bool) -> Plan:
+    """Planned with the sizes that a measurement would find: they are not what is tested here."""
+    layer = LayerShape(
+        name="linear",
+        num_parameters=1024 * 768 + 1024,
+        num_replicated_parameters=1024 * 768 + 1024,
+        forward_flops=1.0,
+        kept_elements=1,
+        kept_replicated_elements=0,
+        output_elements=1024,
+        output_shape=(1024,),
+    )
+    shape = ModelShape(
+        family="custom", layers=(layer,) * 24, prologue=None, epilogue=None, num_tied_parameters=0
+    )
+    sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    model = sizes | {"family": "custom", "target": "wide:Wide", "options": {"at_once": at_once}}
+    return job(describe=lambda *_: shape, model=model, parallel={"dp": 4, "zero_stage": 3})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_stage_3_starts_a_users_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wide", SimpleNamespace(Wide=Wide))
+    limit = 62 << 20
+    assert max(run_ranks(4, build_under_a_limit, wide(at_once=False), limit)) < limit
+    with pytest.raises(RankError, match=r"(can't allocate memory|MemoryError)"):
+        run_ranks(4, build_under_a_limit, wide(at_once=True), limit)
 
 
 # Checkpoints
