@@ -60,6 +60,8 @@ class JobShape:
     """Samples per microbatch."""
     global_size: int
     """Samples per step."""
+    roles: tuple[RoleGroup, ...] = ()
+    """The groups of ranks, trainers first; empty until the architecture has judged the job."""
 
     @property
     def compute_bytes(self) -> int:

@@ -36,6 +36,7 @@ conclude() {
   local job state
   job=$(scontrol --oneliner show job "$job_id")
   state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
+  state=${state%%$'\n'*} # of several parts the first
   # The steps of a job that is to give way are told, its script is not: ranks end that cannot save yet.
   case $job in *" PreemptTime="[0-9]*) num_told=$((num_told + 1)) ;; esac
   if [ "${state:-RUNNING}" != RUNNING ]; then

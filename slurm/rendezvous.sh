@@ -2,7 +2,7 @@
 # One address for all ranks: the first node's.
 [ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
   fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-if [ "$nodes" = 1 ]; then
+if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||

@@ -6,8 +6,5 @@ trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec "$@"'
-start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
-  --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
-  bash -c "$task" rank \
-  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
-conclude
+command=(bash -c "$task" rank
+  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")

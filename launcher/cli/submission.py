@@ -162,6 +162,6 @@ def _tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[st
 def _tell(directory: RunDirectory, plan: Plan, handle: JobHandle) -> None:
     path = shown(directory.path)
     say(summary(plan))
-    say(f"submitted as job {handle.id} on {counted(plan.config.cluster.nodes, 'node')}")
+    say(f"submitted as job {handle.id} on {counted(plan.num_nodes, 'node')}")
     say(f"run directory: {path}")
     say(f"  trireme status {path}\n  trireme logs -f {path}\n  trireme wait {path}\n  trireme cancel {path}")

@@ -302,6 +302,23 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoleSite:
+    """Nodes for one role beside the trainers, such as a parameter server's ``server``: a part of its own in
+    a heterogeneous job, without devices. The rest is that of the site, but for ``options``."""
+
+    partition: str | None = None
+    """Partition; null = that of the site."""
+    constraint: str | None = None
+    """Features that every node has."""
+    ranks_per_node: Count = 1
+    """Ranks of the role on one node."""
+    cpus_per_rank: Count | None = None
+    """Processors of one rank; null = the site's default."""
+    memory_per_node: str | None = None
+    """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SiteConfig:
     """What is particular to one cluster's batch system, and belongs to no recipe."""
 
@@ -360,6 +377,9 @@ class SiteConfig:
     """Appended to the first host's name, where a faster network has names of its own."""
     network_interface: str | None = None
     """Interface that gloo and NCCL use, such as ``ib0``; null = their own choice."""
+    roles: Mapping[str, RoleSite] = field(default_factory=dict)
+    """Nodes of their own for roles beside the trainers, by the role's name; one that is not here has its
+    ranks on the cluster's devices, after those of the trainers."""
     is_one_machine: bool = False
     """Whether all nodes are one machine, where a baseline waits for its run to end: side by side they
     would slow each other down."""

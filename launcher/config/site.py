@@ -57,10 +57,14 @@ def site_rules(site: SiteConfig) -> Iterator[Broken]:
     yield from _time_rules(site.time_limit)
     yield from _variable_rules(site)
     yield from _container_rules(site)
-    memory = site.memory_per_node
-    if memory is not None and not _MEMORY.fullmatch(memory):
-        rule = "must be a whole number with K, M, G or T (M where none is given)"
-        yield "site.memory_per_node", memory, rule, "Write 64G, or null to ask for none."
+    memories = {"site.memory_per_node": site.memory_per_node}
+    memories |= {
+        f"site.roles.{name}.memory_per_node": role.memory_per_node for name, role in site.roles.items()
+    }
+    for path, memory in memories.items():
+        if memory is not None and not _MEMORY.fullmatch(memory):
+            rule = "must be a whole number with K, M, G or T (M where none is given)"
+            yield path, memory, rule, "Write 64G, or null to ask for none."
     if site.cpu_bind is not None and not _BINDING.fullmatch(site.cpu_bind):
         rule = "must be what srun's --cpu-bind takes: none, sockets, cores, threads, ldoms, rank or a map"
         yield "site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from launcher.config.schema import LaunchConfig
-from launcher.interfaces import JobShape, OwnsUpdate
+from launcher.config.schema import LaunchConfig, SiteConfig
+from launcher.interfaces import JobShape, OwnsUpdate, RoleGroup
 from launcher.plan.fit import laid_out, memory_faults
 from launcher.plan.job import CheckedJob, Describe, examine, measured_once
 from launcher.plan.model import VERSION, BatchPlan, Plan, RolePlan
@@ -52,7 +52,9 @@ def build(
     notes += [f"Planned, but it cannot be started like this: {fault}" for fault in chosen.executor.check(job)]
     notes += chosen.executor.notes(job)
     if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
-        notes += idle_note(sum(role.num_ranks for role in roles), job.cluster.num_devices)
+        notes += idle_note(
+            sum(role.num_ranks for role in roles if role.num_nodes is None), job.cluster.num_devices
+        )
     return Plan(
         version=VERSION,
         config=job.config,
@@ -96,12 +98,25 @@ def _checked(config: LaunchConfig, sources: Mapping[str, Source], measure: Descr
 def _roles(checked: CheckedJob) -> tuple[RolePlan, ...]:
     """The roles on consecutive ranks, in the architecture's order."""
     roles, first = [], 0
-    for group in checked.chosen.architecture.roles(checked.shape):
+    for group in checked.shape.roles:
         roles.append(
-            RolePlan(name=group.name, first_rank=first, num_ranks=group.num_ranks, trains=group.trains)
+            RolePlan(
+                name=group.name,
+                first_rank=first,
+                num_ranks=group.num_ranks,
+                trains=group.trains,
+                num_nodes=_num_nodes(group, checked.shape.config.site),
+            )
         )
         first += group.num_ranks
     return tuple(roles)
+
+
+def _num_nodes(group: RoleGroup, site: SiteConfig) -> int | None:
+    """Nodes that a role has for itself at this site."""
+    if group.trains or group.name not in site.roles:
+        return None
+    return -(-group.num_ranks // site.roles[group.name].ranks_per_node)
 
 
 def _batch(checked: CheckedJob) -> BatchPlan:

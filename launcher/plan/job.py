@@ -72,7 +72,8 @@ def examine(
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)
-    return CheckedJob(shape=_balanced(job, chosen), model=model, chosen=chosen, batch=sizes)
+    shape = replace(_balanced(job, chosen), roles=tuple(chosen.architecture.roles(job)))
+    return CheckedJob(shape=shape, model=model, chosen=chosen, batch=sizes)
 
 
 def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
@@ -142,11 +143,13 @@ def _shape(config: LaunchConfig, describe: Describe) -> ModelShape:
 
 
 def _num_other_ranks(config: LaunchConfig, model: ModelShape) -> int:
-    """Ranks that the architecture adds to the trainers, asked with one replica where dp is open."""
+    """Ranks that the architecture puts on the devices beside the trainers, asked with one replica where dp
+    is open."""
     dp = 1 if config.parallel.dp == "auto" else config.parallel.dp
     draft = resolve(config, dp, _UNSOLVED)
     architecture = choose(draft).architecture
-    return sum(role.num_ranks for role in architecture.roles(_job(draft, model)) if not role.trains)
+    others = (role for role in architecture.roles(_job(draft, model)) if not role.trains)
+    return sum(role.num_ranks for role in others if role.name not in config.site.roles)
 
 
 def _job(config: LaunchConfig, model: ModelShape) -> JobShape:

@@ -195,6 +195,8 @@ class RolePlan:
     first_rank: int
     num_ranks: int
     trains: bool
+    num_nodes: int | None = None
+    """Nodes of its own; null: its ranks are on the cluster's devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,12 +250,22 @@ class Plan:
         return sum(role.num_ranks for role in self.roles)
 
     @property
+    def num_cluster_ranks(self) -> int:
+        """Ranks on the cluster's devices: all but those of roles with nodes of their own."""
+        return sum(role.num_ranks for role in self.roles if role.num_nodes is None)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes over all roles."""
+        return self.config.cluster.nodes + sum(role.num_nodes or 0 for role in self.roles)
+
+    @property
     def num_devices(self) -> int:
         """Devices that are taken, used or not. On the CPU a device is a process: none is taken idle."""
         cluster = self.config.cluster
         if self.config.device.kind == "cpu":
             return self.world_size
-        return max(cluster.nodes * cluster.devices_per_node, self.world_size)
+        return max(cluster.nodes * cluster.devices_per_node, self.num_cluster_ranks)
 
     @property
     def pipeline(self) -> PipelineShape:

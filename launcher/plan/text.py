@@ -11,7 +11,7 @@ from launcher.plan.columns import columns, cropped
 from launcher.plan.compute import SHORT_LAYER_S
 from launcher.plan.fit import parts_bytes
 from launcher.plan.fusion import fusion_rows
-from launcher.plan.model import MemoryPlan, Plan, StagePlan, TrafficPlan
+from launcher.plan.model import MemoryPlan, Plan, RolePlan, StagePlan, TrafficPlan
 from launcher.schedule.actions import Action
 from launcher.schedule.grid import draw
 from launcher.topology.cluster import Cluster
@@ -66,7 +66,7 @@ def _formats(precision: PrecisionConfig) -> str:
 
 
 def _devices(plan: Plan) -> str:
-    cluster, used = plan.config.cluster, plan.world_size
+    cluster, used = plan.config.cluster, plan.num_cluster_ranks
     text = f"{cluster.nodes} x {cluster.devices_per_node} {plan.config.device.name}"
     return text if used == cluster.nodes * cluster.devices_per_node else f"{text}, {used} used"
 
@@ -84,9 +84,15 @@ def _mesh(plan: Plan) -> list[str]:
     if last:
         table.insert(1 + len(first), f"... {mesh.num_ranks - len(first) - len(last)} more ranks")
     others = [
-        f"{counted(role.num_ranks, 'more rank')}: {role.name}" for role in plan.roles if not role.trains
+        f"{counted(role.num_ranks, 'more rank')}: {role.name}{_own_nodes(role)}"
+        for role in plan.roles
+        if not role.trains
     ]
     return [f"{counted(mesh.num_ranks, 'rank')} = {product}   (outermost axis first)", *others, *table]
+
+
+def _own_nodes(role: RolePlan) -> str:
+    return "" if role.num_nodes is None else f", on {counted(role.num_nodes, 'further node')}"
 
 
 def _batch(plan: Plan) -> list[str]:

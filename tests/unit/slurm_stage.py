@@ -15,16 +15,24 @@ REQUEST = JobRequest(
 TWO_BY_TWO = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
 SRUN = """#!/bin/bash
 # Starts every task that it is asked for, as the real one does, each with its own place.
-while [[ $1 = --* ]]; do
-  case $1 in
-    --ntasks=*) total=${1#*=} ;;
-    --ntasks-per-node=*) per_node=${1#*=} ;;
-  esac
+# A colon is between the parts of a heterogeneous job, whose tasks are numbered on.
+total=0 rank=0
+for word in "$@"; do [[ $word = --ntasks=* ]] && total=$((total + ${word#*=})); done
+while [ $# != 0 ]; do
+  while [[ $1 = --* ]]; do
+    case $1 in
+      --ntasks=*) count=${1#*=} ;;
+      --ntasks-per-node=*) per_node=${1#*=} ;;
+    esac
+    shift
+  done
+  command=()
+  while [ $# != 0 ] && [ "$1" != : ]; do command+=("$1"); shift; done
   shift
-done
-for ((task = 0; task < total; task++)); do
-  SLURM_PROCID=$task SLURM_LOCALID=$((task % per_node)) SLURM_NODEID=$((task / per_node)) \\
-    SLURM_NTASKS=$total "$@" || rc=$?
+  for ((task = 0; task < count; task++)); do
+    SLURM_PROCID=$((rank++)) SLURM_LOCALID=$((task % per_node)) SLURM_NODEID=$((task / per_node)) \\
+      SLURM_NTASKS=$total "${command[@]}" || rc=$?
+  done
 done
 exit ${rc:-0}
 """

@@ -17,8 +17,15 @@ from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_commands import ask, left_out
 from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of
-from launcher_plugins.executors.slurm_options import SEPARATOR, Layout, binding_faults, layout, option_faults
+from launcher_plugins.executors.slurm_options import SEPARATOR, binding_faults, layout, option_faults
 from launcher_plugins.executors.slurm_queue import Jobs, ask_about
+from launcher_plugins.executors.slurm_roles import (
+    Roles,
+    num_cluster_ranks,
+    parts,
+    role_faults,
+    role_notes,
+)
 from launcher_plugins.executors.slurm_script import Batch, script_text
 from launcher_plugins.executors.slurm_state import with_end
 from launcher_plugins.executors.slurm_survey import survey
@@ -51,11 +58,12 @@ class Slurm:
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """Ranks that do not fill the nodes, options that sbatch would not take, a life cut short."""
-        return _faults(job.config, layout(job.config, job.mesh.num_ranks))
+        return _faults(job.config, job.roles)
 
     def notes(self, job: JobShape) -> Iterable[str]:
         """Where the ranks meet, and who starts the run again when it is cut short."""
-        return (*_network_notes(job.config), *life_notes(job.config))
+        config = job.config
+        return (*role_notes(config, job.roles), *_network_notes(config), *life_notes(config))
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The batch script, and the command that submits it.
@@ -63,11 +71,12 @@ class Slurm:
         Raises:
             PlanError: for what `check` finds, and for a run directory that Slurm cannot write to.
         """
-        place = layout(plan.config, plan.world_size)
-        faults = [*_faults(plan.config, place), *_directory_faults(plan.config, request.run_dir)]
+        place = layout(plan.config, num_cluster_ranks(plan.config, plan.roles))
+        faults = [*_faults(plan.config, plan.roles), *_directory_faults(plan.config, request.run_dir)]
         if isinstance(place, Fault) or faults:
             raise PlanError(faults)
-        text = script_text(Batch(config=plan.config, request=request, place=place))
+        others = parts(plan.config, plan.roles)
+        text = script_text(Batch(config=plan.config, request=request, place=place, others=others))
         argv = ("sbatch", "--parsable", f"{request.run_dir}/job.sh")
         num_jobs = settings_of(plan.config).num_jobs()
         return JobScript(argv=argv, environment={}, run_dir=request.run_dir, text=text, num_jobs=num_jobs)
@@ -162,9 +171,10 @@ def _state(handle: JobHandle, jobs: Jobs) -> JobState:
     return state
 
 
-def _faults(config: LaunchConfig, place: Layout | Fault) -> Iterator[Fault]:
-    if isinstance(place, Fault):
+def _faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
+    if isinstance(place := layout(config, num_cluster_ranks(config, roles)), Fault):
         yield place
+    yield from role_faults(config, roles)
     yield from option_faults(config.site)
     yield from binding_faults(config)
     yield from life_faults(config)

@@ -6,10 +6,10 @@ Source: the manual page sbatch(1), Slurm 22.05 to 24.11.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.config.schema import LaunchConfig, SiteConfig
+from launcher.config.schema import LaunchConfig, RoleSite, SiteConfig
 from launcher.errors import Fault, nearest
 from launcher.jobs.script import EXECUTOR_LOG, JobRequest
 from launcher_plugins.executors.slurm_life import save_signal, settings_of
@@ -157,6 +157,32 @@ def directives(config: LaunchConfig, place: Layout, request: JobRequest, *, task
     if request.after:
         others = [str(options["dependency"])] if options.get("dependency") else []
         options["dependency"] = ",".join([*others, f"afterany:{request.after.replace(SEPARATOR, ':')}"])
+    return _lines(options)
+
+
+def role_directives(config: LaunchConfig, site: RoleSite, place: Layout) -> list[str]:
+    """Those of a role with nodes of its own. What is said once of a job is said by the trainers'."""
+    shared, is_requeued = config.site, settings_of(config).continuation == "requeue"
+    return _lines(
+        {
+            "nodes": place.num_nodes,
+            "ntasks-per-node": place.ranks_per_node,
+            "cpus-per-task": site.cpus_per_rank,
+            "mem": site.memory_per_node,
+            "time": shared.time_limit,
+            "account": shared.account,
+            "partition": site.partition or shared.partition,
+            "qos": shared.qos,
+            "reservation": shared.reservation,
+            "constraint": site.constraint,
+            "exclude": shared.exclude,
+            "requeue": is_requeued,
+            "no-requeue": not is_requeued,
+        }
+    )
+
+
+def _lines(options: Mapping[str, str | int | bool | None]) -> list[str]:
     return [f"#SBATCH {_written(name, value)}" for name, value in options.items() if _is_given(value)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from launcher import resources
@@ -16,7 +16,8 @@ from launcher.config.schema import LaunchConfig
 from launcher.jobs.script import JobRequest
 from launcher.units import counted
 from launcher_plugins.executors.slurm_life import SlurmConfig, saves, settings_of
-from launcher_plugins.executors.slurm_options import EXPORTED, Layout, directives
+from launcher_plugins.executors.slurm_options import EXPORTED, Layout, directives, role_directives
+from launcher_plugins.executors.slurm_roles import HET_JOB, Part
 
 _NODE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 _OF_THE_HOST = frozenset(("HOME", "PATH"))
@@ -30,6 +31,9 @@ class Batch:
     config: LaunchConfig
     request: JobRequest
     place: Layout
+    """Of the ranks on the cluster's devices."""
+    others: tuple[Part, ...] = ()
+    """Of the roles with nodes of their own."""
 
     @property
     def settings(self) -> SlurmConfig:
@@ -62,6 +66,7 @@ def script_text(batch: Batch) -> str:
         "#!/bin/bash",
         f"# {config.name}: {ranks} ranks on {nodes}, by {batch.settings.starter}.",
         *directives(config, place, batch.request, tasks_per_node=batch.tasks_per_node),
+        *(line for part in batch.others for line in _part_head(config, part)),
         "",
         *_settings(batch),
     ]
@@ -73,8 +78,17 @@ def script_text(batch: Batch) -> str:
             _body("rendezvous"),
             _body("life"),
             _body(batch.settings.starter),
+            *([_body("het_step" if batch.others else "step")] if batch.settings.starter == "srun" else []),
         ]
     )
+
+
+def _part_head(config: LaunchConfig, part: Part) -> Iterator[str]:
+    """What a further part of a heterogeneous job asks for."""
+    ranks = part.place.num_nodes * part.place.ranks_per_node
+    yield HET_JOB
+    yield f"# {part.role}: {counted(ranks, 'rank')} on {counted(part.place.num_nodes, 'further node')}."
+    yield from role_directives(config, part.site, part.place)
 
 
 def expandable(text: str) -> str:
@@ -111,16 +125,34 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"saves={'yes' if saves(batch.config) else 'no'}"
     yield f"nodes={batch.place.num_nodes}"
     yield f"ranks_per_node={batch.place.ranks_per_node}"
+    yield f"parts={1 + len(batch.others)}"
     yield f"host_suffix={shlex.quote(site.host_suffix)}"
     yield f"resume=({'--resume' if request.resume else ''})"
-    yield f"step=({' '.join(map(shlex.quote, _step_options(batch)))})"
+    cpus = batch.config.site.cpus_per_rank
+    if not batch.others:
+        cpus = cpus and cpus * batch.place.ranks_per_node // batch.tasks_per_node
+        yield f"step=({_words(_step_options(batch, cpus))})"
+        return
+    every = [(batch.place, cpus), *((part.place, part.site.cpus_per_rank) for part in batch.others)]
+    for number, (place, cpus) in enumerate(every):
+        yield f"step{number}=({_words([*_size_options(place), *_step_options(batch, cpus)])})"
+    yield f"ranks_of_part=({' '.join(str(place.num_nodes * place.ranks_per_node) for place, _ in every)})"
 
 
-def _step_options(batch: Batch) -> Iterator[str]:
+def _words(words: Iterable[str]) -> str:
+    return " ".join(map(shlex.quote, words))
+
+
+def _size_options(place: Layout) -> Iterator[str]:
+    yield f"--nodes={place.num_nodes}"
+    yield f"--ntasks={place.num_nodes * place.ranks_per_node}"
+    yield f"--ntasks-per-node={place.ranks_per_node}"
+
+
+def _step_options(batch: Batch, cpus_per_task: int | None) -> Iterator[str]:
     site = batch.config.site
-    if site.cpus_per_rank:  # a step does not take it over from its job
-        cpus = site.cpus_per_rank * batch.place.ranks_per_node // batch.tasks_per_node
-        yield f"--cpus-per-task={cpus}"
+    if cpus_per_task:  # a step does not take it over from its job
+        yield f"--cpus-per-task={cpus_per_task}"
     if site.cpu_bind:
         yield f"--cpu-bind={site.cpu_bind}"
     if site.container_image:

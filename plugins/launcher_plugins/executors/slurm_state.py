@@ -43,8 +43,10 @@ _WORST: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succe
 _STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
 """The line that each start of a job writes to its output."""
 _ENDED = re.compile(
-    r"^srun: error: \S+: tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
+    r"^srun: error: (\S+): tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
 )
+_PART = re.compile(r"^trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
+"""The line of each part of a heterogeneous job, whose tasks srun numbers from 0."""
 _SIGNALS = {
     "Killed": signal.SIGKILL,
     "Terminated": signal.SIGTERM,
@@ -105,10 +107,13 @@ def guilty_rank(output: str) -> tuple[int, int] | None:
     >>> guilty_rank("srun: error: node1: tasks 2-3: Exited with exit code 17")
     (2, 17)
     """
+    parts = [(int(first), set(expand(hosts))) for first, hosts in _PART.findall(output)]
     ended = []
-    for tasks, how, code in _ENDED.findall(output):
+    for nodes, tasks, how, code in _ENDED.findall(output):
         status = int(code) if code else -_SIGNALS.get(how.strip(), signal.SIGKILL)
-        ended.append((int(expand(f"[{tasks.strip('[]')}]")[0]), status))
+        firsts = [first for first, hosts in parts if hosts.intersection(expand(nodes))] if parts else [0]
+        if len(firsts) == 1:  # parts that share a node cannot be told apart
+            ended.append((firsts[0] + int(expand(f"[{tasks.strip('[]')}]")[0]), status))
     first = [item for item in ended if item[1] not in SECONDARY_EXIT_CODES]
     return next(iter(first + ended), None)
 

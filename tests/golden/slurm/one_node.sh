@@ -18,6 +18,7 @@ max_failures=1
 saves=no
 nodes=1
 ranks_per_node=2
+parts=1
 host_suffix=''
 resume=()
 step=()
@@ -56,7 +57,7 @@ export PYTHONUNBUFFERED=1
 # One address for all ranks: the first node's.
 [ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
   fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-if [ "$nodes" = 1 ]; then
+if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
@@ -123,6 +124,7 @@ conclude() {
   local job state
   job=$(scontrol --oneliner show job "$job_id")
   state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
+  state=${state%%$'\n'*} # of several parts the first
   # The steps of a job that is to give way are told, its script is not: ranks end that cannot save yet.
   case $job in *" PreemptTime="[0-9]*) num_told=$((num_told + 1)) ;; esac
   if [ "${state:-RUNNING}" != RUNNING ]; then
@@ -173,8 +175,9 @@ trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec "$@"'
+command=(bash -c "$task" rank
+  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
   --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
-  bash -c "$task" rank \
-  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
+  "${command[@]}"
 conclude

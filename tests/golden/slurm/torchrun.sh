@@ -20,6 +20,7 @@ max_failures=1
 saves=yes
 nodes=2
 ranks_per_node=8
+parts=1
 host_suffix=''
 resume=()
 step=()
@@ -57,7 +58,7 @@ export PYTHONUNBUFFERED=1
 # One address for all ranks: the first node's.
 [ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
   fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-if [ "$nodes" = 1 ]; then
+if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
@@ -124,6 +125,7 @@ conclude() {
   local job state
   job=$(scontrol --oneliner show job "$job_id")
   state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
+  state=${state%%$'\n'*} # of several parts the first
   # The steps of a job that is to give way are told, its script is not: ranks end that cannot save yet.
   case $job in *" PreemptTime="[0-9]*) num_told=$((num_told + 1)) ;; esac
   if [ "${state:-RUNNING}" != RUNNING ]; then

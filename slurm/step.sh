@@ -1,0 +1,4 @@
+start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
+  --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
+  "${command[@]}"
+conclude

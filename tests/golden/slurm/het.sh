@@ -1,0 +1,209 @@
+#!/bin/bash
+# quickstart: 4 ranks on 2 nodes, by srun.
+#SBATCH --job-name=quickstart
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=8
+#SBATCH --time=12:00:00
+#SBATCH --account=physics
+#SBATCH --partition=gpu
+#SBATCH --output="/runs/a b/logs/executor.log"
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --export=HOME,LANG,LOGNAME,PATH,USER
+#SBATCH hetjob
+# server: 2 ranks on 1 further node.
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=64G
+#SBATCH --time=12:00:00
+#SBATCH --account=physics
+#SBATCH --partition=cpu
+#SBATCH --constraint=big
+#SBATCH --requeue
+
+run='/runs/a b'
+plan_sha256=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a
+python=/venv/bin/python
+starter=srun
+continuation=requeue
+max_starts=8
+max_failures=1
+saves=yes
+nodes=2
+ranks_per_node=2
+parts=2
+host_suffix=''
+resume=()
+step0=(--nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=8)
+step1=(--nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=4)
+ranks_of_part=(4 2)
+
+fail() {
+  echo "trireme: $*" >&2
+  exit 1
+}
+
+# Each start of the ranks, by this job or by another one of the run, is a line in logs/starts. What the
+# start before this one left in exit/ belongs to that one, and is moved aside.
+restart=${SLURM_RESTART_COUNT:-0}
+# What Slurm's commands know this job by: the id of an array is also that of one of its tasks.
+job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job_id=${job_id:-$SLURM_JOB_ID}
+mkdir -p "$run/logs"
+before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
+[ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
+mkdir -p "$run/exit"
+echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
+num_starts=$(wc -l <"$run/logs/starts")
+
+# How the job ended, for a cluster that forgets its jobs.
+end_record() {
+  printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
+}
+trap 'end_record $?' EXIT
+[ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"
+
+export PYTHONPATH='/runs/a b/lib'${PYTHONPATH:+:$PYTHONPATH}
+export OMP_NUM_THREADS=1
+export PYTHONDONTWRITEBYTECODE=1
+export PYTHONSAFEPATH=1
+export PYTHONUNBUFFERED=1
+
+# One address for all ranks: the first node's.
+[ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
+  fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
+if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
+  MASTER_ADDR=127.0.0.1
+else
+  hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
+    hosts=$("$python" -m launcher.topology.nodelist "$SLURM_JOB_NODELIST") ||
+    fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
+  [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
+    fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
+  MASTER_ADDR=${hosts%%$'\n'*}$host_suffix
+  case $MASTER_ADDR in
+    localhost | localhost.* | 127.*) fail "other nodes cannot reach the rendezvous host $MASTER_ADDR" ;;
+  esac
+fi
+
+# One port for all ranks, of this start of this job: another job or start that shares the node has
+# another one. All are below 32768, where those begin that any connection may take.
+for ((attempt = 0; attempt < 16; attempt++)); do
+  MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
+  # Where nobody answers, the port is free.
+  (: <"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null || break
+done
+[ "$attempt" -lt 16 ] || fail "no free port for the rendezvous on $(hostname)"
+export MASTER_ADDR MASTER_PORT
+rendezvous=$SLURM_JOB_ID.$restart
+echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+# A start after the first goes on from what is saved; a folder that has another ending is half written.
+checkpoints=("$run"/checkpoints/step-????????)
+if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
+
+# Slurm tells this shell when the time limit is near (USR1) and when the job has to go (TERM). The ranks
+# are told: they save after the step that they are in, leave a note, and end. A rank that is still
+# starting passes over it, so it is said until they have ended.
+unfinished=75 # the exit code of a job whose run can go on; both starters hide those of the ranks
+note=$run/exit/stopped.json
+ranks='' num_told=0
+tell() {
+  num_told=$((num_told + 1))
+  if [ "$num_told" = 1 ] && [ -n "$ranks" ]; then tell_ranks 0 >/dev/null 2>&1 & fi
+}
+tell_ranks() {
+  sleep "$1"
+  while kill -USR1 "$ranks"; do sleep 2; done
+}
+if [ "$saves" = yes ]; then trap tell USR1 TERM; fi
+
+# Starts the ranks and waits for their end, which a signal does not cut short.
+start_ranks() {
+  local num_before=$num_told
+  "$@" &
+  ranks=$!
+  if [ "$num_before" != 0 ]; then tell_ranks 5 >/dev/null 2>&1 & fi # srun has to be up, too
+  until
+    num_before=$num_told
+    wait "$ranks"
+    rc=$?
+    [ "$num_before" = "$num_told" ]
+  do :; done
+}
+
+# Ends this start, and sees to it that there is another one where the run can go on. A job that Slurm
+# has requeued, as it does for a preemption or a lost node, or has cancelled, is left to it.
+conclude() {
+  [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
+  local job state
+  job=$(scontrol --oneliner show job "$job_id")
+  state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
+  state=${state%%$'\n'*} # of several parts the first
+  # The steps of a job that is to give way are told, its script is not: ranks end that cannot save yet.
+  case $job in *" PreemptTime="[0-9]*) num_told=$((num_told + 1)) ;; esac
+  if [ "${state:-RUNNING}" != RUNNING ]; then
+    echo "trireme: leaves job $job_id to Slurm, where it is $state"
+  elif [ -e "$note" ] || [ "$num_told" != 0 ]; then
+    begin_again
+  else
+    echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
+    if has_failed; then give_up; else begin_again; fi
+    exit "$rc"
+  fi
+  exit "$unfinished"
+}
+
+has_failed() {
+  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -ge "$max_failures" ]
+}
+
+# In a chain, the next job waits for this one to end with another code than 0.
+begin_again() {
+  [ "$continuation" = requeue ] || return
+  if [ "$num_starts" -lt "$max_starts" ]; then
+    echo "trireme: requeues job $job_id after start $num_starts"
+    scontrol requeue "$job_id"
+  else
+    echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"
+  fi
+}
+
+# Cancels the jobs of the chain that would go on with what has failed.
+give_up() {
+  local job
+  [ "$continuation" = chain ] || return
+  while read -r job; do
+    [ "$job" = "$SLURM_JOB_ID" ] || scancel --quiet "$job"
+  done <"$run/logs/chain"
+}
+
+if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
+  give_up
+  fail "the run has failed for good before (executor.max_failures=$max_failures)"
+fi
+
+# One task per rank. The $SLURM_ variables of a rank have their values only inside of the step. A rank
+# that is still starting has nothing to save, and passes over the signal that tells it to.
+task='
+trap "" USR1
+mkdir -p "${TMPDIR:-/tmp}" || exit
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+exec "$@"'
+command=(bash -c "$task" rank
+  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
+
+# One step over all parts of the job, so that its ranks have one range of numbers, in the parts' order.
+words=() rank=0
+for ((part = 0; part < parts; part++)); do
+  declare -n options=step$part hosts_of_part=SLURM_JOB_NODELIST_HET_GROUP_$part
+  words+=(: --het-group="$part" --export=ALL --kill-on-bad-exit=1 --distribution=block
+    "${options[@]}" "${command[@]}")
+  echo "trireme: ranks from $rank on $hosts_of_part"
+  rank=$((rank + ranks_of_part[part]))
+done
+start_ranks srun "${words[@]:1}"
+conclude
