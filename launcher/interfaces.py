@@ -25,6 +25,7 @@ __all__ = [
     "Executor",
     "Fault",
     "JobShape",
+    "KnowsExactness",
     "KnowsQueue",
     "KnowsSite",
     "LayerShape",
@@ -144,6 +145,11 @@ class RoleGroup:
     num_ranks: int
     trains: bool
     """Whether its ranks hold the model and sit on the mesh."""
+    serve: str | None = None
+    """``package.module:serve``, called in place of the training loop on the ranks of a role that does not
+    train: with the `RankContext`, the run directory, and ``resume`` by name."""
+    memory_bytes: int | None = None
+    """Bytes that each of its ranks holds, for a role that does not train."""
 
 
 class Schedule(Protocol):
@@ -211,7 +217,7 @@ class Architecture(Protocol):
     runtime: str
     """``package.module:update``, called on the ranks with the `RankContext`; returns an `Update`."""
     exact: bool
-    """Whether it computes what one device computes."""
+    """Whether it computes what one device computes; see `KnowsExactness`."""
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """Faults of jobs that this architecture cannot train."""
@@ -228,6 +234,15 @@ class OwnsExchange(Protocol):
 
     def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
         """Memory and messages along ``dp`` on such a rank, the loss and its targets left out."""
+        ...
+
+
+@runtime_checkable
+class KnowsExactness(Protocol):
+    """An `Architecture` that computes what one device computes under some of its options only."""
+
+    def is_exact(self, job: JobShape) -> bool:
+        """Whether it does in this job; in place of ``exact``."""
         ...
 
 

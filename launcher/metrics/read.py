@@ -16,13 +16,21 @@ from launcher.metrics.records import (
     VERSION,
     EvalRecord,
     Header,
+    LossRecord,
     MemoryRecord,
     StepRecord,
+    UpdateRecord,
 )
 from launcher.typed import Reading, read
 
-_Later = StepRecord | EvalRecord | MemoryRecord
-_KINDS: Mapping[Any, type[_Later]] = {"step": StepRecord, "eval": EvalRecord, "memory": MemoryRecord}
+_Later = StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
+_KINDS: Mapping[Any, type[_Later]] = {
+    "step": StepRecord,
+    "eval": EvalRecord,
+    "memory": MemoryRecord,
+    "update": UpdateRecord,
+    "loss": LossRecord,
+}
 """What follows a header, by ``type``."""
 TRAINER = "trainer"
 """Role of the ranks that hold the model and make steps."""
@@ -46,6 +54,10 @@ class RunRecords:
     """1, and 1 more for every time the run was resumed."""
     memory: Mapping[int, MemoryRecord] = field(default_factory=dict)
     """Rank -> what it held, where it trained to the end."""
+    updates: Mapping[int, tuple[UpdateRecord, ...]] = field(default_factory=dict)
+    """Rank of each parameter server -> its updates, in the order in which they were made."""
+    lost_workers: Mapping[int, int] = field(default_factory=dict)
+    """Worker that was gone before the end -> steps it had done."""
 
 
 def read_run(run_dir: Path) -> RunRecords:
@@ -77,6 +89,8 @@ def read_run(run_dir: Path) -> RunRecords:
         num_incomplete_steps=len(set.union(*seen)) - len(complete),
         num_starts=max(file.num_starts for file in files),
         memory={file.header.rank: file.memory for file in trainers if file.memory},
+        updates={file.header.rank: tuple(file.updates) for file in files if file.updates},
+        lost_workers={loss.worker: loss.step for file in files for loss in file.losses},
     )
 
 
@@ -89,6 +103,8 @@ class _RankFile:
     steps: dict[int, StepRecord] = field(default_factory=dict)
     evals: dict[int, EvalRecord] = field(default_factory=dict)
     memory: MemoryRecord | None = None
+    updates: list[UpdateRecord] = field(default_factory=list)
+    losses: list[LossRecord] = field(default_factory=list)
     num_starts: int = 1
     num_torn_lines: int = 0
 
@@ -103,7 +119,7 @@ def _read_file(path: Path) -> _RankFile:
                 file = _RankFile(path=path, header=header, num_torn_lines=num_torn_lines)
             else:
                 file.header, file.steps, file.num_starts = header, {}, file.num_starts + 1
-                file.memory = None
+                file.memory, file.updates, file.losses = None, [], []
         elif file is None:
             raise _broken(path, number, "the first record must be the header")
         else:
@@ -175,6 +191,10 @@ def _add(file: _RankFile, number: int, values: dict[str, Any]) -> None:
         file.evals[record.step] = record
     elif isinstance(record, MemoryRecord):
         file.memory = record
+    elif isinstance(record, UpdateRecord):
+        file.updates.append(record)
+    elif isinstance(record, LossRecord):
+        file.losses.append(record)
     elif record.step in file.steps:
         raise _broken(file.path, number, f"step {record.step} is recorded twice in one start")
     else:
@@ -184,12 +204,13 @@ def _add(file: _RankFile, number: int, values: dict[str, Any]) -> None:
 def _problem(record: _Later) -> str:
     if isinstance(record, StepRecord):
         return step_problem(record)
-    return _eval_problem(record) if isinstance(record, EvalRecord) else _memory_problem(record)
+    return _eval_problem(record) if isinstance(record, EvalRecord) else _counts_problem(record)
 
 
-def _memory_problem(record: MemoryRecord) -> str:
-    is_whole = _are_counts((record.step, record.states_bytes, record.peak_bytes))
-    return "" if is_whole else "memory: step and bytes must be whole numbers of at least 0"
+def _counts_problem(record: MemoryRecord | UpdateRecord | LossRecord) -> str:
+    values = {key: value for key, value in vars(record).items() if key != "type" and value is not None}
+    is_whole = _are_counts(values.values())
+    return "" if is_whole else f"{record.type}: {', '.join(values)} must be whole numbers of at least 0"
 
 
 def step_problem(record: StepRecord) -> str:

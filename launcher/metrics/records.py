@@ -1,7 +1,7 @@
 """The format of what a rank measures: one JSON object a line, in ``metrics/rank-N.jsonl``.
 
-Line 1 is a `Header`; each later line is a `StepRecord`, an `EvalRecord` or a `MemoryRecord`, told apart by
-``type``.
+Line 1 is a `Header`; each later line is a `StepRecord`, an `EvalRecord` or a `MemoryRecord`, and on a
+parameter server an `UpdateRecord` or a `LossRecord`, told apart by ``type``.
 Times are integers in nanoseconds, so that the kinds of a step sum to the step exactly.
 """
 
@@ -14,11 +14,12 @@ from typing import Literal
 VERSION = 1
 """Raised when a field changes its meaning."""
 
-COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, INPUT, OTHER = (
+COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, SERVER, INPUT, OTHER = (
     "compute",
     "replicated",
     "single_rank",
     "pipeline",
+    "server_wait",
     "input_wait",
     "other",
 )
@@ -31,18 +32,20 @@ model  all ranks of one replica (equal dp_rank), such as for the gradient norm
 tied   ranks of the first and the last stage that share tied weights: equal dp_rank and tp_rank,
        and only those ranks have entries of this kind
 """
-RANK_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, INPUT, *COLLECTIVE_KINDS, OTHER)
+RANK_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, PIPELINE, SERVER, INPUT, *COLLECTIVE_KINDS, OTHER)
 """What one rank can tell on its own.
 
 compute      forward and backward
 replicated   the same work on every data-parallel rank: optimizer, clipping
 single_rank  evaluation, checkpoint and log, while others may wait
 pipeline     handing over or waiting for activations and gradients between stages
+server_wait  blocked until parameter servers have answered: messages, their work, and in lock-step the
+             slowest worker
 input_wait   blocked until the loader has the batch
 other        the rest of the step
 """
 TRANSFER, PEER_WAIT, PIPELINE_WAIT = "transfer", "peer_wait", "pipeline_wait"
-REPORT_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, TRANSFER, PEER_WAIT, PIPELINE_WAIT, INPUT, OTHER)
+REPORT_KINDS = (COMPUTE, REPLICATED, SINGLE_RANK, TRANSFER, PEER_WAIT, PIPELINE_WAIT, SERVER, INPUT, OTHER)
 """What the reader makes of all ranks' records together: the time in a collective is split, per
 instance, into ``transfer`` (the shortest time any member spent in it) and ``peer_wait`` (the rest);
 ``pipeline`` is split into ``transfer`` (at most the calibrated time of its messages) and
@@ -133,3 +136,35 @@ class MemoryRecord:
     peak_bytes: int
     """The most in use since before the model was built: on CUDA what the allocator gave out, on a CPU the
     growth of the process's resident memory, libraries included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRecord:
+    """One update of a parameter server's part of the parameters, in the order in which they were made."""
+
+    type: Literal["update"] = "update"
+    update: int
+    """0-based, over all starts of the run."""
+    step: int
+    """Of the gradients."""
+    busy_ns: int
+    """Time that the server worked on it."""
+    worker: int | None = None
+    """Whose gradient it is; None: the sum over all workers."""
+    pulled_at: int | None = None
+    """Updates in the parameters that the gradient was computed with; None for a sum: all before this one."""
+
+    @property
+    def staleness(self) -> int:
+        """Updates that were made between the pull of the parameters and this one."""
+        return 0 if self.pulled_at is None else self.update - self.pulled_at
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossRecord:
+    """A worker that was gone, as a parameter server saw it."""
+
+    type: Literal["loss"] = "loss"
+    worker: int
+    step: int
+    """Steps it had done."""

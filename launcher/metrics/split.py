@@ -17,6 +17,7 @@ from launcher.metrics.records import (
     PIPELINE_WAIT,
     REPLICATED,
     REPORT_KINDS,
+    SERVER,
     SINGLE_RANK,
     TRANSFER,
     Header,
@@ -75,7 +76,7 @@ def groups(headers: Sequence[Header], kind: str) -> list[list[int]]:
 def _own(header: Header, row: StepRecord) -> dict[str, int]:
     """What one rank's record tells by itself."""
     kinds = dict.fromkeys(REPORT_KINDS, 0)
-    for kind in (COMPUTE, REPLICATED, SINGLE_RANK, INPUT, OTHER):
+    for kind in (COMPUTE, REPLICATED, SINGLE_RANK, SERVER, INPUT, OTHER):
         kinds[kind] = row.kinds_ns.get(kind, 0)
     blocked = row.kinds_ns.get(PIPELINE, 0)
     kinds[TRANSFER] = min(blocked, row.num_receives * header.p2p_latency_ns)

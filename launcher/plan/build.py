@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.config.schema import LaunchConfig, SiteConfig
-from launcher.interfaces import JobShape, OwnsUpdate, RoleGroup
+from launcher.interfaces import JobShape, KnowsExactness, OwnsUpdate, RoleGroup
 from launcher.plan.fit import laid_out, memory_faults
 from launcher.plan.job import CheckedJob, Describe, examine, measured_once
 from launcher.plan.model import VERSION, BatchPlan, Plan, RolePlan
@@ -70,7 +70,7 @@ def build(
         plugins=chosen.records,
         parallels=tuple(parallel.runtime for parallel in chosen.parallels),
         update=owner.update if owner else chosen.architecture.runtime,
-        exact=chosen.architecture.exact,
+        exact=_is_exact(checked),
         notes=tuple(notes),
         source_roots=source_roots,
         documents=owner.documents(job) if owner else {},
@@ -106,6 +106,8 @@ def _roles(checked: CheckedJob) -> tuple[RolePlan, ...]:
                 num_ranks=group.num_ranks,
                 trains=group.trains,
                 num_nodes=_num_nodes(group, checked.shape.config.site),
+                serve=group.serve,
+                memory_bytes=group.memory_bytes,
             )
         )
         first += group.num_ranks
@@ -117,6 +119,13 @@ def _num_nodes(group: RoleGroup, site: SiteConfig) -> int | None:
     if group.trains or group.name not in site.roles:
         return None
     return -(-group.num_ranks // site.roles[group.name].ranks_per_node)
+
+
+def _is_exact(checked: CheckedJob) -> bool:
+    architecture = checked.chosen.architecture
+    if isinstance(architecture, KnowsExactness):
+        return architecture.is_exact(checked.shape)
+    return architecture.exact
 
 
 def _batch(checked: CheckedJob) -> BatchPlan:

@@ -197,6 +197,10 @@ class RolePlan:
     trains: bool
     num_nodes: int | None = None
     """Nodes of its own; null: its ranks are on the cluster's devices."""
+    serve: str | None = None
+    """``package.module:serve``, what the ranks of a role that does not train run instead of the loop."""
+    memory_bytes: int | None = None
+    """Predicted bytes on each rank of a role that does not train."""
 
 
 @dataclass(frozen=True, kw_only=True)

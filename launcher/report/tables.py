@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.metrics.records import COMPUTE
+from launcher.metrics.records import COMPUTE, SERVER
 from launcher.report.bubble import bubble
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
@@ -22,6 +22,7 @@ _MEANINGS = {
     "transfer": "data in flight",
     "peer_wait": "waiting for the slowest rank of a collective",
     "pipeline_wait": "waiting for another stage (the bubble, uneven stages)",
+    SERVER: "waiting for the parameter servers",
     "input_wait": "waiting for the next batch",
     "other": "the rest of the step",
     NOT_TRAINING: "allocated, but no trainer rank",
@@ -186,7 +187,7 @@ def _ledger(result: Result, style: Style, whose: str) -> Iterator[str]:
     largest = max(map(abs, result.devices.values()))
     for kind in LEDGER_KINDS:
         value = result.devices[kind]
-        if kind == NOT_TRAINING and not value:
+        if kind in (SERVER, NOT_TRAINING) and not value:
             continue
         drawn = bar(value, largest, style) if abs(value) >= _TOO_SMALL else ""
         label, meaning = _words(kind, value, has_base=speedup is not None)

@@ -15,6 +15,7 @@ from launcher.plan.model import RankPlan
 from launcher.runtime.groups import Groups
 from launcher.runtime.metrics import Clock
 from launcher.runtime.split_backward import SplitBackward, WeightProduct
+from launcher.runtime.stop import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,19 @@ class StepOutcome:
     of the difference over that of the average."""
 
 
-class Update(Protocol):
+class Stateful(Protocol):
+    """Holds what a checkpoint is made of."""
+
+    def state(self) -> Iterable[GlobalFragment]:
+        """Master weights and optimizer state under global names."""
+        ...
+
+    def load(self, read: FragmentReader) -> None:
+        """Takes back what `state` gave, under any layout."""
+        ...
+
+
+class Update(Stateful, Protocol):
     """Owns the parameters' update; exactly one per run, so that the loop never forks.
 
     The executor calls `backward` for every B of the rank and `finish_backward` for every W; ``last``
@@ -145,14 +158,6 @@ class Update(Protocol):
 
     def apply(self, step: int) -> StepOutcome:
         """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""
-        ...
-
-    def state(self) -> Iterable[GlobalFragment]:
-        """Master weights and optimizer state under global names."""
-        ...
-
-    def load(self, read: FragmentReader) -> None:
-        """Takes back what `state` gave, under any layout."""
         ...
 
     def close(self) -> None:
@@ -222,6 +227,30 @@ class Layers(Protocol):
         ...
 
 
+class Replicas(Protocol):
+    """How replicas act together that do not meet in collectives, since one of them may be late, or gone.
+
+    What they share, the parameters and what is saved of them, is held by ranks of another role.
+    """
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether a replica's step is its own: gradient and loss are of its samples alone."""
+        ...
+
+    def sum(self, value: Tensor) -> None:
+        """Adds a number up over the replicas, in place."""
+        ...
+
+    def meet(self) -> None:
+        """Waits for the other replicas; from then until the next step all have the same parameters."""
+        ...
+
+    def leave(self, num_done: int) -> None:
+        """Says that this replica ends, after ``num_done`` steps."""
+        ...
+
+
 @dataclass(kw_only=True)
 class RankContext:
     """Everything one rank knows. The runtime halves of the parallel plugins equip it in turn."""
@@ -238,9 +267,18 @@ class RankContext:
     """Set by pipeline parallelism."""
     exchange_gradients: Callable[[Tensor], Handle] | None = None
     """Set by data parallelism: starts summing a flat bucket of gradients, in place, over the replicas."""
+    replicas: Replicas | None = None
+    """Set by an architecture whose ranks do not meet in collectives."""
+    stop: StopRequest | None = None
+    """Set by the loop, where ranks that are told to end save first."""
     keep_own_part: Callable[[nn.Module], None] | None = None
     """Set by a strategy that splits the weights themselves: called with each part of the model as soon as
     its initial weights are in it, so that no rank ever holds all of them."""
+
+    @property
+    def common_device(self) -> torch.device:
+        """Where a tensor lies that goes to every rank of the run: some roles have no GPU."""
+        return self.device if all(role.trains for role in self.plan.plan.roles) else torch.device("cpu")
 
     @property
     def config(self) -> LaunchConfig:

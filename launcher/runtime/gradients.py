@@ -93,17 +93,18 @@ class GradientBuckets:
 
     def wait(self) -> None:
         """Returns when every exchange is done."""
-        for bucket in self._all():
+        for bucket in self.all():
             if bucket.handle is not None:
                 bucket.handle.wait()
             bucket.handle, bucket.is_started = None, False
 
     def clear(self) -> None:
         """Sets every gradient to zero."""
-        for bucket in self._all():
+        for bucket in self.all():
             bucket.flat.zero_()
 
-    def _all(self) -> list[Bucket]:
+    def all(self) -> list[Bucket]:
+        """Every bucket, in the order in which they are exchanged."""
         return [bucket for chunk in self._chunks for bucket in chunk]
 
     def _bucket(self, params: list[nn.Parameter], chunk: int) -> Bucket:

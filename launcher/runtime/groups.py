@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
-from launcher.plan.model import RankPlan
+from launcher.plan.model import Plan, RankPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +44,16 @@ class Groups:
     and there are any; else this rank alone."""
 
 
-def backend(device: torch.device) -> str:
-    """The communication library for a device."""
-    return "nccl" if device.type == "cuda" else "gloo"
+def alone(rank: int) -> Groups:
+    """The groups of a rank that is not on the mesh: itself."""
+    return Groups(**dict.fromkeys(Groups.__dataclass_fields__, Group(ranks=(rank,), rank=0, handle=None)))
+
+
+def backend(plan: Plan) -> str:
+    """The communication library of a run; two where some roles have no GPU."""
+    if plan.config.device.kind == "cpu":
+        return "gloo"
+    return "nccl" if all(role.trains for role in plan.roles) else "cpu:gloo,cuda:nccl"
 
 
 def make_groups(plan: RankPlan, timeout_s: float) -> Groups:

@@ -52,42 +52,52 @@ class Trainer:
     def step(self, step: int, microbatches: Sequence[Microbatch]) -> StepDone:
         """Forwards, backwards and the update of one step."""
         self.update.begin(step)
-        num_targets = self._num_targets(microbatches)
+        num_targets = self._num_targets(microbatches, together=not self._steps_alone)
         result = self.executor.train(microbatches, self.update, self.update.loss_scale / num_targets)
         with self.ctx.clock.section(SINGLE_RANK):
             self.memory.look()
         outcome = self.update.apply(step)
-        loss = self._mean_loss(result.loss_sum, num_targets)
+        loss = self._mean_loss(result.loss_sum, num_targets, together=not self._steps_alone)
         return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
 
     def evaluate(self, batches: Sequence[Sequence[Microbatch]]) -> tuple[float | None, int]:
         """Mean loss and number of targets over some global batches; the loss is None away from the
         last stage."""
+        if self.ctx.replicas is not None:
+            self.ctx.replicas.meet()
         self._set_training(False)
         sums = [self.executor.evaluate(microbatches) for microbatches in batches]
         self._set_training(True)
-        num_targets = sum(int(self._num_targets(microbatches)) for microbatches in batches)
+        num_targets = sum(int(self._num_targets(batch, together=True)) for batch in batches)
         loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._holds_loss else None
-        return self._mean_loss(loss_sum, num_targets), num_targets
+        return self._mean_loss(loss_sum, num_targets, together=True), num_targets
 
     def _set_training(self, is_training: bool) -> None:
         for module in self.part.modules.values():
             module.train(is_training)
 
-    def _num_targets(self, microbatches: Sequence[Microbatch]) -> float:
-        """Targets of the global batch, at least 1; 1 away from the last stage, where no loss is scaled."""
+    def _num_targets(self, microbatches: Sequence[Microbatch], *, together: bool) -> float:
+        """Targets of the global batch, or of this replica's part of it, at least 1; 1 away from the last
+        stage, where no loss is scaled."""
         if not self._holds_loss:
             return 1.0
-        count = float(sum(batch.num_targets for batch in microbatches))
-        return max(1.0, self._sum_over_replicas(torch.tensor(count, device=self.ctx.device)))
+        count = torch.tensor(float(sum(batch.num_targets for batch in microbatches)))
+        return max(1.0, self._sum_over_replicas(count.to(self.ctx.device)) if together else float(count))
 
-    def _mean_loss(self, loss_sum: Tensor | None, num_targets: float) -> float | None:
+    def _mean_loss(self, loss_sum: Tensor | None, num_targets: float, *, together: bool) -> float | None:
         if loss_sum is None:
             return None
-        return self._sum_over_replicas(loss_sum.detach().double()) / num_targets
+        loss_sum = loss_sum.detach().double()
+        return (self._sum_over_replicas(loss_sum) if together else float(loss_sum)) / num_targets
+
+    @property
+    def _steps_alone(self) -> bool:
+        return self.ctx.replicas is not None and self.ctx.replicas.steps_alone
 
     def _sum_over_replicas(self, value: Tensor) -> float:
-        if self.ctx.groups.dp.size > 1:
+        if self.ctx.replicas is not None:
+            self.ctx.replicas.sum(value)
+        elif self.ctx.groups.dp.size > 1:
             with self.ctx.clock.section("dp"):
                 dist.all_reduce(value, group=self.ctx.groups.dp.handle)
         return float(value)
@@ -121,36 +131,34 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     """
     config = ctx.config
     trainer, loader = Trainer(ctx), Loader(ctx)
-    root, stop = run_dir / "checkpoints", _stop_request(ctx)
-    saver = Saver(trainer, root)
+    root = run_dir / "checkpoints"
+    ctx.stop, saver = _stop_request(ctx), Saver(trainer, root)
     first_step = restore(trainer, root) if resume else _begin(trainer)
     writer = RecordWriter(run_dir / "metrics", _header(trainer))
-    steps = loader.steps(first_step)
+    steps, num_done = loader.steps(first_step), first_step
     ctx.clock.start()
     for step in range(first_step, config.train.num_steps):
         with ctx.clock.section(INPUT):
             microbatches = next(steps)
-        done = trainer.step(step, microbatches)
+        done, num_done = trainer.step(step, microbatches), step + 1
         with ctx.clock.section(SINGLE_RANK, sealed=True):
-            evaluation = _milestones(trainer, loader, saver, step + 1)
+            evaluation = _milestones(trainer, loader, saver, num_done)
         times = ctx.clock.lap()
         with ctx.clock.section(SINGLE_RANK):
             writer.write(_record(ctx, step, done, times))
             if evaluation is not None:
                 writer.write(evaluation)
         saver.check()
-        if stop and step + 1 < config.train.num_steps and stop.agree(times["duration_ns"] / 1e9):
-            if not _checkpoint_is_due(trainer, step + 1):  # else it is saved
-                saver.save(step + 1)
-            saver.wait()
-            if ctx.plan.rank == 0:
-                stop.leave_note(run_dir, step + 1)
+        if num_done < config.train.num_steps and _is_to_end(ctx, times["duration_ns"] / 1e9):
+            _save_to_end(trainer, saver, run_dir, num_done)
             break
     else:
         if (memory := trainer.memory.record(config.train.num_steps)) is not None:
             writer.write(memory)
     saver.wait()
     loader.close()
+    if ctx.replicas is not None:
+        ctx.replicas.leave(num_done)
     trainer.update.close()
     writer.close()
 
@@ -162,6 +170,26 @@ def _stop_request(ctx: RankContext) -> StopRequest | None:
     stop = StopRequest(ctx.device)
     stop.arm()
     return stop
+
+
+def _is_to_end(ctx: RankContext, step_s: float) -> bool:
+    """Whether all ranks are to end after the step that took ``step_s``."""
+    if ctx.stop is None:
+        return False
+    return ctx.stop.agreed > 0 if ctx.replicas is not None else ctx.stop.agree(step_s)
+
+
+def _save_to_end(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int) -> None:
+    """The checkpoint of a run that was told to end; where the trainers do not save, others do."""
+    stop = trainer.ctx.stop
+    assert stop is not None, "a run that cannot be told to end"
+    if trainer.ctx.replicas is not None:
+        return
+    if not _checkpoint_is_due(trainer, num_done):  # else it is saved
+        saver.save(num_done)
+    saver.wait()
+    if trainer.ctx.plan.rank == 0:
+        stop.leave_note(run_dir, num_done)
 
 
 def _begin(trainer: Trainer) -> int:
@@ -181,7 +209,7 @@ def _milestones(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -
         loss, num_targets = trainer.evaluate(loader.evaluation())
         if loss is not None:
             evaluation = EvalRecord(step=num_done, loss=loss, num_tokens=num_targets)
-    if _checkpoint_is_due(trainer, num_done):
+    if trainer.ctx.replicas is None and _checkpoint_is_due(trainer, num_done):
         saver.save(num_done)
     return evaluation
 

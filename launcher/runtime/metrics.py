@@ -19,10 +19,14 @@ from launcher.metrics.records import (
     OTHER,
     EvalRecord,
     Header,
+    LossRecord,
     MemoryRecord,
     StepRecord,
+    UpdateRecord,
 )
 from launcher.typed import plain
+
+Record = Header | StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
 
 
 class Clock:
@@ -153,7 +157,7 @@ class RecordWriter:
             self._file.write("\n")
         self.write(header)
 
-    def write(self, record: Header | StepRecord | EvalRecord | MemoryRecord) -> None:
+    def write(self, record: Record) -> None:
         """Appends one record."""
         self._file.write(json.dumps(plain(record), separators=(",", ":")) + "\n")
 

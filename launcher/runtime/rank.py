@@ -12,7 +12,7 @@ import torch.distributed as dist
 from launcher.plan.model import Plan, RankPlan
 from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, RankContext
-from launcher.runtime.groups import backend, make_groups
+from launcher.runtime.groups import alone, backend, make_groups
 from launcher.runtime.layers import WholeLayers
 from launcher.runtime.loop import train
 from launcher.runtime.metrics import Clock
@@ -21,18 +21,20 @@ from launcher.runtime.split_backward import SplitBackward
 
 
 def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
-    """Trains as this rank of the plan."""
+    """Does the work of this rank of the plan: trains, or serves those that do."""
     sys.path[:0] = list(plan.source_roots)
+    role = plan.rank(place.rank).role
     if plan.config.fusion.compile != "none":
         prepare_compiler(plan.config.device.kind)
     device = choose_device(plan, place)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
     # Not bound to the device: NCCL would then run all messages of a group on one stream, in one order
     # for all pairs of ranks, and pipelines of four and more ranks would wait in a circle.
-    dist.init_process_group(backend(device), timeout=timeout)
+    dist.init_process_group(backend(plan), timeout=timeout)
     ctx = make_context(plan.rank(place.rank), device)
-    train(ctx, run_dir, resume=resume)
-    dist.barrier()  # a rank that left early would look dead to one that is still at work
+    (resolve(role.serve) if role.serve else train)(ctx, run_dir, resume=resume)
+    if all(role.trains for role in plan.roles):
+        dist.barrier()  # a rank that left early would look dead to one that is still at work
     dist.destroy_process_group()
 
 
@@ -40,8 +42,10 @@ def choose_device(plan: Plan, place: Place) -> torch.device:
     """The device of this rank; also sets how many threads it may use.
 
     On CPU each rank has one thread: several ranks share a machine, and threads that fight for
-    its cores would be slower.
+    its cores would be slower. Beside GPUs a rank that does not train works on the CPU.
     """
+    if plan.config.device.kind == "cuda" and not plan.rank(place.rank).role.trains:
+        return torch.device("cpu")
     if plan.config.device.kind == "cuda":
         set_tf32(is_allowed=plan.config.precision.tf32)
         device = torch.device("cuda", place.local_rank)
@@ -59,16 +63,17 @@ def set_tf32(*, is_allowed: bool) -> None:
 
 
 def make_context(plan: RankPlan, device: torch.device) -> RankContext:
-    """The rank's context, equipped by the plan's parallel plugins. Collective over all ranks."""
+    """The rank's context, where it trains equipped by the plan's parallel plugins. Collective over all
+    ranks."""
     split = SplitBackward(is_enabled=plan.plan.schedule.splits_backward)
     ctx = RankContext(
         plan=plan,
         device=device,
-        groups=make_groups(plan, plan.plan.config.run.timeout_s),
+        groups=make_groups(plan, plan.plan.config.run.timeout_s) if plan.coordinates else alone(plan.rank),
         clock=Clock(device),
         split_backward=split,
         layers=WholeLayers(device, DTYPES[plan.plan.config.precision.compute], split),
     )
-    for apply in plan.plan.parallels:
+    for apply in plan.plan.parallels if plan.coordinates else ():
         resolve(apply)(ctx)
     return ctx

@@ -23,14 +23,14 @@ from safetensors import SafetensorError
 
 from launcher.errors import JobError, LauncherError
 from launcher.runtime import checkpoint
-from launcher.runtime.api import GlobalFragment, RankContext, Update
+from launcher.runtime.api import GlobalFragment, RankContext, Stateful
 from launcher.runtime.log import say
 from launcher.runtime.shard import leave_failure, save_shard
 from launcher.units import counted, format_bytes, format_duration
 
 
 class HasState(Protocol):
-    """What can be saved and resumed: a `Trainer`."""
+    """What can be saved: a `Trainer`, or what holds the state in its place."""
 
     @property
     def ctx(self) -> RankContext:
@@ -38,17 +38,21 @@ class HasState(Protocol):
         ...
 
     @property
-    def update(self) -> Update:
+    def update(self) -> Stateful:
         """Whose state is the run's."""
         ...
 
 
 class Saver:
-    """One rank's part in the checkpoints of a run, one at a time."""
+    """One rank's part in the checkpoints of a run, one at a time.
 
-    def __init__(self, trainer: HasState, root: Path) -> None:
-        self._ctx, self._update, self._root = trainer.ctx, trainer.update, root
-        self._settings = trainer.ctx.config.train
+    The ranks that save are those of ``group`` (None: all), and the first of them completes.
+    """
+
+    def __init__(self, holder: HasState, root: Path, group: dist.ProcessGroup | None = None) -> None:
+        self._ctx, self._update, self._root, self._group = holder.ctx, holder.update, root, group
+        self._is_first = holder.ctx.plan.rank == (dist.get_global_rank(group, 0) if group else 0)
+        self._settings = holder.ctx.config.train
         self._copy = HostCopy()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -56,17 +60,17 @@ class Saver:
     def save(self, step: int) -> None:
         """Saves the state after ``step`` steps; in the background, where the run is set to. Collective."""
         self.wait()
-        if self._ctx.plan.rank == 0:
+        if self._is_first:
             checkpoint.unfinished_folder(self._root, step)
         fragments: Sequence[GlobalFragment] = list(self._update.state())
         if self._settings.async_checkpoint:
             fragments = self._copy.take(fragments)
         num_shards = torch.tensor(int(bool(fragments)), device=self._ctx.device)
-        dist.all_reduce(num_shards)  # also tells the others that the folder is there
+        dist.all_reduce(num_shards, group=self._group)  # also tells the others that the folder is there
         if not self._settings.async_checkpoint:
             self._write(step, fragments, int(num_shards))
             self.wait()
-            dist.barrier()
+            dist.barrier(self._group)
             return
         arguments = (step, fragments, int(num_shards))
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
@@ -93,7 +97,7 @@ class Saver:
         try:
             if fragments:
                 self._write_shard(step, folder, fragments)
-            if self._ctx.plan.rank == 0:
+            if self._is_first:
                 self._complete(step, num_shards)
         except Exception as error:  # whatever it is, the training has to see it
             leave_failure(folder, self._ctx.plan.rank, error)
@@ -146,20 +150,25 @@ def save(trainer: HasState, root: Path, step: int) -> None:
     dist.barrier()
 
 
-def restore(trainer: HasState, root: Path) -> int:
-    """Loads the newest good checkpoint, which rank 0 chooses for all; returns the number of steps it
-    has behind it. Collective over all ranks."""
-    chosen = torch.zeros((), dtype=torch.int64, device=trainer.ctx.device)
-    if trainer.ctx.plan.rank == 0:
+def restore(holder: HasState, root: Path) -> int:
+    """Loads the newest good checkpoint; returns the number of steps it has behind it. Collective over all
+    ranks."""
+    step = chosen_step(holder.ctx, root)
+    holder.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
+    say(f"resumed after step {step}")
+    return step
+
+
+def chosen_step(ctx: RankContext, root: Path) -> int:
+    """The step of the newest good checkpoint, which rank 0 chooses for all. Collective over all ranks."""
+    chosen = torch.zeros((), dtype=torch.int64, device=ctx.common_device)
+    if ctx.plan.rank == 0:
         step, skipped = checkpoint.newest(root)
         chosen.fill_(step)
         for sentence in skipped:
             say(sentence)
     dist.broadcast(chosen, src=0)
-    step = int(chosen)
-    trainer.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
-    say(f"resumed after step {step}")
-    return step
+    return int(chosen)
 
 
 def _explained(step: int, error: Exception) -> Exception:

@@ -29,7 +29,10 @@ class StopRequest:
 
     def __init__(self, device: torch.device, interval_s: float = INTERVAL_S) -> None:
         self._device, self._interval_s = device, interval_s
-        self._received = self._agreed = 0
+        self.received = 0
+        """The signal that this rank was sent."""
+        self.agreed = 0
+        """The signal on which all ranks end."""
         self._steps_until_asked = 1
 
     def arm(self) -> None:
@@ -46,17 +49,17 @@ class StopRequest:
         self._steps_until_asked -= 1
         if self._steps_until_asked:
             return False
-        mine = [-self._received, max(1, int(self._interval_s / step_s))]
+        mine = [-self.received, max(1, int(self._interval_s / step_s))]
         lowest = torch.tensor(mine, dtype=torch.int64, device=self._device)
         if dist.get_world_size() > 1:
             dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
         told, self._steps_until_asked = lowest.tolist()
-        self._agreed = -told
-        return self._agreed > 0
+        self.agreed = -told
+        return self.agreed > 0
 
     def leave_note(self, run_dir: Path, step: int) -> None:
         """Tells the launcher that the run has ended on request, saved after ``step`` steps."""
-        name = signal.Signals(self._agreed).name
+        name = signal.Signals(self.agreed).name
         path = run_dir / STOP_NOTE
         unfinished = path.with_suffix(".tmp")
         path.parent.mkdir(exist_ok=True)
@@ -65,4 +68,4 @@ class StopRequest:
         print(f"told to end by {name}: saved after step {step}", flush=True)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
+        self.received = number

@@ -87,14 +87,14 @@ def train(plan: Plan, sabotage: Sabotage | None = None, timeout_s: float = TIMEO
     )
 
 
-def reference(model: dict[str, Any]) -> Trained:
+def reference(model: dict[str, Any], **optim: Any) -> Trained:
     """What one device computes of a model; trained once in a session."""
-    return _one_device(tuple(sorted(model.items())))
+    return _one_device(tuple(sorted(model.items())), tuple(sorted(optim.items())))
 
 
 @cache
-def _one_device(model: tuple[tuple[str, Any], ...]) -> Trained:
-    return train(job(model=dict(model)))
+def _one_device(model: tuple[tuple[str, Any], ...], optim: tuple[tuple[str, Any], ...]) -> Trained:
+    return train(job(model=dict(model), optim=dict(optim)))
 
 
 def assert_equal(found: Trained, expected: Trained, tolerance: float = 2e-5) -> None:

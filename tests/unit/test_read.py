@@ -71,7 +71,9 @@ def test_memory_of_an_earlier_start_is_forgotten(tmp_path):
 def test_memory_that_is_no_count_is_refused(tmp_path):
     run_dir = TWO.write(tmp_path / "run")
     append(run_dir, 0, MEMORY.replace("700", "-1"))
-    with pytest.raises(LauncherError, match=r"memory: step and bytes must be whole numbers of at least 0"):
+    with pytest.raises(
+        LauncherError, match=r"memory: step, states_bytes, peak_bytes must be whole numbers of at least 0"
+    ):
         read_run(run_dir)
 
 

@@ -1,0 +1,103 @@
+"""Trains a few steps with parameter servers, and gives back what they hold in the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from equality import CPU, NUM_STEPS, Trained, job
+from ranks import run_ranks
+from torch import Tensor
+
+from launcher.plan.model import Plan
+from launcher.registry import resolve
+from launcher.runtime.api import slice_of
+from launcher.runtime.checkpoint import Checkpoint, folder_of
+from launcher.runtime.data import Loader
+from launcher.runtime.fragments import MOMENTS, state_name
+from launcher.runtime.loop import Trainer, restore
+from launcher.runtime.rank import make_context
+
+Work = Callable[[Trainer, Loader, int], Any]
+"""What a worker does between two steps, or instead of them; gets the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What a run left behind."""
+
+    trained: Trained
+    updates: tuple[list[dict[str, Any]], ...]
+    """The update records of each server."""
+
+
+def servers_job(*, workers: int = 2, options: dict[str, Any] | None = None, **sections: Any) -> Plan:
+    """A plan of `equality.job` with parameter servers."""
+    return job(
+        parallel={"dp": workers} | sections.pop("parallel", {}),
+        architecture={"name": "parameter_server", "options": options or {}},
+        train={"checkpoint_interval": 1000} | sections.pop("train", {}),
+        **sections,
+    )
+
+
+def serve_and_train(
+    plan: Plan,
+    run_dir: Path,
+    before_step: Work | None = None,
+    *,
+    num_steps: int = NUM_STEPS,
+    resume: bool = False,
+) -> Served:
+    """Runs the plan on forked ranks until ``num_steps`` are done."""
+    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    results = run_ranks(plan.world_size, _rank, plan, run_dir, before_step, num_steps, resume)
+    workers = [result for result in results if result is not None]
+    losses = torch.tensor([[step.loss for step in done] for done, _ in workers]).mean(0)
+    saved = Checkpoint(folder_of(run_dir / "checkpoints", num_steps))
+    shapes = {name: tuple(weight.shape) for name, weight in workers[0][1].items()}
+
+    def whole(kind: str, name: str) -> Tensor:
+        return saved.read(state_name(kind, name), (0,) * len(shapes[name]), shapes[name])
+
+    for name in shapes:  # what the workers have in the end is what the servers hold
+        for _, weights in workers:
+            torch.testing.assert_close(weights[name], whole("weight", name).to(weights[name].dtype))
+    trained = Trained(
+        losses=losses.tolist(),
+        norms=[step.outcome.grad_norm for step in workers[0][0]],
+        weights={name: whole("weight", name) for name in shapes},
+        moments={state_name(kind, name): whole(kind, name) for kind in MOMENTS for name in shapes},
+    )
+    servers = range(plan.mesh.num_ranks, plan.world_size)
+    return Served(trained=trained, updates=tuple(records(run_dir, rank, "update") for rank in servers))
+
+
+def records(run_dir: Path, rank: int, kind: str) -> list[dict[str, Any]]:
+    """A rank's records of one type."""
+    lines = (run_dir / "metrics" / f"rank-{rank:05d}.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["type"] == kind]
+
+
+def _rank(
+    rank: int, plan: Plan, run_dir: Path, before_step: Work | None, num_steps: int, resume: bool
+) -> Any:
+    ctx = make_context(plan.rank(rank), CPU)
+    if ctx.plan.role.serve:
+        resolve(ctx.plan.role.serve)(ctx, run_dir, resume=resume)
+        return None
+    trainer, loader = Trainer(ctx), Loader(ctx)
+    first = restore(trainer, run_dir / "checkpoints") if resume else 0
+    steps, done = loader.steps(first), []
+    for step in range(first, num_steps):
+        if before_step is not None:
+            before_step(trainer, loader, step)
+        done.append(trainer.step(step, next(steps)))
+    ctx.replicas.meet()
+    ctx.replicas.leave(num_steps)
+    params = (param for module in trainer.part.modules.values() for param in module.parameters())
+    return done, {slice_of(param).name: param.detach().clone() for param in params}
