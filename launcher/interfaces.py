@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault
-from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
+from launcher.jobs.script import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import LayerShape, ModelShape, Plan, StagePlan
 from launcher.schedule.actions import Action, PipelineShape
 from launcher.topology.cluster import Cluster
@@ -24,6 +24,7 @@ __all__ = [
     "Collective",
     "Executor",
     "Fault",
+    "GroupsJobs",
     "JobShape",
     "KnowsExactness",
     "KnowsQueue",
@@ -284,6 +285,19 @@ class KnowsQueue(Protocol):
 
     def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
         """How each of them stands; as `Executor.state`."""
+        ...
+
+
+@runtime_checkable
+class GroupsJobs(Protocol):
+    """An `Executor` that can submit many jobs as one, whose tasks they are."""
+
+    def group(self, scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
+        """What submits the jobs together; None where they do not all ask for the same. Pure."""
+        ...
+
+    def members(self, handle: JobHandle, tasks: Sequence[int]) -> list[str]:
+        """The id of every task of such a job, by which `Executor.state` knows it."""
         ...
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.jobs.freeze import freeze, frozen_plan
 from launcher.jobs.handle import save_handle
 from launcher.jobs.record import Origin, write_job
 from launcher.jobs.render import executor_of, render
-from launcher.jobs.script import JobHandle
+from launcher.jobs.script import JobHandle, JobScript
 from launcher.jobs.secrets import check_folder
 from launcher.jobs.store import RunDirectory
 from launcher.plan.model import Plan
@@ -34,12 +35,40 @@ def submit_plan(
     Raises:
         LauncherError: when it cannot be submitted.
     """
-    frozen = frozen_plan(plan, directory.path)
-    script = render(frozen, directory.path, resume=resume, after=after)
     copied = freeze(plan.source_roots, directory.path, material.patterns)
-    write_job(directory, frozen, script, material.origin)
+    script = record_plan(directory, plan, material.origin, directory.path, resume=resume, after=after)
     check_folder(directory.path, material.secrets)
-    handle = executor_of(frozen).submit(script)
-    save_handle(directory, frozen.config.executor.name, handle)
+    return submit_script(directory, plan, script), copied
+
+
+def record_plan(
+    directory: RunDirectory,
+    plan: Plan,
+    origin: Origin,
+    code_in: Path,
+    *,
+    resume: bool = False,
+    after: str = "",
+) -> JobScript:
+    """Records a run of the code that is frozen in ``code_in``; what submits it."""
+    frozen = frozen_plan(plan, code_in)
+    script = render(frozen, directory.path, resume=resume, after=after, code_in=code_in)
+    write_job(directory, frozen, script, origin)
+    return script
+
+
+def submit_script(directory: RunDirectory, plan: Plan, script: JobScript) -> JobHandle:
+    """Hands a recorded run to its scheduler.
+
+    Raises:
+        JobError: when that refuses it.
+    """
+    handle = executor_of(plan).submit(script)
+    note_submitted(directory, plan, handle)
+    return handle
+
+
+def note_submitted(directory: RunDirectory, plan: Plan, handle: JobHandle) -> None:
+    """Notes in a run directory which job it is."""
+    save_handle(directory, plan.config.executor.name, handle)
     directory.write_status("pending")
-    return handle, copied

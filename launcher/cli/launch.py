@@ -12,11 +12,10 @@ from launcher.cli.planning import Planned, alone_plan, make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
 from launcher.errors import ConfigError, Fault, JobError
-from launcher.jobs.baseline import find_baseline, is_to_be_found
+from launcher.jobs.baseline import baseline_search, find_baseline, is_to_be_found
 from launcher.jobs.devices import device_faults
 from launcher.jobs.facts import checkouts, environment_facts
 from launcher.jobs.failure import failure_text
-from launcher.jobs.fingerprint import fingerprint
 from launcher.jobs.record import Origin, write_baseline, write_job
 from launcher.jobs.render import executor_of, render
 from launcher.jobs.resume import resumed_directory
@@ -55,7 +54,7 @@ def launch(given: Words) -> int:
         try:
             if not given.flags["no-baseline"]:
                 _settle_baseline(directory, plan, origin, stop)
-            state = _train(directory, plan, script, stop)
+            state = train(directory, plan, script, stop)
         except BaseException:
             directory.write_status("failed")
             raise
@@ -67,13 +66,13 @@ def _check_startable(planned: Planned, given: Words) -> None:
     plan = planned.plan
     check_directory_flags(plan, given)
     check_baseline_flag(plan, given)
-    faults = [*_local_faults(plan), *input_faults(plan, is_here=True)]
+    faults = [*local_faults(plan), *input_faults(plan, is_here=True)]
     if faults:
         raise ConfigError(with_sources(faults, planned.composed.sources))
     render(plan, absolute(plan.config.run.root))
 
 
-def _local_faults(plan: Plan) -> list[Fault]:
+def local_faults(plan: Plan) -> list[Fault]:
     """The faults of a plan that this machine cannot start."""
     faults = []
     if not executor_of(plan).is_local:
@@ -98,16 +97,16 @@ def _settle_baseline(directory: RunDirectory, plan: Plan, origin: Origin, stop: 
     """Finds or makes the run on one device that this run is measured against."""
     if not is_to_be_found(directory, plan):
         return
-    found = find_baseline(absolute(plan.config.run.root), fingerprint(plan, origin.facts))
+    found = find_baseline(*baseline_search(directory, plan))
     if found is not None:
         say(f"baseline: {shown(found)}, an earlier run of the same training on one device")
     else:
-        found = _make_baseline(plan, origin, stop)
+        found = make_baseline(plan, origin, stop)
     if found is not None:
         write_baseline(directory, found)
 
 
-def _make_baseline(plan: Plan, origin: Origin, stop: StopRequest) -> Path | None:
+def make_baseline(plan: Plan, origin: Origin, stop: StopRequest) -> Path | None:
     """Trains on one device; None where that cannot be."""
     try:
         alone = alone_plan(plan)
@@ -118,7 +117,7 @@ def _make_baseline(plan: Plan, origin: Origin, stop: StopRequest) -> Path | None
     script = render(alone, directory.path)
     write_job(directory, alone, script, origin)
     say(f"baseline: the same training on one device, in {shown(directory.path)}")
-    state = _train(directory, alone, script, stop)
+    state = train(directory, alone, script, stop)
     if state.phase == "failed":
         raise JobError(
             f"the baseline failed; --no-baseline runs without it\n{failure_text(directory.path, state)}"
@@ -126,7 +125,7 @@ def _make_baseline(plan: Plan, origin: Origin, stop: StopRequest) -> Path | None
     return directory.path if state.phase == "succeeded" else None
 
 
-def _train(directory: RunDirectory, plan: Plan, script: JobScript, stop: StopRequest) -> JobState:
+def train(directory: RunDirectory, plan: Plan, script: JobScript, stop: StopRequest) -> JobState:
     """Starts the ranks and follows them to their end, whatever it is."""
     if stop.signal is not None:
         return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)

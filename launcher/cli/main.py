@@ -16,6 +16,7 @@ VERBS = {
     "plan": "check a recipe and show what it would do: mesh, schedule, memory, traffic",
     "run": "plan, start the ranks on this machine, follow them, and report the speedup",
     "submit": "plan, freeze the code, and hand the job to Slurm",
+    "sweep": "the same recipe with several values: plan, run, compare, in one table",
     "status": "how the runs stand",
     "logs": "what a run has printed",
     "wait": "follow a run to its end, and report the speedup",

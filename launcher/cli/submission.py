@@ -40,7 +40,7 @@ def submit(typed: Words) -> int:
     Raises:
         LauncherError: when nothing was submitted.
     """
-    given = _with_executor(typed)
+    given = with_executor(typed)
     planned = make_plan(given.recipe, given.overrides)
     check_directory_flags(planned.plan, given)
     check_baseline_flag(planned.plan, given)
@@ -50,7 +50,7 @@ def submit(typed: Words) -> int:
         return _print_script(planned, script)
     if faults := input_faults(planned.plan, is_here=False):
         raise ConfigError(with_sources(faults, planned.composed.sources))
-    material = _material(planned.plan, given)
+    material = gather(planned.plan.source_roots, planned.plan.config.site.secrets, given)
     directory, resume = _directory(planned.plan, given), bool(given.flags["resume"])
     try:
         handle, copied = submit_plan(directory, planned.plan, material, resume=resume)
@@ -60,7 +60,7 @@ def submit(typed: Words) -> int:
         else:  # nothing is left of a run that never was
             shutil.rmtree(directory.path)
         raise
-    trees = _tree_notes(material.origin.checkouts, copied)
+    trees = tree_notes(material.origin.checkouts, copied)
     for note in (*planned.composed.notes, *planned.plan.notes, *handle.notes, *trees):
         say(f"note: {note}")
     _tell(directory, planned.plan, handle)
@@ -70,15 +70,18 @@ def submit(typed: Words) -> int:
     return 0
 
 
-def _material(plan: Plan, given: Words) -> Material:
-    """The state of the code, and the secrets that may not get into the run directory."""
-    trees = checkouts(plan.source_roots)
+def gather(source_roots: Sequence[str], secrets: Sequence[str], given: Words) -> Material:
+    """The state of the code, and the secrets that may not get into the run directory.
+
+    ``secrets``: names of variables that the ranks are given.
+    """
+    trees = checkouts(source_roots)
     if given.flags["require-clean"]:
         _check_clean(trees)
     facts = environment_facts()
     origin = Origin(recipe=given.recipe, overrides=given.overrides, facts=facts, checkouts=trees)
-    secrets = secret_values(os.environ, plan.config.site.secrets)
-    return Material(origin=origin, patterns=_patterns(given), secrets=secrets)
+    values = secret_values(os.environ, secrets)
+    return Material(origin=origin, patterns=_patterns(given), secrets=values)
 
 
 def _check_clean(trees: Sequence[Checkout]) -> None:
@@ -94,11 +97,11 @@ def _tell_baseline(directory: RunDirectory, plan: Plan, material: Material, afte
     def start(base: RunDirectory, alone: Plan) -> JobHandle:
         return submit_plan(base, alone, material, after=after)[0]
 
-    if sentence := settle_baseline(directory, plan, material.origin.facts, start):
+    if sentence := settle_baseline(directory, plan, start):
         say(sentence)
 
 
-def _with_executor(given: Words) -> Words:
+def with_executor(given: Words) -> Words:
     """The words with an executor that submits: the one that the recipe or an override names, else Slurm."""
     of_executor = [word for word in given.overrides if word.lstrip("+~").startswith("executor")]
     named = next((word for word in of_executor if word.lstrip("+").startswith("executor=")), None)
@@ -148,7 +151,7 @@ def _patterns(given: Words) -> Sequence[str]:
     return [pattern for pattern in str(flag).split(",") if pattern] if flag else []
 
 
-def _tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str]:
+def tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str]:
     """What the code that was copied has beyond its commits."""
     for tree in trees:
         if tree.patch:

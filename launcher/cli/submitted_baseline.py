@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from launcher.cli.ending import shown
 from launcher.cli.planning import alone_plan
 from launcher.errors import ConfigError, LauncherError
-from launcher.jobs.baseline import coming_baseline, find_baseline, is_to_be_found
-from launcher.jobs.fingerprint import fingerprint
-from launcher.jobs.freeze import frozen_plan
+from launcher.jobs.baseline import baseline_search, coming_baseline, find_baseline, is_to_be_found
 from launcher.jobs.record import write_baseline
 from launcher.jobs.script import JobHandle
-from launcher.jobs.store import RunDirectory, absolute, new_directory
+from launcher.jobs.store import RunDirectory, new_directory
 from launcher.plan.model import Plan
 from launcher.units import format_duration
 
@@ -22,19 +19,18 @@ Submit = Callable[[RunDirectory, Plan], JobHandle]
 """Submits a plan from its run directory."""
 
 
-def settle_baseline(directory: RunDirectory, plan: Plan, facts: Mapping[str, Any], submit: Submit) -> str:
+def settle_baseline(directory: RunDirectory, plan: Plan, submit: Submit) -> str:
     """Names the run on one device that this run is measured against; what is to be said of it.
 
     A run that is there already is taken, be it one that has not ended yet; else one is submitted.
     """
     if not is_to_be_found(directory, plan):
         return ""
-    root = absolute(plan.config.run.root)
-    mark = fingerprint(frozen_plan(plan, directory.path), facts)
-    if (found := find_baseline(root, mark)) is not None:
+    search = baseline_search(directory, plan)
+    if (found := find_baseline(*search)) is not None:
         write_baseline(directory, found)
         return f"baseline: {shown(found)}, an earlier run of the same training on one device"
-    if (found := coming_baseline(root, mark)) is not None:
+    if (found := coming_baseline(*search)) is not None:
         write_baseline(directory, found)
         return f"baseline: {shown(found)}, the same training on one device, which has not ended yet"
     return _submit_baseline(directory, plan, submit)

@@ -89,6 +89,15 @@ def draft(recipe: str, words: Sequence[str] = ()) -> Composed:
         raise
 
 
+def group_files(recipe: str, group: str) -> list[str]:
+    """The files of a group that a recipe can choose from.
+
+    Raises:
+        LauncherError: for a recipe that is not there.
+    """
+    return choices(repository(find(recipe)), group)
+
+
 def _draft(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> Composed:
     files = repository(recipe)
     usable = []

@@ -65,6 +65,10 @@ def _unread(
         fix = "Begin the recipe with `defaults: [/base, _self_]`."
         yield Fault("defaults", MISSING, f"nothing gives {', '.join(absent)}", fix)
     for fault in faults:
+        if fault.path == "sweep":
+            rule, fix = "the recipe is a sweep, which is several runs", "Use trireme sweep, or give ~sweep."
+            yield replace(fault, given="...", allowed=rule, fix=fix)
+            continue
         kind, given = field_types(LaunchConfig).get(fault.path), values.get(fault.path)
         if dataclasses.is_dataclass(kind) and isinstance(given, str):
             fix = f"To choose a file of the group, write `override /{fault.path}: {given}` into `defaults`."

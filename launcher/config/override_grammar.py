@@ -6,19 +6,20 @@ here uses them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from antlr4 import CommonTokenStream, InputStream
 from hydra.core.override_parser.overrides_parser import create_functions
 from hydra.core.override_parser.overrides_visitor import HydraErrorListener, HydraOverrideVisitor
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, QuotedString, RangeSweep
 from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from hydra.grammar.gen.OverrideParser import OverrideParser
 
 from launcher.config import overrides
-from launcher.errors import Fault
+from launcher.errors import Fault, did_you_mean
 from launcher.typed import Source
 
 Parsed = tuple[Override, Mapping[str, Source]]
@@ -45,17 +46,91 @@ class _TextVisitor(HydraOverrideVisitor):
         return str(ctx.getText().strip())
 
 
-def _parse(word: str) -> Parsed | Fault:
+class _WrittenVisitor(HydraOverrideVisitor):
+    """Leaves every value of a choice as it is written; the arguments of other functions are read."""
+
+    def visitElement(self, ctx: Any) -> Any:  # noqa: N802 - the name that the parser calls
+        return self.visitFunction(ctx.function()) if ctx.function() else ctx.getText().strip()
+
+    def visitFunction(self, ctx: Any) -> Any:  # noqa: N802 - the name that the parser calls
+        if ctx.ID().getText() == "choice":
+            return super().visitFunction(ctx)
+        return HydraOverrideVisitor(create_functions()).visitFunction(ctx)
+
+
+def alternatives(word: str, files_of: Callable[[str], Sequence[str]], most: int) -> list[str] | Fault | None:
+    """The values that an override gives its setting, each as text to write behind the =; at most ``most``.
+
+    None: it gives one. ``files_of`` a group are what a ``glob`` chooses from.
+    """
+    if word.startswith("~"):
+        return None
     if fault := overrides.word_fault(word):
         return fault
+    path, text = overrides.split(word)
+    try:
+        override = _visited(word, _WrittenVisitor(create_functions()))
+        value = override._value
+        if isinstance(value, ChoiceSweep | RangeSweep) and not value.shuffle:
+            found = value.list if isinstance(value, ChoiceSweep) else value.range()
+            end = value.stop if isinstance(value, RangeSweep) else None
+            texts = [
+                text for text in map(_written, islice(found, most)) if end is None or text != _written(end)
+            ]
+            return texts or _countless(path, text)
+    except (HydraException, ArithmeticError, ValueError):
+        return _countless(path, text) if overrides.calls_sweep(word) else overrides.unreadable_fault(word)
+    if isinstance(value, Glob):
+        files = files_of(override.key_or_group)
+        rule = f"no file of the group {override.key_or_group} is of this form"
+        return value.filter(files) or Fault(path, text, rule, did_you_mean(text, files))
+    if isinstance(value, ChoiceSweep | RangeSweep):
+        return Fault(path, text, "a sweep runs in the order that is written", "Leave out shuffle.")
+    return _countless(path, text) if overrides.calls_sweep(word) else None
+
+
+def _values(value: ChoiceSweep | RangeSweep, most: int) -> list[str]:
+    if isinstance(value, ChoiceSweep):
+        return list(map(_written, value.list[:most]))
+    end = _written(value.stop)  # which Hydra passes by the last digits where it adds up floats
+    return [text for text in map(_written, islice(value.range(), most)) if text != end]
+
+
+def _written(value: Any) -> str:
+    """A value of a sweep as text; those of a range of floats without the noise of their last digits."""
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return value if isinstance(value, str) else str(Override._get_value_element_as_str(value))
+
+
+def _countless(path: str, text: str) -> Fault:
+    rule = "has no values to count: a sweep takes A,B,... or choice(A,B,...) or range(FROM,TO,STEP)"
+    return Fault(path, text, rule, "Give the values one by one.")
+
+
+def _visited(word: str, visitor: HydraOverrideVisitor) -> Override:
+    """The override that a word is.
+
+    Raises:
+        HydraException: when it is none.
+    """
     listener = HydraErrorListener()
     lexer = OverrideLexer(InputStream(word))
     parser: Any = OverrideParser(CommonTokenStream(lexer))
     for part in (lexer, parser):
         part.removeErrorListeners()
         part.addErrorListener(listener)
+    override: Override = visitor.visit(parser.override())
+    return override
+
+
+def _parse(word: str) -> Parsed | Fault:
+    if fault := overrides.word_fault(word):
+        return fault
+    if overrides.calls_sweep(word):
+        return overrides.sweep_fault(word)
     try:
-        override = _TextVisitor(create_functions()).visit(parser.override())
+        override = _visited(word, _TextVisitor(create_functions()))
     except HydraException:
         return overrides.unreadable_fault(word)
     if override.is_sweep_override():

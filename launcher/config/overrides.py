@@ -71,7 +71,7 @@ def quoted(word: str) -> str:
 
 
 def word_fault(word: str) -> Fault | None:
-    """The fault of a word that no grammar needs to be asked about."""
+    """The fault of a word that no grammar needs to be asked about, be it one value or several."""
     path, value = split(word)
     if word.startswith("\\"):
         fix = f"Give {shlex.quote(word.lstrip(chr(92)))}."
@@ -94,7 +94,7 @@ def word_fault(word: str) -> Fault | None:
         return secret_fault(path, value)
     if _depth(value) > MAX_DEPTH:
         return Fault(path, value, f"is nested more than {MAX_DEPTH} deep", "Give a flatter value.")
-    return sweep_fault(word) if _SWEEP.fullmatch(value) else None
+    return None
 
 
 def _key_fault(word: str, path: str, value: str) -> Fault | None:
@@ -124,10 +124,15 @@ def _depth(value: str) -> int:
     return deepest
 
 
+def calls_sweep(word: str) -> bool:
+    """Whether the value is a call that stands for several values, however wrong its arguments are."""
+    return bool(_SWEEP.fullmatch(split(word)[1]))
+
+
 def sweep_fault(word: str) -> Fault:
     """The fault of an override that gives several values where one run takes one."""
     path, value = split(word)
-    fix = "Give one value, or run it several times."
+    fix = "Give one value, or use trireme sweep."
     if "(" not in value:
         listed = shlex.quote(f"{word.partition('=')[0]}=[{value}]")
         fix = f"{fix} A list is written {listed}, one text {quoted(word)}."

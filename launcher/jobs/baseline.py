@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.config.schema import LaunchConfig, PluginChoice
 from launcher.errors import ConfigError, Fault
 from launcher.jobs.record import write_baseline
-from launcher.jobs.store import ACTIVE, RunDirectory, absolute, read_json
+from launcher.jobs.store import ACTIVE, SWEEP_FILE, RunDirectory, absolute, read_json
 from launcher.plan.model import Plan
 from launcher.report.runs import named_base
 
 
-def find_baseline(root: Path, fingerprint: str) -> Path | None:
-    """The newest finished run under ``root`` on one rank with this fingerprint."""
-    return _newest(root, fingerprint, ("succeeded",))
+def baseline_search(directory: RunDirectory, plan: Plan) -> tuple[tuple[Path, ...], str]:
+    """Where a baseline of a recorded run is looked for, and the fingerprint that it has."""
+    places = (absolute(plan.config.run.root), directory.path.parent)
+    return tuple(dict.fromkeys(places)), read_json(directory.job)["fingerprint"]
 
 
-def coming_baseline(root: Path, fingerprint: str) -> Path | None:
+def find_baseline(places: Sequence[Path], fingerprint: str) -> Path | None:
+    """The newest finished run on one rank with this fingerprint, in these folders or in sweeps there."""
+    return _newest(places, fingerprint, ("succeeded",))
+
+
+def coming_baseline(places: Sequence[Path], fingerprint: str) -> Path | None:
     """The newest such run that a scheduler has, and that has not ended as far as is known."""
-    return _newest(root, fingerprint, ("pending", "running"), is_submitted=True)
+    return _newest(places, fingerprint, ("pending", "running"), is_submitted=True)
 
 
 def named_baseline(setting: str) -> Path:
@@ -98,15 +104,20 @@ def unfinished_baseline(run_dir: Path) -> str:
 
 
 def _newest(
-    root: Path, fingerprint: str, phases: Sequence[str], *, is_submitted: bool = False
+    places: Sequence[Path], fingerprint: str, phases: Sequence[str], *, is_submitted: bool = False
 ) -> Path | None:
     found = []
-    for path in root.iterdir() if root.is_dir() else ():
-        directory = RunDirectory(path)
+    for directory in (directory for place in places for directory in _runs(place)):
         status = read_json(directory.status_file)
         if status.get("phase") not in phases or (is_submitted and not directory.handle.is_file()):
             continue
         job = read_json(directory.job)
         if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
-            found.append((status["changed"], path))
+            found.append((status["changed"], directory.path))
     return max(found)[1] if found else None
+
+
+def _runs(folder: Path) -> Iterator[RunDirectory]:
+    """The runs in a folder, and those of the sweeps in it."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        yield from map(RunDirectory, path.iterdir() if (path / SWEEP_FILE).is_file() else [path])

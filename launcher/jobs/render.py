@@ -23,8 +23,13 @@ def executor_of(plan: Plan) -> Executor:
     return executor
 
 
-def render(plan: Plan, run_dir: Path, *, resume: bool = False, after: str = "") -> JobScript:
-    """The job that runs a plan in a run directory, once the job ``after`` has ended."""
+def render(
+    plan: Plan, run_dir: Path, *, resume: bool = False, after: str = "", code_in: Path | None = None
+) -> JobScript:
+    """The job that runs a plan in a run directory, once the job ``after`` has ended.
+
+    ``code_in``: the directory that holds the frozen code, where that is not the run's.
+    """
     executor = executor_of(plan)
     request = JobRequest(
         run_dir=str(run_dir),
@@ -32,7 +37,7 @@ def render(plan: Plan, run_dir: Path, *, resume: bool = False, after: str = "") 
         python=sys.executable,
         resume=resume,
         after=after,
-        code="" if executor.is_local else str(run_dir / CODE),
+        code="" if executor.is_local else str((code_in or run_dir) / CODE),
     )
     return executor.render(plan, request)
 

@@ -51,6 +51,21 @@ class JobScript:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """Where several jobs are to be started as the tasks of one."""
+
+    name: str
+    folder: str
+    """Absolute path of a folder in which N leads to the run directory of task N."""
+    script: str
+    """Absolute path that the script will be at."""
+    tasks: tuple[int, ...]
+    """Numbers of the tasks, ascending, one for each job."""
+    at_once: int | None = None
+    """Tasks that may run at a time; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobHandle:
     """A started job."""
 

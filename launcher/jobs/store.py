@@ -29,6 +29,8 @@ RunPhase = Phase | Literal["prepared"]
 ACTIVE = ("prepared", "pending", "running")
 """Phases that a run is in before it has ended."""
 SUBFOLDERS = ("logs", "metrics", "exit")
+SWEEP_FILE = "sweep.json"
+"""What the directory of a sweep holds beside the run directories in it."""
 _SAVED = re.compile(r"step-([0-9]{8})")
 """Name of the folder of a whole checkpoint."""
 
@@ -109,7 +111,7 @@ def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunD
         ConfigError: when ``run.dir`` exists and is not to be moved aside, or cannot be made.
     """
     try:
-        path = _make_named(run, overwrite=overwrite) if run.dir else _make_numbered(run, name)
+        path = _make_named(run, overwrite=overwrite) if run.dir else numbered_folder(run, name)
         for folder in SUBFOLDERS:
             (path / folder).mkdir()
     except OSError as error:
@@ -195,7 +197,8 @@ def _is_run(directory: RunDirectory) -> bool:
     return has_record and all((directory.path / name).is_dir() for name in SUBFOLDERS)
 
 
-def _make_numbered(run: RunConfig, name: str) -> Path:
+def numbered_folder(run: RunConfig, name: str) -> Path:
+    """Makes a folder below ``run.root`` that is named by the time; of several callers each gets its own."""
     first = expected_path(run, name)
     first.parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
 
 from launcher.config.schema import BatchConfig, DataConfig, LaunchConfig, ModelConfig
 from launcher.errors import ConfigError, Fault, PlanError
@@ -29,13 +29,15 @@ def describer(data: DataConfig, roots: Sequence[str]) -> Describe:
     """How to measure a user's own model on this data, with ``roots`` on the module path."""
 
     def describe(model: ModelConfig, batch: BatchConfig) -> ModelShape:
-        return _measure({"model": plain(model), "data": plain(data), "batch": plain(batch)}, roots)
+        request = {"model": plain(model), "data": plain(data), "batch": plain(batch)}
+        return _measure(json.dumps(request), tuple(roots))
 
     return describe
 
 
-def _measure(request: dict[str, Any], roots: Sequence[str]) -> ModelShape:
-    """The answer of the other process.
+@cache
+def _measure(request: str, roots: Sequence[str]) -> ModelShape:
+    """The answer of the other process; the points of a sweep ask the same.
 
     Raises:
         PlanError: when the user's model cannot be built, with the last line of the reason.
@@ -43,14 +45,14 @@ def _measure(request: dict[str, Any], roots: Sequence[str]) -> ModelShape:
     path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(  # noqa: S603 (our own module, no shell)
         [sys.executable, "-m", _MODULE],
-        input=json.dumps(request),
+        input=request,
         env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        target = request["model"]["target"]
+        target = json.loads(request)["model"]["target"]
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         reason = reason.removeprefix(f"model.target={target}: ")
         raise PlanError([Fault("model.target", target, f"its shape could not be measured: {reason}", "")])

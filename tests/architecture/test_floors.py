@@ -38,6 +38,7 @@ FLOORS = {
     "launcher.metrics": 4,
     "launcher.recipe": 4,
     "launcher.report": 4,
+    "launcher.sweep": 4,
     "launcher.testing": 4,
     "launcher.runtime": 5,
     "launcher.cli": 6,

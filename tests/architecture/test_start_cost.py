@@ -42,7 +42,8 @@ def cpu_s(*words):
 
 
 @pytest.mark.parametrize(
-    "words", ["--help", "plan --help", "run --help", "submit --help", "status", "recipe ls", "doctor"]
+    "words",
+    ["--help", "plan --help", "run --help", "submit --help", "sweep --help", "status", "recipe ls", "doctor"],
 )
 def test_verbs_that_compose_nothing_load_neither_torch_nor_hydra(words):
     code, loaded = loaded_by(*words.split())
@@ -50,10 +51,11 @@ def test_verbs_that_compose_nothing_load_neither_torch_nor_hydra(words):
 
 
 SUBMIT = "submit quickstart cluster.devices_per_node=2 --dry-run"
+SWEEP = "sweep plan quickstart parallel.pp=1,2 parallel.schedule=gpipe,1f1b"
 
 
 @pytest.mark.parametrize(
-    "words", ["plan quickstart", "plan quickstart --json", "recipe show quickstart", SUBMIT]
+    "words", ["plan quickstart", "plan quickstart --json", "recipe show quickstart", SUBMIT, SWEEP]
 )
 def test_planning_verbs_never_load_torch(words):
     code, loaded = loaded_by(*words.split())

@@ -28,12 +28,12 @@ def test_the_newest_finished_run_on_one_rank_with_the_fingerprint_is_found(tmp_p
     store_run(tmp_path / "other", fingerprint="g")
     (tmp_path / "a file").write_text("")
     (tmp_path / "no run").mkdir()
-    assert find_baseline(tmp_path, "f") == newest
+    assert find_baseline([tmp_path], "f") == newest
 
 
 def test_without_any_run_there_is_no_baseline(tmp_path):
-    assert find_baseline(tmp_path / "absent", "f") is None
-    assert find_baseline(tmp_path, "f") is None
+    assert find_baseline([tmp_path / "absent"], "f") is None
+    assert find_baseline([tmp_path], "f") is None
 
 
 def test_a_named_baseline_must_have_finished(tmp_path):

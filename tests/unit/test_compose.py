@@ -183,10 +183,10 @@ def test_override_is_accepted(write: Write, word: str, path: str, value: object)
         ("=4", "an override is written key=value. Give KEY=4."),
         ("a b=4", "a b=4: is no key: it holds letters, digits and _, joined by dots."),
         ("parallel.tp=1,2", "parallel.tp=1,2: these are several values, and one run takes one. "
-         "Give one value, or run it several times. A list is written 'parallel.tp=[1,2]', "
+         "Give one value, or use trireme sweep. A list is written 'parallel.tp=[1,2]', "
          "one text 'parallel.tp=\"1,2\"'."),
         ("parallel.tp=choice(1,2)", "these are several values, and one run takes one. Give one value, "
-         "or run it several times."),
+         "or use trireme sweep."),
         ("run.dir=node01,node02", "A list is written 'run.dir=[node01,node02]'"),
         ("+parallel.tp=4", "is set already, and + only adds. Give parallel.tp=4."),
         ("~parallel.tpp", "parallel.tpp=(missing): there is nothing to delete. Did you mean tp?"),

@@ -13,8 +13,9 @@ from pathlib import Path
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, JobError, PlanError
 from launcher.interfaces import JobShape, SiteSurvey
-from launcher.jobs.script import JobHandle, JobRequest, JobScript, JobState
+from launcher.jobs.script import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import Plan
+from launcher_plugins.executors.slurm_array import array
 from launcher_plugins.executors.slurm_commands import ask, left_out
 from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of
 from launcher_plugins.executors.slurm_options import SEPARATOR, binding_faults, layout, option_faults
@@ -121,6 +122,14 @@ class Slurm:
             JobError: when it gives no answer.
         """
         return survey()
+
+    def group(self, scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
+        """The jobs as the tasks of an array; None where they do not all ask for the same resources."""
+        return array(scripts, request)
+
+    def members(self, handle: JobHandle, tasks: Sequence[int]) -> list[str]:
+        """The ids of the tasks of an array."""
+        return [f"{handle.id}_{task}" for task in tasks]
 
     def state(self, handle: JobHandle) -> JobState:
         """How the job stands: asked of the controller, then of the accounts, then of its own record.

@@ -6,6 +6,7 @@ runs, so that a requeued job needs no new one.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -156,14 +157,21 @@ def _step_options(batch: Batch, cpus_per_task: int | None) -> Iterator[str]:
     if site.cpu_bind:
         yield f"--cpu-bind={site.cpu_bind}"
     if site.container_image:
-        run_dir = batch.request.run_dir
         names = {*EXPORTED, "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", *batch.variables}
         names |= {"TMPDIR"} if site.scratch else set()
         names |= {*site.env, *site.node_env, *site.forward, *site.secrets}
         yield f"--container-image={site.container_image}"
-        yield f"--container-mounts={','.join([f'{run_dir}:{run_dir}', *site.container_mounts])}"
+        yield f"--container-mounts={','.join([*_own_mounts(batch.request), *site.container_mounts])}"
         # A variable that the image sets too has the image's value, unless it is named here.
         yield f"--container-env={','.join(sorted(names - _OF_THE_HOST))}"
+
+
+def _own_mounts(request: JobRequest) -> Iterator[str]:
+    """The run directory, and the code of a sweep, which is beside it."""
+    yield f"{request.run_dir}:{request.run_dir}"
+    source = os.path.dirname(request.code)
+    if source and not f"{source}/".startswith(f"{request.run_dir}/"):
+        yield f"{source}:{source}"
 
 
 def _environment(batch: Batch) -> Iterator[str]:

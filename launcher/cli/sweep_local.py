@@ -1,0 +1,103 @@
+"""The points of a sweep on this machine, one after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from launcher.cli.ending import say, shown
+from launcher.cli.launch import make_baseline, train
+from launcher.cli.sweep_status import print_outcomes, read_outcomes
+from launcher.errors import JobError, LauncherError
+from launcher.jobs.baseline import baseline_search, find_baseline, is_to_be_found
+from launcher.jobs.failure import failure_text
+from launcher.jobs.record import Origin, write_baseline
+from launcher.jobs.script import JobScript, JobState
+from launcher.jobs.store import RunDirectory
+from launcher.jobs.watch import StopRequest, stop_requests
+from launcher.plan.model import Plan
+from launcher.sweep.store import Sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A point that is recorded and about to be started."""
+
+    label: str
+    directory: RunDirectory
+    plan: Plan
+    script: JobScript
+    origin: Origin
+
+
+@dataclass(kw_only=True)
+class _Baselines:
+    """One run on one device for all points that share it."""
+
+    stop: StopRequest
+    missing: set[str] = field(default_factory=set)
+    """Fingerprints of baselines that cannot be had: nobody tries them for every point again."""
+    has_failed: bool = False
+
+    def settle(self, attempt: Attempt) -> None:
+        """Names the baseline of a point: one that is there, or one that is made now."""
+        directory, plan = attempt.directory, attempt.plan
+        if not is_to_be_found(directory, plan):
+            return
+        places, mark = baseline_search(directory, plan)
+        found = find_baseline(places, mark)
+        if found is None and mark not in self.missing:
+            try:
+                found = make_baseline(plan, attempt.origin, self.stop)
+            except JobError as error:
+                self.has_failed = True
+                print(error, file=sys.stderr)
+        if found is None:
+            self.missing.add(mark)
+        else:
+            write_baseline(directory, found)
+
+
+def run_attempts(sweep: Sweep, attempts: Sequence[Attempt], *, wants_baseline: bool) -> int:
+    """Runs points one after the other, those on one device first, and shows the table of the sweep.
+
+    One that fails is told at once and ends no other. Returns the exit code: that of a request to stop,
+    1 when a point failed, else 0.
+    """
+    order = sorted(attempts, key=lambda attempt: attempt.plan.world_size > 1)  # a baseline for the others
+    has_failed = False
+    with stop_requests() as stop:
+        baselines = _Baselines(stop=stop)
+        for number, attempt in enumerate(order, 1):
+            if stop.signal is not None:
+                break
+            say(f"\n[{number}/{len(order)}] {attempt.label}, in {shown(attempt.directory.path)}")
+            state = _run(attempt, baselines if wants_baseline else None, stop)
+            has_failed |= state.phase == "failed"
+        say("")
+        print_outcomes(sweep, read_outcomes(sweep))
+        if stop.signal is not None:
+            print(f"stopped by {stop.signal.name}: all ranks have ended.", file=sys.stderr)
+            return stop.exit_code
+    return 1 if has_failed or baselines.has_failed else 0
+
+
+def _run(attempt: Attempt, baselines: _Baselines | None, stop: StopRequest) -> JobState:
+    """One point from its baseline to its end, whatever it is."""
+    directory = attempt.directory
+    try:
+        if baselines is not None:
+            baselines.settle(attempt)
+        if stop.signal is not None:
+            return JobState(phase="cancelled")
+        state = train(directory, attempt.plan, attempt.script, stop)
+    except (LauncherError, OSError) as error:
+        state = JobState(phase="failed", reason=str(error))
+        directory.write_state(state)
+    except BaseException:
+        directory.write_status("failed")
+        raise
+    if state.phase == "failed":
+        print(failure_text(directory.path, state), file=sys.stderr, flush=True)
+    return state

@@ -1,0 +1,1 @@
+"""Sweeps: several runs of one recipe, each with values of its own."""

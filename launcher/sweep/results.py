@@ -1,0 +1,166 @@
+"""What the runs of a sweep measured, beside what was predicted, as one table."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.errors import LauncherError
+from launcher.jobs.script import JobState
+from launcher.jobs.store import RunDirectory, read_json
+from launcher.plan.columns import columns
+from launcher.plan.model import Plan
+from launcher.report.bubble import bubble
+from launcher.report.runs import Run, load_run, named_base
+from launcher.report.speedup import compare
+from launcher.sweep.store import Sweep
+from launcher.sweep.tables import bubble_text, predicted_speed, unit
+from launcher.units import format_count
+
+_SAME_LOSS = 1e-3
+"""Losses that are as near as this are those of one training."""
+Standing = Literal["not started", "pending", "running", "succeeded", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one point."""
+
+    label: str
+    overrides: tuple[str, ...]
+    directory: RunDirectory
+    plan: Plan
+    state: JobState
+    has_started: bool
+    run: Run | None
+    """What it measured, once it has succeeded."""
+    speedup: float | None
+    problem: str
+    """Why there is no measure, or no speedup, of a run that succeeded."""
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands, in a word or two."""
+        return self.state.phase if self.has_started else "not started"
+
+
+def outcomes(sweep: Sweep, plans: Sequence[Plan], states: Sequence[JobState | None]) -> list[Outcome]:
+    """What came of every point; a state of None is that of a run that was not started."""
+    bases = _bases(sweep)
+    found = []
+    for point, plan, state in zip(sweep.points, plans, states, strict=True):
+        run, speedup, problem = None, None, ""
+        if state is not None and state.phase == "succeeded":
+            mark = read_json(point.directory.job).get("fingerprint", "")
+            run, speedup, problem = _measured(point.directory.path, bases.get(mark))
+        outcome = Outcome(
+            label=point.label,
+            overrides=point.overrides,
+            directory=point.directory,
+            plan=plan,
+            state=state or JobState(phase="pending"),
+            has_started=state is not None,
+            run=run,
+            speedup=speedup,
+            problem=problem,
+        )
+        found.append(outcome)
+    return found
+
+
+def results(found: Sequence[Outcome]) -> list[str]:
+    """The table of the outcomes, without the columns that say nothing of these points."""
+    speed = f"{unit([outcome.plan for outcome in found])}/s"
+    head = ("point", "state", speed, "predicted", "speedup S", "efficiency E", "bubble", "predicted", "loss")
+    kept = list(zip(*[head, *map(_row, found)], strict=True))
+    has_bubble = any(outcome.plan.mesh.pp > 1 for outcome in found)
+    has_speedup = any(outcome.speedup is not None for outcome in found)
+    shown = [True, True, True, True, has_speedup, has_speedup, has_bubble, has_bubble, _differ(found)]
+    kept = [column for column, is_shown in zip(kept, shown, strict=True) if is_shown]
+    is_done = all(outcome.standing == "succeeded" for outcome in found)
+    if is_done:
+        kept = [column for column in kept if column[0] != "state"]
+    lines = columns(list(zip(*kept, strict=True)), left=1 if is_done else 2)
+    return [f"  {line}" for line in lines]
+
+
+def best(found: Sequence[Outcome], by: str) -> Outcome:
+    """The fastest point that has succeeded, or the one of the lowest loss in the end.
+
+    Raises:
+        LauncherError: when no point has been measured.
+    """
+    measured = [outcome for outcome in found if outcome.run is not None]
+    if not measured:
+        raise LauncherError("no point of the sweep has succeeded yet, so none is the best")
+    return max(measured, key=_speed) if by == "speed" else min(measured, key=_loss)
+
+
+def command(recipe: str, outcome: Outcome) -> str:
+    """The command that runs a point alone."""
+    verb = "submit" if outcome.directory.handle.is_file() else "run"
+    return shlex.join(("trireme", verb, recipe, *outcome.overrides))
+
+
+def _differ(found: Sequence[Outcome]) -> bool:
+    """Whether the points learnt differently, and not only added up in another order."""
+    losses = [_loss(outcome) for outcome in found if outcome.run is not None]
+    return bool(losses) and max(losses) - min(losses) > _SAME_LOSS
+
+
+def _speed(outcome: Outcome) -> float:
+    assert outcome.run is not None, "only measured points are compared"
+    return outcome.run.work.tokens_per_s
+
+
+def _loss(outcome: Outcome) -> float:
+    assert outcome.run is not None, "only measured points are compared"
+    final = outcome.run.final_loss
+    return final.loss if final else float("inf")
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    plan, run = outcome.plan, outcome.run
+    found = bubble(run) if run else None
+    final = run.final_loss if run else None
+    return (
+        outcome.label,
+        outcome.standing,
+        format_count(run.work.tokens_per_s) if run else "",
+        format_count(predicted_speed(plan)),
+        f"{outcome.speedup:.2f}" if outcome.speedup is not None else "",
+        f"{100 * outcome.speedup / run.work.num_devices:.0f} %"
+        if run and outcome.speedup is not None
+        else "",
+        bubble_text(found.measured, plan) if found else "",
+        bubble_text(plan.schedule.bubble_simulated, plan),
+        f"{final.loss:.4f}" if final else "",
+    )
+
+
+def _bases(sweep: Sweep) -> dict[str, Path]:
+    """The baselines of the sweep by fingerprint: those of its runs on one device are the same."""
+    found = {}
+    for point in sweep.points:
+        path = point.directory.path
+        if (base := named_base(path)) is not None:
+            found[read_json(point.directory.job).get("fingerprint", "")] = base
+    return found
+
+
+def _measured(path: Path, base: Path | None) -> tuple[Run | None, float | None, str]:
+    """The run, its speedup, and why one of the two is missing."""
+    try:
+        if base is not None and base.resolve() == path.resolve():
+            return load_run(path), 1.0, ""
+        pair = compare([path], base).results[0].median
+        return pair.run, pair.speedup, ""
+    except LauncherError as error:
+        problem = str(error)
+    try:
+        return load_run(path), None, problem
+    except LauncherError as error:
+        return None, None, str(error)

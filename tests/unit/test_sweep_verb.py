@@ -1,0 +1,276 @@
+"""`trireme sweep` on this machine, with the processes of the ranks replaced by an outcome."""
+
+import json
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.cli import launch as launching
+from launcher.cli.main import main
+from launcher.jobs.script import JobState
+from launcher.jobs.store import read_json
+from launcher.plan.model import Plan
+from launcher.typed import plain
+from tests.unit.fake_runs import FakeRun, write_records
+
+SMALL = ("batch.micro_size=1", "batch.global_size=4", "train.num_steps=8")
+FAILED = JobState(phase="failed", exit_code=3, reason="ended with exit code 3", rank=1)
+
+
+def record(path):
+    """Writes what the ranks of a run would have measured: 100 ms of work, shared by them."""
+    plan = Plan.from_json((path / "plan.json").read_text())
+    kinds = {rank: {"compute": 96 // plan.world_size} for rank in range(plan.world_size)}
+    fake = FakeRun(mesh=plan.mesh, num_steps=8, warmup_steps=5, global_size=4, kinds_ms=kinds)
+    for rank in range(plan.world_size):
+        write_records(path, rank, [plain(item) for item in fake.records(rank)])
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch, stand_in_corpus):
+    """Runs sweeps in a folder; ``ends`` says how runs end by a part of their directory's name."""
+    stage = SimpleNamespace(starts=[], ends={}, folder=tmp_path / "runs" / "mine")
+
+    def follow(executor, script, stop, on_tick):
+        path = tmp_path / script.run_dir
+        stage.starts.append(path.name)
+        stage.argv = script.argv
+        stage.num_recorded = len(list(stage.folder.glob("*/job.sh")))
+        state = next((end for part, end in stage.ends.items() if part in path.name), None)
+        if state is None:
+            record(path)
+            state = JobState(phase="succeeded", exit_code=0)
+        if state.phase == "cancelled":
+            stop.receive(signal.SIGINT, None)
+        return state
+
+    def run(*words, recipe="quickstart"):
+        return main(["sweep", "run", recipe, *SMALL, f"run.dir={tmp_path}/runs/mine", *words])
+
+    monkeypatch.setattr(launching, "follow", follow)
+    monkeypatch.chdir(tmp_path)
+    stage.run = run
+    return stage
+
+
+def phases(folder):
+    return {path.parent.name: read_json(path)["phase"] for path in sorted(folder.glob("*/status.json"))}
+
+
+def table(output):
+    """The rows of the last table by their points."""
+    _, *rows = output.rpartition("  point ")[2].partition("\n\n")[0].splitlines()
+    return {row.split()[0]: row.split()[1:] for row in rows if "=" in row}
+
+
+def test_points_run_one_after_the_other_and_the_table_sets_measured_beside_predicted(sweep, capsys):
+    assert sweep.run("parallel.pp=1,2,4") == 0
+    assert sweep.starts == ["0-pp_1", "1-pp_2", "2-pp_4"]
+    rows = table(capsys.readouterr().out)
+    assert rows["pp=1"][0] == "667"  # 4 samples of 16 tokens in 96 ms
+    assert rows["pp=2"][0] == "1.33K"
+    assert [rows[f"pp={pp}"][2:5] for pp in (1, 2, 4)] == [
+        [speedup, "100", "%"] for speedup in ("1.00", "2.00", "4.00")
+    ]
+
+
+def test_every_point_is_recorded_before_the_first_starts_and_its_ranks_see_no_sweep(sweep):
+    sweep.run("parallel.pp=2,4", "--no-baseline")
+    assert sweep.num_recorded == 2
+    assert not any("parallel" in word or "," in word for word in sweep.argv)
+    job = read_json(sweep.folder / "1-pp_4" / "job.json")
+    assert job["overrides"][-1] == "parallel.pp=4"
+    assert read_json(sweep.folder / "1-pp_4" / "plan.json")["config"]["run"]["dir"] == str(
+        sweep.folder / "1-pp_4"
+    )
+
+
+def test_points_share_one_baseline(sweep, tmp_path):
+    sweep.run("parallel.pp=2,4")
+    (base, *points) = sweep.starts
+    assert base.startswith("quickstart-baseline-")
+    assert points == ["0-pp_2", "1-pp_4"]
+    named = {read_json(sweep.folder / name / "job.json")["baseline"] for name in points}
+    assert named == {f"../../{base}"}
+
+
+def test_a_point_on_one_device_runs_first_and_is_the_baseline_of_the_others(sweep, capsys):
+    sweep.run("parallel.pp=4,1")
+    assert sweep.starts == ["1-pp_1", "0-pp_4"]
+    assert read_json(sweep.folder / "0-pp_4" / "job.json")["baseline"] == "../1-pp_1"
+    assert "baseline, on one device: the point pp=1\n" in capsys.readouterr().out
+
+
+def test_one_that_fails_is_told_at_once_and_ends_no_other(sweep, capsys):
+    sweep.ends = {"pp_1": FAILED, "schedule_gpipe": FAILED}
+    assert sweep.run("parallel.pp=2,4", "parallel.schedule=gpipe,1f1b", "--no-baseline") == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("rank 1 failed: ended with exit code 3") == 2
+    assert list(phases(sweep.folder).values()) == ["failed", "succeeded"] * 2
+    assert "pp=4 schedule=gpipe: rank 1 ended with exit code 3\n" in captured.out
+    assert "4 points: 2 failed, 2 succeeded\n  trireme sweep retry runs/mine\n" in captured.out
+
+
+def test_a_failed_baseline_ends_no_point_and_is_tried_once(sweep, capsys):
+    sweep.ends = {"baseline": FAILED}
+    assert sweep.run("parallel.pp=2,4") == 1
+    assert [name.partition("-2")[0] for name in sweep.starts] == ["quickstart-baseline", "0-pp_2", "1-pp_4"]
+    assert "the baseline failed" in capsys.readouterr().err
+
+
+def test_retry_runs_again_only_what_has_not_succeeded_and_keeps_what_was_left(sweep, capsys):
+    sweep.ends = {"pp_2": FAILED}
+    sweep.run("parallel.pp=1,2,4")
+    (sweep.folder / "1-pp_2" / "logs" / "rank-0.log").write_text("the first attempt\n")
+    sweep.ends, sweep.starts[:] = {}, []
+    assert main(["sweep", "retry", "mine"]) == 0
+    assert sweep.starts == ["1-pp_2"]
+    assert set(phases(sweep.folder).values()) == {"succeeded"}
+    (aside,) = (sweep.folder / "1-pp_2").glob("logs.*")
+    assert (aside / "rank-0.log").read_text() == "the first attempt\n"
+    assert main(["sweep", "retry", "mine"]) == 0
+    assert capsys.readouterr().out.endswith("runs/mine: no point has failed or is left to start\n")
+
+
+def test_retry_goes_on_from_what_is_saved(sweep):
+    sweep.ends = {"pp_2": FAILED}
+    sweep.run("parallel.pp=2,4", "train.checkpoint_interval=2", "--no-baseline")
+    (sweep.folder / "0-pp_2" / "checkpoints" / "step-00000004").mkdir(parents=True)
+    sweep.ends = {}
+    assert main(["sweep", "retry", "mine", "--no-baseline"]) == 0
+    assert sweep.argv[-1] == "--resume"
+
+
+def test_ctrl_c_ends_the_running_point_and_says_how_to_go_on(sweep, capsys):
+    sweep.ends = {"pp_2": JobState(phase="cancelled", exit_code=130, reason="SIGINT")}
+    assert sweep.run("parallel.pp=1,2,4") == 130
+    assert sweep.starts == ["0-pp_1", "1-pp_2"]
+    captured = capsys.readouterr()
+    assert captured.err == "stopped by SIGINT: all ranks have ended.\n"
+    assert captured.out.endswith(
+        "3 points: 1 succeeded, 1 cancelled, 1 not started\n  trireme sweep retry runs/mine\n"
+    )
+    for status in sweep.folder.glob("*/status.json"):  # as if that launcher had ended, as it has
+        status.write_text(status.read_text().replace(f'"pid": {os.getpid()}', '"pid": 99999999'))
+    sweep.ends, sweep.starts[:] = {}, []
+    assert main(["sweep", "retry"]) == 0
+    assert sweep.starts == ["1-pp_2", "2-pp_4"]
+
+
+def test_points_that_cannot_run_are_skipped_with_their_reasons(sweep, capsys):
+    assert sweep.run("parallel.pp=2,3", "--no-baseline") == 0
+    output = capsys.readouterr().out
+    assert "1 refused\n  pp=3  parallel.pp=3: the model has 4 layers" in output
+    assert "1 of 2 points to run = parallel.pp (2), in runs/mine\n" in output
+    assert output.endswith("1 point: 1 succeeded; 1 more refused\n")
+    (refused,) = json.loads((sweep.folder / "sweep.json").read_text())["refused"]
+    assert refused["reasons"][0].startswith("parallel.pp=3: ")
+
+
+def test_when_no_point_can_run_nothing_is_made_and_the_reasons_are_counted(sweep, capsys):
+    assert sweep.run("parallel.pp=3,5", "parallel.schedule=1f1b,gpipe") == 2
+    output = capsys.readouterr().out
+    assert "\n4 refused\n" in output
+    assert "Refused by rule (a point may break several)\n  4  parallel.pp: the model has 4 layers" in output
+    assert sweep.starts == []
+    assert not sweep.folder.exists()
+
+
+def test_no_sweep_is_written_over_another(sweep, capsys):
+    sweep.run("parallel.pp=1,2")
+    before = sorted(path.name for path in sweep.folder.rglob("*"))
+    assert sweep.run("parallel.pp=1,4") == 2
+    assert capsys.readouterr().err == (
+        f"run.dir={sweep.folder}: exists, and no sweep is written over another. "
+        f"Give another run.dir, or go on with: trireme sweep retry {sweep.folder}\n"
+    )
+    assert sorted(path.name for path in sweep.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("flag", ["--at-once=2", "--require-clean", "--untracked=*.txt"])
+def test_a_flag_of_schedulers_is_refused_on_this_machine(sweep, capsys, flag):
+    assert sweep.run("parallel.pp=1,2", flag) == 2
+    assert f"{flag.partition('=')[0]} has no effect on a sweep on this machine" in capsys.readouterr().err
+    assert not sweep.folder.exists()
+
+
+def test_a_dry_run_starts_nothing(sweep, capsys):
+    assert sweep.run("parallel.pp=1,2", "--dry-run") == 0
+    assert "2 can run" in capsys.readouterr().out
+    assert sweep.starts == []
+    assert not sweep.folder.exists()
+
+
+def test_status_and_best_find_the_newest_sweep_of_a_recipe(sweep, capsys):
+    sweep.run("parallel.pp=1,2,4")
+    capsys.readouterr()
+    assert main(["sweep", "status", "quickstart"]) == 0
+    assert capsys.readouterr().out.startswith("runs/mine: 3 points of quickstart\n")
+    assert main(["sweep", "best"]) == 0
+    output = capsys.readouterr().out
+    assert list(table(output)) == ["pp=4"]
+    assert output.endswith(f"run.dir={sweep.folder} parallel.pp=4\n")
+
+
+def test_best_by_loss_is_the_point_that_learnt_most(sweep, capsys):
+    sweep.run("seed=1,2", "--no-baseline")
+    records = sweep.folder / "1-seed_2" / "metrics" / "rank-00001.jsonl"  # of the last stage
+    records.write_text(records.read_text().replace('"loss": 2.3', '"loss": 1.5'))
+    capsys.readouterr()
+    assert main(["sweep", "best", "--by=loss"]) == 0
+    output = capsys.readouterr().out
+    assert list(table(output)) == ["seed=2"]
+    assert main(["sweep", "best", "--by=luck"]) == 2
+    assert capsys.readouterr().err == "--by=luck: known are speed and loss.\n"
+
+
+def test_a_recipe_may_be_a_sweep_which_no_single_run_takes(sweep, tmp_path, capsys):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "defaults: [/base, override /data: shakespeare, _self_]\n"
+        "batch: {global_size: 4, micro_size: 1, seq_length: 8}\n"
+        "sweep: {parallel: {pp: '1,2', schedule: 'gpipe,1f1b'}}\n"
+    )
+    assert main(["sweep", "plan", str(recipe), "parallel.schedule=1f1b"]) == 0
+    assert "2 points = parallel.pp (2)\n" in capsys.readouterr().out
+    assert main(["plan", str(recipe)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sweep=...: the recipe is a sweep, which is several runs. Use trireme sweep")
+    assert main(["plan", str(recipe), "~sweep"]) == 0
+
+
+# What the plan says
+
+
+def test_pairs_that_do_not_fit_the_devices_are_refused_and_the_others_planned(capsys):
+    fit = ("cluster.allow_idle_devices=false", "parallel.dp=auto", "model.num_heads=8", "model.num_layers=8")
+    assert main(["sweep", "plan", "quickstart", *fit, "parallel.tp=1,2,4,8", "parallel.pp=1,2,4,8"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("quickstart: 16 points = parallel.tp (4) x parallel.pp (4)\n")
+    planned, refused = output.split("\n6 refused\n")
+    assert "10 can run" in planned
+    for tp, pp in [(4, 4), (2, 8), (8, 2), (4, 8), (8, 4), (8, 8)]:
+        assert f"  tp={tp} pp={pp}  parallel.dp=auto: dp = devices / (tp * pp) = 8 / ({tp} * {pp})" in refused
+    assert "  6  parallel.dp: dp = devices / (tp * pp)" in refused
+
+
+def test_each_point_has_its_own_nodes(capsys):
+    words = ("site=box", "cluster.devices_per_node=2", "cluster.nodes=1,2", "parallel.dp=1,2")
+    assert main(["sweep", "plan", "quickstart", *words]) == 0
+    output = capsys.readouterr().out
+    assert [line.split()[2:4] for line in output.splitlines() if "  nodes=" in line and " ms" in line] == [
+        ["1", "2"],
+        ["2", "4"],
+    ]
+    assert "  nodes=2 dp=1  cluster.nodes=2: 2 ranks fill 1 node of 2 devices.\n" in output
+
+
+def test_a_misspelt_action_is_answered_with_the_nearest(capsys):
+    assert main(["sweep", "statsu"]) == 2
+    assert capsys.readouterr().err == (
+        "sweep statsu: known are plan, run, status, retry, best. Did you mean status?\n"
+    )
+    assert main(["sweep", "status", "a", "b"]) == 2
+    assert capsys.readouterr().err == "sweep status takes one sweep, given a b.\n"
