@@ -26,6 +26,7 @@ __all__ = [
     "Fault",
     "GroupsJobs",
     "JobShape",
+    "KnowsAllocation",
     "KnowsExactness",
     "KnowsQueue",
     "KnowsSite",
@@ -298,6 +299,15 @@ class GroupsJobs(Protocol):
 
     def members(self, handle: JobHandle, tasks: Sequence[int]) -> list[str]:
         """The id of every task of such a job, by which `Executor.state` knows it."""
+        ...
+
+
+@runtime_checkable
+class KnowsAllocation(Protocol):
+    """An `Executor` that can say how long a job of its own still lasts."""
+
+    def time_left_s(self, job: str) -> float | None:
+        """Seconds until the time limit of a job; None where there is no limit, or no such job."""
         ...
 
 

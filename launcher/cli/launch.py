@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
+from launcher.cli.allocation import allocation_notes
 from launcher.cli.checks import check_baseline_flag, check_directory_flags, input_faults
 from launcher.cli.ending import finish, reporting_rank, say, shown, text_width
 from launcher.cli.planning import Planned, alone_plan, make_plan
 from launcher.cli.progress import Progress
 from launcher.cli.words import Words
+from launcher.config.schema import SiteConfig
 from launcher.errors import ConfigError, Fault, JobError
 from launcher.jobs.baseline import baseline_search, find_baseline, is_to_be_found
 from launcher.jobs.devices import device_faults
@@ -48,7 +52,7 @@ def launch(given: Words) -> int:
     with stop_requests() as stop:
         script = render(plan, directory.path, resume=bool(given.flags["resume"]))
         write_job(directory, plan, script, origin)
-        for note in planned.composed.notes + plan.notes:
+        for note in (*planned.composed.notes, *plan.notes, *allocation_notes(plan, directory)):
             say(f"note: {note}")
         say(f"{summary(plan)}\n{_drawn_schedule(plan)}run directory: {shown(directory.path)}")
         try:
@@ -79,11 +83,18 @@ def local_faults(plan: Plan) -> list[Fault]:
         fix = "Set executor=torchrun, or use trireme submit."
         rule = "does not start ranks on this machine"
         faults.append(Fault("executor.name", plan.config.executor.name, rule, fix))
-    if plan.config.site.name != "none":
-        rule = "has no effect on a run on this machine, where nothing is reserved"
-        fix = "Leave out site=, or use trireme submit."
-        faults.append(Fault("site.name", plan.config.site.name, rule, fix))
+    faults += _site_faults(plan.config.site)
     return faults or device_faults(plan, os.environ)
+
+
+def _site_faults(site: SiteConfig) -> Iterator[Fault]:
+    """The settings of a cluster, none of which a run on this machine reads: its name stands for all."""
+    usual = SiteConfig()
+    names = [item.name for item in fields(site) if getattr(site, item.name) != getattr(usual, item.name)]
+    for name in names[:1] if names[:1] == ["name"] else names:
+        rule = "has no effect on a run on this machine, where nothing is reserved"
+        fix = f"Leave out site{'' if name == 'name' else f'.{name}'}=, or use trireme submit."
+        yield Fault(f"site.{name}", getattr(site, name), rule, fix)
 
 
 def run_directory(plan: Plan, given: Words) -> RunDirectory:

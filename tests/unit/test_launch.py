@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 from types import SimpleNamespace
 
@@ -139,6 +140,45 @@ def test_everything_that_cannot_be_started_is_refused_at_once_before_anything_is
     assert "Check the path. [override data.source=no/such]" in error
     assert "report.baseline=foo: must be auto, none, or the directory of a finished run" in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_setting_of_a_cluster_is_refused_where_nothing_is_reserved(capsys):
+    assert main(["run", "quickstart", "site.partition=gpu", "+site.env.A=b"]) == 2
+    error = capsys.readouterr().err
+    assert "site.partition=gpu: has no effect on a run on this machine" in error
+    assert "Leave out site.env=, or use trireme submit." in error
+
+
+SQUEUE = """#!/bin/bash
+[ "$*" = '--noheader --jobs=41 --format=%L' ] && echo {left}
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "words", "note"),
+    [
+        ("0:02", (), "Set train.checkpoint_interval, so that --resume can go on, or ask for a longer time."),
+        ("0:02", ("train.checkpoint_interval=5",), "Go on with --resume, or ask for a longer time."),
+        ("1:00:00", (), None),
+        ("UNLIMITED", (), None),
+    ],
+)
+def test_a_run_that_outlasts_the_allocation_it_is_started_in_is_told_so(
+    run, tmp_path, monkeypatch, capsys, left, words, note
+):
+    (tmp_path / "squeue").write_text(SQUEUE.format(left=left))
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    run.start(*words, **{"no-baseline": True})
+    told = [line for line in capsys.readouterr().out.splitlines() if "which this runs inside of" in line]
+    if note is None:
+        assert told == []
+    else:
+        assert told[0].startswith(
+            "note: Job 41, which this runs inside of, ends in 2 s, and the run is predicted"
+        )
+        assert told[0].endswith(f": it would be cut short. {note}")
 
 
 def test_a_baseline_that_is_no_comparison_is_refused_before_the_training(run, tmp_path, capsys):

@@ -28,7 +28,7 @@ from launcher_plugins.executors.slurm_roles import (
     role_notes,
 )
 from launcher_plugins.executors.slurm_script import Batch, script_text
-from launcher_plugins.executors.slurm_state import with_end
+from launcher_plugins.executors.slurm_state import time_left, with_end
 from launcher_plugins.executors.slurm_survey import survey
 
 CHAIN = "logs/chain"
@@ -130,6 +130,15 @@ class Slurm:
     def members(self, handle: JobHandle, tasks: Sequence[int]) -> list[str]:
         """The ids of the tasks of an array."""
         return [f"{handle.id}_{task}" for task in tasks]
+
+    def time_left_s(self, job: str) -> float | None:
+        """Seconds until the time limit of a job; None where it has none, or is not known.
+
+        Raises:
+            JobError: when there is no squeue on this machine.
+        """
+        answer = ask(("squeue", "--noheader", f"--jobs={job}", "--format=%L"), os.environ)
+        return time_left(answer.output.partition("\n")[0])
 
     def state(self, handle: JobHandle) -> JobState:
         """How the job stands: asked of the controller, then of the accounts, then of its own record.

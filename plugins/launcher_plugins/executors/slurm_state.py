@@ -99,6 +99,19 @@ def from_record(text: str, job: str) -> JobState | None:
     return _state("FAILED" if record["exit_code"] else "COMPLETED", f"{record['exit_code']}:0", "")
 
 
+def time_left(text: str) -> float | None:
+    """The seconds in what squeue says of a job's time left; None for ``UNLIMITED``, ``INVALID`` and nothing.
+
+    >>> time_left("1-02:00:00"), time_left("4:59"), time_left("UNLIMITED"), time_left("")
+    (93600.0, 299.0, None, None)
+    """
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def guilty_rank(output: str) -> tuple[int, int] | None:
     """The rank that srun said to have ended first, and how; a code below 0 is a signal.
 
