@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.cli.runs import DEFAULT_ROOT
 from launcher.cli.words import split_flags
 from launcher.errors import LauncherError
 from launcher.jobs.baseline import unfinished_baseline
@@ -17,9 +19,9 @@ Shows the speedup of finished runs, and where every missing device went.
 
   trireme report RUN... [--base RUN] [--json]
 
-RUN is a run directory. Runs of one layout are repeats of each other: the median is shown, with the
-smallest and the largest. Without --base each run is compared with the baseline that it was started
-with.
+RUN is a run directory, or its name below runs/. Runs of one layout are repeats of each other: the
+median is shown, with the smallest and the largest. Without --base each run is compared with the
+baseline that it was started with.
 
   --base RUN   the run to compare with, normally on one device
   --json       the same for programs
@@ -41,11 +43,12 @@ def run(words: Sequence[str]) -> int:
     names, flags = split_flags(words, {"base": True, "json": False})
     if not names:
         raise LauncherError("report: no run given. Give at least one run directory: trireme report RUN...")
-    base = Path(str(flags["base"])) if flags["base"] else None
-    for name in names if base is None else ():
-        if problem := unfinished_baseline(Path(name)):
+    base = _found(str(flags["base"])) if flags["base"] else None
+    paths = [_found(name) for name in names]
+    for name, path in zip(names, paths, strict=True) if base is None else ():
+        if problem := unfinished_baseline(path):
             raise LauncherError(f"{name}: {problem}")
-    report = compare([Path(name) for name in names], base)
+    report = compare(paths, base)
     columns = shutil.get_terminal_size((_MAX_WIDTH, 24)).columns
     width = max(_MIN_WIDTH, min(columns, _MAX_WIDTH))
     print(
@@ -53,3 +56,9 @@ def run(words: Sequence[str]) -> int:
         end="\n" if flags["json"] else "",
     )
     return 0
+
+
+def _found(name: str) -> Path:
+    """The run of that name below `DEFAULT_ROOT`, where there is no folder of that name here."""
+    below = Path(DEFAULT_ROOT) / name
+    return below if not os.path.isdir(name) and os.path.isdir(below) else Path(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from pathlib import Path
 
 from launcher.cli.runs import DEFAULT_ROOT, all_runs, find_run
 from launcher.cli.words import split_flags
+from launcher.jobs.failure import failure_line
 from launcher.jobs.handle import standings
 from launcher.jobs.script import JobState, Phase
 from launcher.jobs.store import RunDirectory, read_json
+from launcher.legible import escaped
 from launcher.plan.columns import columns
 from launcher.units import format_duration
 
@@ -33,6 +36,7 @@ ended first, then the newest that have. RUN is a run directory, or its name belo
 _NUM_RUNNING, _NUM_OTHERS = 20, 10
 _ORDER: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
 _HEAD = ("run", "state", "job", "step", "since", "")
+_REASON_WIDTH = 60
 _TAIL_BYTES = 65536
 """Holds the newest steps, of which each is a line."""
 
@@ -93,10 +97,15 @@ def _row(directory: RunDirectory, state: JobState) -> Row:
 
 def _cells(row: Row) -> tuple[str, ...]:
     directory, state = row.directory, row.state
-    since = (
-        format_duration((datetime.now().astimezone() - row.changed).total_seconds()) if row.changed else ""
-    )
-    why = state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
+    since = ""
+    if row.changed:
+        passed = datetime.now().astimezone() - row.changed
+        since = format_duration(max(1, round(passed.total_seconds())))
+    why = state.reason
+    if state.phase == "failed":
+        why = textwrap.shorten(
+            escaped(failure_line(directory.path, state)), _REASON_WIDTH, placeholder=" ..."
+        )
     job, *others = str(read_json(directory.handle).get("id", "")).split(",")
     jobs = f"{job} +{len(others)}" if others else job
     return (directory.path.name, state.phase, jobs, last_step(directory), since, why)

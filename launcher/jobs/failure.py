@@ -57,6 +57,16 @@ def failure_text(run_dir: Path, state: JobState) -> str:
     return "\n".join([*lines, f"Its log: {_log(run_dir, first.rank)}"])
 
 
+def failure_line(run_dir: Path, state: JobState) -> str:
+    """The guilty rank and what it ended of, as one line."""
+    failures = rank_failures(run_dir)
+    if failures and not _was_killed(state, failures):
+        first, (line, *_) = failures[0], (*failures[0].message.splitlines(), "")
+        kind = f"{first.error_type}: " if first.traceback else ""
+        return f"rank {first.rank}: {kind}{line}"
+    return state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
+
+
 def _was_killed(state: JobState, failures: Sequence[RankFailure]) -> bool:
     """Whether a rank ended without a word: those that report then only missed it."""
     if state.rank is None or state.exit_code is None or state.exit_code in SECONDARY_EXIT_CODES:

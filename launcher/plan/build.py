@@ -11,6 +11,7 @@ from launcher.plan.fit import laid_out, memory_faults
 from launcher.plan.job import CheckedJob, Describe, examine, measured_once
 from launcher.plan.model import VERSION, BatchPlan, Plan, RolePlan
 from launcher.plan.notes import balance_note, idle_note, plan_notes
+from launcher.plan.plugins import plugin_errors
 from launcher.plan.refusal import refusal
 from launcher.plan.resolve import padded_vocabulary
 from launcher.plan.shapes import train_flops
@@ -34,9 +35,15 @@ def build(
 
     Raises:
         PlanError: with every reason why the strategy cannot run.
-        PluginError: when a named plugin fails to load.
+        PluginError: when a named plugin fails to load, or fails in what it is asked.
     """
-    measure = measured_once(describe)
+    with plugin_errors():
+        return _built(config, sources, measured_once(describe), source_roots)
+
+
+def _built(
+    config: LaunchConfig, sources: Mapping[str, Source], measure: Describe, source_roots: tuple[str, ...]
+) -> Plan:
     checked = _checked(config, sources, measure)
     job, chosen = checked.shape, checked.chosen
     laid = laid_out(job, chosen)

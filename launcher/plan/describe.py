@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from launcher.config.schema import BatchConfig, DataConfig, LaunchConfig, ModelConfig
@@ -40,7 +40,7 @@ def _measure(request: str, roots: Sequence[str]) -> ModelShape:
     """The answer of the other process; the points of a sweep ask the same.
 
     Raises:
-        PlanError: when the user's model cannot be built, with the last line of the reason.
+        PlanError: when the user's model or dataset cannot be made, with the last line of the reason.
     """
     path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(  # noqa: S603 (our own module, no shell)
@@ -52,12 +52,19 @@ def _measure(request: str, roots: Sequence[str]) -> ModelShape:
         check=False,
     )
     if done.returncode:
-        target = json.loads(request)["model"]["target"]
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        reason = reason.removeprefix(f"model.target={target}: ")
-        raise PlanError([Fault("model.target", target, f"its shape could not be measured: {reason}", "")])
+        raise PlanError([_blamed(json.loads(request), reason)])
     reading = Reading()
     shape = read(ModelShape, json.loads(done.stdout), reading)
     if shape is None:
         raise ConfigError(reading.faults)
     return shape
+
+
+def _blamed(request: Mapping[str, Mapping[str, str | None]], reason: str) -> Fault:
+    """The fault of the dataset where the reason names it, else of the model."""
+    model, data = request["model"]["target"], request["data"]["target"]
+    if data is not None and reason.startswith(of_data := f"data.target={data}: "):
+        return Fault("data.target", data, reason.removeprefix(of_data))
+    reason = reason.removeprefix(f"model.target={model}: ")
+    return Fault("model.target", model, f"its shape could not be measured: {reason}")

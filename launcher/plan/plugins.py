@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from launcher import registry
 from launcher.config.schema import LaunchConfig
-from launcher.errors import Fault, did_you_mean
+from launcher.errors import Fault, LauncherError, PluginError, did_you_mean
 from launcher.interfaces import Architecture, Executor, Parallel, Schedule
 from launcher.plan.model import PluginRecord
 from launcher.typed import Reading, Source, read
@@ -50,6 +52,34 @@ def choose(config: LaunchConfig) -> Chosen:
         parallels=tuple(parallels),
         records=tuple(registry.record(group, name) for group, name in named),
     )
+
+
+@contextmanager
+def plugin_errors() -> Iterator[None]:
+    """Names the plugin whose code an unforeseen error comes from; an error of our own passes through.
+
+    Raises:
+        PluginError: with the error and its line.
+    """
+    try:
+        yield
+    except LauncherError:
+        raise
+    except Exception as error:
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            if found := _plugin_of(str(frame.f_globals.get("__name__"))):
+                kind, code = found.group.removeprefix("launcher.").removesuffix("s"), frame.f_code
+                raise PluginError(
+                    f"the {kind} {found.name!r} of {found.distribution} {found.version} failed in "
+                    f"{code.co_name}: {type(error).__name__}: {error} ({code.co_filename}:{line})"
+                ) from error
+        raise
+
+
+def _plugin_of(module: str) -> PluginRecord | None:
+    """The plugin that a module defines."""
+    records = (record for group in registry.GROUPS for record in registry.plugins(group).values())
+    return next((record for record in records if record.target.partition(":")[0] == module), None)
 
 
 def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[Fault, ...]:

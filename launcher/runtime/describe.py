@@ -44,11 +44,19 @@ def main() -> int:
 
 
 def first_input(data: DataConfig, batch: BatchConfig) -> Tensor:
-    """The input of one sample, as a batch of one."""
+    """The input of one sample, as a batch of one.
+
+    Raises:
+        ConfigError: when the user's dataset has none.
+    """
     if data.target is None:
         return torch.zeros(1, batch.seq_length, dtype=torch.int64)
-    inputs: Tensor = resolve(data.target)(**data.options)[0][0]
-    return inputs[None]
+    try:
+        inputs: Tensor = resolve(data.target)(**data.options)[0][0]
+        return inputs[None]
+    except Exception as error:
+        rule = f"its first item could not be read: {type(error).__name__}: {error}"
+        raise ConfigError([Fault("data.target", data.target, rule)]) from error
 
 
 def describe(model: ModelConfig, sample: Tensor) -> ModelShape:

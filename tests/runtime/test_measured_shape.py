@@ -58,5 +58,14 @@ def test_a_model_that_cannot_be_built_is_refused_with_the_reason(roots):
         build(job, describe=describer(job.data, roots))
 
 
+def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path):
+    (tmp_path / "my_data.py").write_text("def build():\n    raise OSError('the disk is gone')\n")
+    job = config("my_layers:build")
+    data = replace(job.data, target="my_data:build")
+    message = r"data\.target=my_data:build: its first item could not be read: OSError: the disk is gone"
+    with pytest.raises(PlanError, match=message):
+        build(job, describe=describer(data, roots))
+
+
 def test_built_in_models_need_no_folder():
     assert source_roots(launch_config(), ["/anywhere"]) == ()

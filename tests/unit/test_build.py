@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from launcher.config.schema import ModelConfig
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, PluginError
 from launcher.plan.build import build
 from launcher.plan.model import LayerShape, ModelShape, Plan
 from tests.unit.plan_jobs import MIXED, launch_config
@@ -31,6 +31,22 @@ def test_every_layout_of_up_to_eight_ranks_is_planned(dp, tp, pp):
         f"launcher_plugins.parallel.{names[axis]}_runtime:apply" for axis, size in axes.items() if size > 1
     ]
     assert list(plan.parallels) == used
+
+
+def test_an_error_inside_a_plugin_names_the_plugin_and_its_line(monkeypatch):
+    monkeypatch.setattr("launcher_plugins.schedules.gpipe.Action", None)
+    message = (
+        r"the schedule 'gpipe' of trireme-launcher \S+ failed in actions: AttributeError: 'NoneType' object "
+        r"has no attribute 'each' \(\S+/gpipe\.py:\d+\)"
+    )
+    with pytest.raises(PluginError, match=message):
+        build(launch_config(parallel={"pp": 2, "schedule": "gpipe"}))
+
+
+def test_an_error_of_our_own_is_no_plugins(monkeypatch):
+    monkeypatch.setattr("launcher.plan.build.plan_notes", None)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        build(launch_config())
 
 
 def test_a_plan_survives_its_json():

@@ -1,6 +1,6 @@
 import json
 
-from launcher.jobs.failure import failure_text, rank_failures
+from launcher.jobs.failure import failure_line, failure_text, rank_failures
 from launcher.jobs.script import EXECUTOR_LOG, JobState
 
 
@@ -89,3 +89,16 @@ def test_a_report_cut_short_is_passed_over(tmp_path):
     leave(tmp_path, 0, 1.0)
     (tmp_path / "exit" / "rank-1.json").write_text('{"rank": 1, "ti')
     assert [failure.rank for failure in rank_failures(tmp_path)] == [0]
+
+
+def test_the_line_of_a_failure_is_the_first_of_what_the_guilty_rank_raised(tmp_path):
+    leave(tmp_path, 3, 7.1, "ValueError", "no such token\nin the text", "Traceback: the cause")
+    assert (
+        failure_line(tmp_path, JobState(phase="failed", exit_code=1)) == "rank 3: ValueError: no such token"
+    )
+
+
+def test_the_line_of_a_silent_failure_is_how_the_rank_ended(tmp_path):
+    state = JobState(phase="failed", exit_code=-9, reason="was killed by SIGKILL", rank=1)
+    leave(tmp_path, 0, 7.5, message="Connection closed by peer")
+    assert failure_line(tmp_path, state) == "rank 1 was killed by SIGKILL"

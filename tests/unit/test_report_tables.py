@@ -266,3 +266,12 @@ def test_a_base_of_several_devices_counts_as_that_many(tmp_path):
     base, run = two.write(tmp_path / "base"), two.write(tmp_path / "run")
     rows = [line for line in speedup_text([run], base, width=100).splitlines() if line.startswith("  dp=2")]
     assert [row.split()[-3:] for row in rows] == [["2.00", "100", "%"]] * 2
+
+
+def test_runs_and_their_base_are_found_by_their_names_below_runs(tmp_path, base, run, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    base.rename(tmp_path / "runs" / "one")
+    run.rename(tmp_path / "runs" / "two")
+    monkeypatch.chdir(tmp_path)
+    assert report_verb.run(["two", "--base", "one"]) == 0
+    assert "base      one (" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import pytest
 from launcher.cli.planning import make_plan
 from launcher.errors import ConfigError, PlanError
 from launcher.interfaces import RoleGroup
+from launcher.jobs.script import GroupRequest
 from launcher.plan.text import plan_text
 from launcher_plugins.architectures.decentralized import Decentralized
 from launcher_plugins.executors.slurm import Slurm
@@ -80,6 +81,14 @@ def test_trainers_on_one_node_meet_the_others_at_its_name(plan, tmp_path):
     stage.write("scontrol", '#!/bin/bash\n[ "$3" = node7 ] && echo node7\n')
     told = stage.run(SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="node7")
     assert {words[3] for words in told} == {"node7:20041"}
+
+
+def test_runs_of_several_parts_are_no_array(plan):
+    request = GroupRequest(name="a", folder="/sweep", script="/sweep/array.sh", tasks=(0, 1))
+    alike = [Slurm().render(plan(*OWN_NODES), REQUEST)] * 2
+    assert Slurm().group(alike, request) is None
+    alone = [Slurm().render(plan(*TWO_BY_TWO, "cluster.devices_per_node=3"), REQUEST)] * 2
+    assert Slurm().group(alone, request) is not None
 
 
 @pytest.mark.parametrize(

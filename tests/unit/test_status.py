@@ -1,3 +1,4 @@
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def test_two_hundred_runs_stay_readable():
 def test_a_failed_run_names_its_guilty_rank():
     (_, line) = table([row("a", "failed", reason="ended with exit code 17", rank=3)], is_whole=False)
     assert line.endswith("rank 3 ended with exit code 17")
+
+
+def test_a_failed_run_tells_what_its_guilty_rank_raised_in_a_line_that_fits(tmp_path):
+    (tmp_path / "exit").mkdir()
+    report = {"rank": 2, "time": 1.0, "error_type": "ValueError", "traceback": "Traceback"}
+    message = "the batch of step 7 " + "is wrong " * 20
+    (tmp_path / "exit" / "rank-2.json").write_text(json.dumps(report | {"message": message}))
+    failed = JobState(phase="failed", exit_code=1, reason="ended with exit code 1", rank=2)
+    (_, line) = table([Row(directory=RunDirectory(tmp_path), state=failed, changed=NOW)], is_whole=False)
+    assert "  rank 2: ValueError: the batch of step 7 is wrong" in line
+    assert line.endswith(" ...")
 
 
 def test_the_step_is_the_newest_whole_record_of_rank_zero(tmp_path):

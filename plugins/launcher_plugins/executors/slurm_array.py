@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from launcher.jobs.script import EXECUTOR_LOG, GroupRequest, JobScript
 from launcher_plugins.executors.slurm_options import quoted
+from launcher_plugins.executors.slurm_roles import HET_JOB
 
 _DIRECTIVE = "#SBATCH --"
 _OF_ONE_RUN = (f"{_DIRECTIVE}job-name=", f"{_DIRECTIVE}output=")
@@ -20,9 +21,12 @@ _OF_ONE_RUN = (f"{_DIRECTIVE}job-name=", f"{_DIRECTIVE}output=")
 def array(scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
     """What submits the jobs as the tasks of an array.
 
-    None where they do not all ask for the same, and where a run is several jobs.
+    None where they do not all ask for the same, and where a run is several jobs or a heterogeneous one,
+    which Slurm takes no array of.
     """
     heads = [_directives(script.text) for script in scripts]
+    if any(HET_JOB in script.text for script in scripts):
+        return None
     if any(head != heads[0] for head in heads) or any(script.num_jobs > 1 for script in scripts):
         return None
     throttle = f"%{request.at_once}" if request.at_once else ""
