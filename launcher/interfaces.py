@@ -6,14 +6,14 @@ its YAML options are checked against (none: it has no options).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault
 from launcher.jobs.script import GroupRequest, JobHandle, JobRequest, JobScript, JobState
-from launcher.plan.model import LayerShape, ModelShape, Plan, StagePlan
+from launcher.plan.model import ExchangePlan, LayerShape, ModelShape, Plan, StagePlan
 from launcher.schedule.actions import Action, PipelineShape
 from launcher.topology.cluster import Cluster
 from launcher.topology.mesh import Mesh
@@ -22,6 +22,7 @@ __all__ = [
     "Action",
     "Architecture",
     "Collective",
+    "ComparesExchange",
     "Executor",
     "Fault",
     "GroupsJobs",
@@ -106,11 +107,17 @@ class JobShape:
         return self.micro_size * -(-elements // split) * self.compute_bytes
 
 
+Operation = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "send_recv", "all_to_all", "broadcast", "push", "pull"
+]
+"""How a message goes; ``push`` and ``pull``: to and from all ranks of a role that does not train."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """A kind of message that one rank takes part in during one step."""
 
-    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv", "all_to_all", "broadcast"]
+    operation: Operation
     purpose: str
     """What it carries, such as ``gradients``."""
     axis: str
@@ -128,6 +135,8 @@ class Collective:
     """Members of the group where it is not the whole axis (two holders of tied weights)."""
     link: Literal["intra_node", "inter_node"] | None = None
     """The cluster's link that it takes; None: the slowest between any two ranks of the axis."""
+    contention: float = 1.0
+    """How many times longer each byte takes where several ranks share the link of the one they talk to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +146,11 @@ class RankCost:
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     """Extra bytes by kind, such as ``receive buffers``."""
     collectives: tuple[Collective, ...] = ()
+    keeps_optimizer: bool = True
+    """False where the optimizer's state lies on ranks of another role."""
+    exposed_s: Callable[[float, float, float], float] | None = None
+    """Seconds of a step that its messages of phase ``step`` are waited for, given those of a microbatch's
+    forward, of its backward, and of the whole schedule. None: as the planner counts an all-reduce."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +249,17 @@ class OwnsExchange(Protocol):
     """An `Architecture` that says itself what its replicas exchange; that of any other sums all gradients."""
 
     def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
-        """Memory and messages along ``dp`` on such a rank, the loss and its targets left out."""
+        """Memory and messages along ``dp`` on such a rank. The loss and its targets are left out, where
+        they are summed by an all-reduce."""
+        ...
+
+
+@runtime_checkable
+class ComparesExchange(Protocol):
+    """An `Architecture` that says what its exchange takes beside an all-reduce."""
+
+    def compare(self, job: JobShape) -> ExchangePlan:
+        """Both predictions."""
         ...
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.config.schema import LaunchConfig, SiteConfig
-from launcher.interfaces import JobShape, KnowsExactness, OwnsUpdate, RoleGroup
+from launcher.interfaces import ComparesExchange, JobShape, KnowsExactness, OwnsUpdate, RoleGroup
 from launcher.plan.fit import laid_out, memory_faults
 from launcher.plan.job import CheckedJob, Describe, examine, measured_once
-from launcher.plan.model import VERSION, BatchPlan, Plan, RolePlan
+from launcher.plan.model import VERSION, BatchPlan, ExchangePlan, Plan, RolePlan
 from launcher.plan.notes import balance_note, idle_note, plan_notes
 from launcher.plan.plugins import plugin_errors
 from launcher.plan.refusal import refusal
@@ -81,6 +81,7 @@ def _built(
         notes=tuple(notes),
         source_roots=source_roots,
         documents=owner.documents(job) if owner else {},
+        exchange=_exchange(checked),
     )
 
 
@@ -126,6 +127,11 @@ def _num_nodes(group: RoleGroup, site: SiteConfig) -> int | None:
     if group.trains or group.name not in site.roles:
         return None
     return -(-group.num_ranks // site.roles[group.name].ranks_per_node)
+
+
+def _exchange(checked: CheckedJob) -> ExchangePlan | None:
+    architecture = checked.chosen.architecture
+    return architecture.compare(checked.shape) if isinstance(architecture, ComparesExchange) else None
 
 
 def _is_exact(checked: CheckedJob) -> bool:

@@ -46,16 +46,17 @@ def plan_memory(
             for stage in range(NUM_ZERO_STAGES)
         ]
         weights, gradients, optimizer = by_stage[parallel.zero_stage]
+        keeps_optimizer = all(cost.keeps_optimizer for cost in costs[pp_rank])
         plans.append(
             MemoryPlan(
                 pp_rank=pp_rank,
                 weights_bytes=weights,
                 gradients_bytes=gradients,
-                optimizer_bytes=0 if parallel.zero_offload else optimizer,
+                optimizer_bytes=optimizer if keeps_optimizer and not parallel.zero_offload else 0,
                 activations_bytes=_peak_bytes(actions, change),
                 peak_microbatches=held[pp_rank],
                 other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
-                states_by_zero_stage=tuple(map(sum, by_stage)),
+                states_by_zero_stage=tuple(map(sum, by_stage)) if keeps_optimizer else (),
             )
         )
     return tuple(plans)

@@ -204,6 +204,27 @@ class RolePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangePlan:
+    """Predicted times of an exchange with parameter servers, beside the all-reduce that it stands in for."""
+
+    num_servers: int
+    push_s: float
+    """All gradients of a worker, the backward left out."""
+    pull_s: float
+    """All parameters of a worker."""
+    total_s: float
+    """Both ways for all workers at once, with nothing to hide them and no work on the servers."""
+    all_reduce_s: float
+    """All gradients in a ring over the workers."""
+    even_servers: int | None
+    """Servers from which on ``total_s`` is no longer than ``all_reduce_s``; None: however many."""
+    pulls_last: bool
+    """Whether nothing can be pulled before all is pushed."""
+    update_s: float
+    """Work of a server on one update."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankPlan:
     """What one rank does."""
 
@@ -247,6 +268,8 @@ class Plan:
     """Folders put on the ranks' module path for a user's own model and data."""
     documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further JSON files of the run directory, by name: what a library that the ranks use is given."""
+    exchange: ExchangePlan | None = None
+    """How the architecture's exchange compares with an all-reduce; None where it is one, or does not say."""
 
     @property
     def world_size(self) -> int:

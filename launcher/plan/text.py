@@ -34,6 +34,7 @@ def plan_text(plan: Plan, *, color: bool = False) -> str:
         "Memory per rank": _memory(plan),
         "Model states per rank by ZeRO stage": _states(plan),
         "Traffic per step, on the rank that sends most of each kind": _traffic(plan),
+        "Exchange with the servers, of all workers at once": _exchange(plan),
         "Step": _step(plan),
         "Notes": _notes(plan.notes),
     }
@@ -84,7 +85,7 @@ def _mesh(plan: Plan) -> list[str]:
     if last:
         table.insert(1 + len(first), f"... {mesh.num_ranks - len(first) - len(last)} more ranks")
     others = [
-        f"{counted(role.num_ranks, 'more rank')}: {role.name}{_own_nodes(role)}"
+        f"{counted(role.num_ranks, 'more rank')}: {role.name}{_own_nodes(role)}{_held(role)}"
         for role in plan.roles
         if not role.trains
     ]
@@ -93,6 +94,10 @@ def _mesh(plan: Plan) -> list[str]:
 
 def _own_nodes(role: RolePlan) -> str:
     return "" if role.num_nodes is None else f", on {counted(role.num_nodes, 'further node')}"
+
+
+def _held(role: RolePlan) -> str:
+    return "" if role.memory_bytes is None else f", each holding {format_bytes(role.memory_bytes)}"
 
 
 def _batch(plan: Plan) -> list[str]:
@@ -165,7 +170,7 @@ def _memory(plan: Plan) -> list[str]:
 
 def _states(plan: Plan) -> list[str]:
     """Weights, gradients and optimizer state under each stage, on the rank that holds most of them."""
-    if plan.mesh.dp == 1:
+    if plan.mesh.dp == 1 or not plan.memory[0].states_by_zero_stage:
         return []
     sizes = [max(sizes) for sizes in zip(*(ranks.states_by_zero_stage for ranks in plan.memory), strict=True)]
     stages = ["parallel.zero_stage", *map(str, range(len(sizes)))]
@@ -212,6 +217,28 @@ def _traffic(plan: Plan) -> list[str]:
         numbers = [f"{row.count:,}", format_bytes(row.message_bytes), format_bytes(row.sent_bytes)]
         rows.append([row.purpose, row.axis, row.operation, *numbers, format_duration(row.time_s), overlaps])
     return columns(rows, left=3)
+
+
+def _exchange(plan: Plan) -> list[str]:
+    """The exchange with other roles beside an all-reduce."""
+    found, num_workers = plan.exchange, plan.mesh.num_ranks
+    if found is None:
+        return []
+    how = "one after the other" if found.pulls_last else "at once"
+    push, pull, total, ring = map(
+        format_duration, (found.push_s, found.pull_s, found.total_s, found.all_reduce_s)
+    )
+    bound = "the servers' links" if found.num_servers < num_workers else "each worker's link"
+    if found.even_servers is None:
+        even = f"however many servers, an all-reduce is faster: {how}, both ways take longer than a ring"
+    else:
+        even = f"as fast as an all-reduce from {counted(found.even_servers, 'server')} on"
+    return [
+        f"push {push}, pull {pull}, {how}: {total}, bound by {bound}",
+        f"the same gradients in an all-reduce over the {num_workers} workers: {ring}",
+        even,
+        f"a server works {format_duration(found.update_s)} on each update",
+    ]
 
 
 def _step(plan: Plan) -> list[str]:

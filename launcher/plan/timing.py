@@ -44,6 +44,7 @@ def plan_schedule(
         for cost, ranks in zip(costs, memory, strict=True)
     )
     begun_s = max(_overlapped_s(job, cost, "begin") for cost in costs)
+    tail_s += max(_exposed_s(cost, stage_costs, simulation.makespan_s) for cost in costs)
     return SchedulePlan(
         name=job.config.parallel.schedule,
         actions=tuple(to_text(actions) for actions in lists),
@@ -101,6 +102,7 @@ def after_schedule_s(
     gradient exchange starts bucket by bucket during the last of these on each of the rank's stages;
     the last bucket of all can start only when it is over.
     """
+    costs = [cost for cost in costs if cost.exposed_s is None]
     at_end = [c for c in _collectives(costs) if c.phase == "step"]
     window_s = sum(gradients_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
     hidden = [c for c in at_end if c.overlappable]
@@ -109,6 +111,12 @@ def after_schedule_s(
     state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     update_s = _UPDATE_PASSES * state_bytes / job.config.device.memory_bandwidth_bytes_per_s
     return max(exchange_s - window_s, last_bucket_s) + _waited_s(job, costs, "step") + update_s
+
+
+def _exposed_s(costs: Sequence[RankCost], stages: Costs, makespan_s: float) -> float:
+    """Seconds of exchanges that count themselves."""
+    forward_s, backward_s = max(stages.forward_s), max(stages.weight_s or stages.backward_s)
+    return sum(c.exposed_s(forward_s, backward_s, makespan_s) for c in costs if c.exposed_s is not None)
 
 
 def _overlapped_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:

@@ -10,6 +10,7 @@ sent / bandwidth of the group's slowest link):
     all_to_all         (n-1)/n N              n-1
     broadcast                  N              n-1
     send_recv                  N              1
+    push, pull                 N              1     (a pull: received)
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def message_time_s(job: JobShape, collective: Collective, link: LinkConfig) -> f
     """Seconds of one message over a given link."""
     members = group_size(job, collective)
     sent = sent_bytes(collective.operation, collective.num_bytes, members)
-    return num_steps(collective.operation, members) * link.latency_s + sent / link.bandwidth_bytes_per_s
+    moved_s = collective.contention * sent / link.bandwidth_bytes_per_s
+    return num_steps(collective.operation, members) * link.latency_s + moved_s
 
 
 def group_size(job: JobShape, collective: Collective) -> int:
@@ -72,7 +74,8 @@ def sent_bytes(operation: str, num_bytes: int, num_ranks: int) -> float:
     if num_ranks == 1:
         return 0.0
     others = (num_ranks - 1) / num_ranks
-    share = {"all_reduce": 2 * others, "broadcast": 1.0, "send_recv": 1.0}.get(operation, others)
+    whole = dict.fromkeys(("broadcast", "send_recv", "push", "pull"), 1.0)
+    share = {"all_reduce": 2 * others, **whole}.get(operation, others)
     return share * num_bytes
 
 
@@ -84,7 +87,8 @@ def num_steps(operation: str, num_ranks: int) -> int:
     """
     if num_ranks == 1:
         return 0
-    return {"all_reduce": 2 * (num_ranks - 1), "send_recv": 1}.get(operation, num_ranks - 1)
+    one = dict.fromkeys(("send_recv", "push", "pull"), 1)
+    return {"all_reduce": 2 * (num_ranks - 1), **one}.get(operation, num_ranks - 1)
 
 
 def _row(job: JobShape, pp_rank: int, collective: Collective) -> TrafficPlan:

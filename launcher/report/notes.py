@@ -27,6 +27,8 @@ def run_notes(run: Run) -> Iterator[str]:
     if records.num_incomplete_steps:
         steps = counted(records.num_incomplete_steps, "step")
         yield f"{name} leaves out {steps} that not every rank recorded."
+    for worker, num_done in sorted(records.lost_workers.items()):
+        yield f"{name} lost worker {worker} after {counted(num_done, 'step')}; the others went on."
     gap = gap_fraction(run)
     if gap > _GAP_WORTH_NOTING:
         yield f"{name}: {gap:.0%} of the wall time lies between the steps and is in no number here."

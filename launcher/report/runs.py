@@ -55,8 +55,17 @@ class Run:
         words += [parallel.schedule] if mesh.pp > 1 else []
         words += [f"chunks={parallel.num_chunks}"] if parallel.num_chunks > 1 else []
         words += [f"zero={parallel.zero_stage}"] if parallel.zero_stage else []
-        words += [config.architecture.name] if config.architecture.name != "decentralized" else []
+        words += [self._architecture] if config.architecture.name != "decentralized" else []
         return " ".join(words)
+
+    @property
+    def _architecture(self) -> str:
+        """Its name, and what sets it apart from others of its kind."""
+        name, options = self.plan.config.architecture.name, self.plan.config.architecture.options
+        chosen = {key: options.get(key) for key in ("mode", "staleness")}
+        words = [name, *(f"{key}={value}" for key, value in chosen.items() if value is not None)]
+        others = [role for role in self.plan.roles if not role.trains]
+        return " ".join([*words, *(f"{role.name}s={role.num_ranks}" for role in others)])
 
     @property
     def final_loss(self) -> FinalLoss | None:
@@ -66,7 +75,8 @@ class Run:
             return FinalLoss(kind="evaluation", num_steps=last.step, loss=last.loss)
         step = max(self.records.steps)
         losses = [row.loss for row in self.records.steps[step] if row.loss is not None]
-        return FinalLoss(kind="training", num_steps=step + 1, loss=losses[0]) if losses else None
+        mean = sum(losses) / len(losses) if losses else 0.0  # replicas on their own have losses of their own
+        return FinalLoss(kind="training", num_steps=step + 1, loss=mean) if losses else None
 
 
 def printable(path: Path | str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -221,13 +221,21 @@ def _result_data(result: Result) -> dict[str, Any]:
         "measured": {
             "pipeline_wait_fraction": result.pipeline_wait_fraction,
             "bubble": plain(found) if found else None,
+            "staleness": _staleness(result.median.run),
         },
         "predicted": {
             "bubble_formula": schedule.bubble_formula,
             "bubble_simulated": schedule.bubble_simulated,
             "step_s": schedule.step_s,
+            "exchange": plain(result.median.run.plan.exchange),
         },
     }
+
+
+def _staleness(run: Run) -> dict[str, int]:
+    """How many updates of parameter servers were how many others late."""
+    counts = Counter(record.staleness for records in run.records.updates.values() for record in records)
+    return {str(value): counts[value] for value in sorted(counts)}
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

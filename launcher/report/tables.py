@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.metrics.records import COMPUTE, SERVER
+from launcher.metrics.records import COMPUTE, SERVER, UpdateRecord
 from launcher.report.bubble import bubble
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
@@ -28,6 +29,8 @@ _MEANINGS = {
     NOT_TRAINING: "allocated, but no trainer rank",
 }
 _BAR_CELLS = 18
+_MOST_VALUES = 6
+"""Values of the staleness that are told."""
 _TOO_SMALL = 5e-4
 """Below this a number prints as 0.000."""
 
@@ -229,7 +232,37 @@ def _facts(result: Result) -> Iterator[str]:
         yield f"    predicted before the run: {formula}{_percent(schedule.bubble_simulated)} by simulation"
     measured, predicted = format_duration(run.work.step_s), format_duration(schedule.step_s)
     yield f"  step: measured {measured}; predicted {predicted}"
+    yield from _servers(run)
     yield from _memory(run)
+
+
+def _servers(run: Run) -> Iterator[str]:
+    """What parameter servers took, beside what was predicted, and how old the gradients were."""
+    planned, updates = run.plan.exchange, run.records.updates
+    if planned is None or not updates:
+        return
+    waited = run.work.kinds_ns.get(SERVER, 0) / run.work.num_ranks / run.work.num_steps / 1e9
+    ring = format_duration(planned.all_reduce_s)
+    yield f"  waiting for the servers: measured {format_duration(waited)} a step"
+    yield (
+        f"    predicted for the whole exchange: {format_duration(planned.total_s)}; {ring} as an all-reduce"
+    )
+    steps = set(run.measured)
+    counted_updates = [record for records in updates.values() for record in records if record.step in steps]
+    if counted_updates:
+        busy = sum(record.busy_ns for record in counted_updates) / len(counted_updates) / 1e9
+        predicted = format_duration(planned.update_s)
+        yield f"  a server's work on an update: measured {format_duration(busy)}; predicted {predicted}"
+    if any(record.worker is not None for record in counted_updates):
+        yield f"  staleness, other updates since the pull: {_histogram(counted_updates)}"
+
+
+def _histogram(updates: Sequence[UpdateRecord]) -> str:
+    """The shares of the commonest values, and the largest value."""
+    counts = Counter(record.staleness for record in updates)
+    shown = sorted(value for value, _ in counts.most_common(_MOST_VALUES))
+    shares = [f"{value}: {counts[value] / len(updates):.0%}" for value in shown]
+    return f"{', '.join(shares)} (at most {max(counts)})"
 
 
 def _memory(run: Run) -> Iterator[str]:

@@ -19,60 +19,20 @@ Effective Distributed ML via a Stale Synchronous Parallel Parameter Server (2013
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from launcher.config.schema import Few, Index, LaunchConfig, Positive
-from launcher.interfaces import Fault, JobShape, RoleGroup
-from launcher.typed import Range, Reading, read
+from launcher.interfaces import Fault, JobShape, RankCost, RoleGroup
+from launcher.plan.model import ExchangePlan
+from launcher.units import format_bytes
+from launcher_plugins.architectures.parameter_server_config import (
+    PATH,
+    SERVER,
+    ParameterServerConfig,
+    settings_of,
+)
+from launcher_plugins.architectures.parameter_server_cost import compare, server_bytes, worker_cost
 
-SERVER = "server"
-"""Role of the ranks that hold the parameters."""
-_PATH = "architecture"
 _RUNTIME = "launcher_plugins.architectures.parameter_server_runtime"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterServerConfig:
-    """Settings of the architecture."""
-
-    mode: Literal["sync", "async", "bounded"] = "sync"
-    """When a server updates: ``sync`` once a step, with every worker's gradient; ``async`` with each
-    gradient as it comes; ``bounded`` likewise, but holds back workers that are too far ahead."""
-    servers: Few = 1
-    """Ranks that hold the parameters, beside the parallel.dp workers."""
-    staleness: Index | None = None
-    """Steps that a worker may be ahead of the slowest (``bounded``); 0 is ``sync``."""
-    lr_scale: Positive | None = None
-    """Factor of the learning rate where each worker's gradient is an update of its own; null = 1 over the
-    number of workers."""
-    overlap: bool = True
-    """Push during the backward and pull during the forward, not after the one and before the other."""
-    compression: Literal["none", "bf16", "top_k"] = "none"
-    """What is pushed: all gradients; rounded to bf16; the largest alone. What is left out is added to the
-    next step's (error feedback)."""
-    top_k_fraction: Annotated[float, Range(above=0, maximum=1)] | None = None
-    """Share of the gradients that ``top_k`` pushes."""
-    on_worker_loss: Literal["fail", "continue"] | None = None
-    """Whether the run fails when a worker is gone, or goes on with the others; null = ``fail`` in lock-step,
-    else ``continue``."""
-
-    @property
-    def is_lockstep(self) -> bool:
-        """Whether there is one update a step, with the sum over all workers."""
-        return self.mode == "sync" or (self.mode == "bounded" and self.staleness == 0)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the run outlives a worker."""
-        default = "fail" if self.is_lockstep else "continue"
-        return (self.on_worker_loss or default) == "continue"
-
-    def lr_factor(self, num_workers: int) -> float:
-        """What the learning rate is multiplied by."""
-        if self.is_lockstep:
-            return 1.0
-        return 1 / num_workers if self.lr_scale is None else self.lr_scale
 
 
 class ParameterServer:
@@ -86,6 +46,7 @@ class ParameterServer:
         """Layouts whose workers do not hold the whole model, and settings without an effect."""
         yield from _layout_faults(job)
         yield from _setting_faults(settings_of(job.config))
+        yield from _memory_faults(job)
         if job.config.precision.compute == "fp16":
             rule = "a loss scale that follows overflows belongs to one optimizer, and each server has its own"
             yield Fault("precision.compute", "fp16", rule, ways=({"precision.compute": "bf16"},))
@@ -100,20 +61,22 @@ class ParameterServer:
                 num_ranks=settings.servers,
                 trains=False,
                 serve="launcher_plugins.architectures.parameter_server_serve_runtime:serve",
+                memory_bytes=server_bytes(job),
             ),
         )
+
+    def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
+        """Gradients to the servers, and parameters back."""
+        return worker_cost(job)
+
+    def compare(self, job: JobShape) -> ExchangePlan:
+        """The exchange beside an all-reduce."""
+        return compare(job)
 
     def is_exact(self, job: JobShape) -> bool:
         """In lock-step with whole gradients."""
         settings = settings_of(job.config)
         return settings.is_lockstep and settings.compression == "none"
-
-
-def settings_of(config: LaunchConfig) -> ParameterServerConfig:
-    """The settings of the architecture, which planning has checked."""
-    settings = read(ParameterServerConfig, config.architecture.options, Reading(), _PATH)
-    assert settings is not None, "the plan was made with options that its architecture does not know"
-    return settings
 
 
 def _layout_faults(job: JobShape) -> Iterator[Fault]:
@@ -133,25 +96,35 @@ def _layout_faults(job: JobShape) -> Iterator[Fault]:
     num_servers = settings_of(job.config).servers
     if num_servers > job.model.num_parameters:
         rule = f"the model has {job.model.num_parameters} parameters, and each server holds some of them"
-        yield Fault(f"{_PATH}.servers", num_servers, rule, ways=({f"{_PATH}.servers": 1},))
+        yield Fault(f"{PATH}.servers", num_servers, rule, ways=({f"{PATH}.servers": 1},))
 
 
 def _setting_faults(settings: ParameterServerConfig) -> Iterator[Fault]:
     """Settings that would do nothing, or that miss one that they need."""
     if settings.mode == "bounded" and settings.staleness is None:
         rule = "needs a bound"
-        yield Fault(f"{_PATH}.mode", "bounded", rule, ways=({f"{_PATH}.staleness": 2},))
+        yield Fault(f"{PATH}.mode", "bounded", rule, ways=({f"{PATH}.staleness": 2},))
     if settings.mode != "bounded" and settings.staleness is not None:
         rule = f"has an effect only in mode bounded, and the mode is {settings.mode}"
-        ways = ({f"{_PATH}.mode": "bounded"}, {f"{_PATH}.staleness": None})
-        yield Fault(f"{_PATH}.staleness", settings.staleness, rule, ways=ways)
+        ways = ({f"{PATH}.mode": "bounded"}, {f"{PATH}.staleness": None})
+        yield Fault(f"{PATH}.staleness", settings.staleness, rule, ways=ways)
     if settings.is_lockstep and settings.lr_scale is not None:
         rule = "has an effect only where each worker's gradient is an update of its own, not in lock-step"
-        yield Fault(f"{_PATH}.lr_scale", settings.lr_scale, rule, ways=({f"{_PATH}.lr_scale": None},))
+        yield Fault(f"{PATH}.lr_scale", settings.lr_scale, rule, ways=({f"{PATH}.lr_scale": None},))
     if settings.compression == "top_k" and settings.top_k_fraction is None:
         rule = "needs the share that is pushed"
-        yield Fault(f"{_PATH}.compression", "top_k", rule, ways=({f"{_PATH}.top_k_fraction": 0.01},))
+        yield Fault(f"{PATH}.compression", "top_k", rule, ways=({f"{PATH}.top_k_fraction": 0.01},))
     if settings.compression != "top_k" and settings.top_k_fraction is not None:
         rule = f"has an effect only with compression top_k, and it is {settings.compression}"
-        ways = ({f"{_PATH}.compression": "top_k"}, {f"{_PATH}.top_k_fraction": None})
-        yield Fault(f"{_PATH}.top_k_fraction", settings.top_k_fraction, rule, ways=ways)
+        ways = ({f"{PATH}.compression": "top_k"}, {f"{PATH}.top_k_fraction": None})
+        yield Fault(f"{PATH}.top_k_fraction", settings.top_k_fraction, rule, ways=ways)
+
+
+def _memory_faults(job: JobShape) -> Iterator[Fault]:
+    """On the CPU a server has as much memory as a worker; what a server beside GPUs has is not known."""
+    held, limit = server_bytes(job), job.config.device.memory_bytes
+    if job.config.device.kind == "cpu" and held > limit:
+        num_servers = settings_of(job.config).servers
+        rule = f"each server would hold {format_bytes(held)}, and has {format_bytes(limit)}"
+        ways = ({f"{PATH}.servers": -(-held * num_servers // limit)},)
+        yield Fault(f"{PATH}.servers", num_servers, rule, ways=ways)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from launcher.runtime.api import DTYPES, RankContext
-from launcher_plugins.architectures.parameter_server import settings_of
+from launcher_plugins.architectures.parameter_server_config import settings_of
 
 
 class Codec(Protocol):

@@ -16,8 +16,8 @@ from launcher.metrics.records import UpdateRecord
 from launcher.runtime.adamw import not_finite
 from launcher.runtime.api import RankContext
 from launcher.runtime.learning_rate import learning_rate
-from launcher_plugins.architectures.parameter_server import settings_of
 from launcher_plugins.architectures.parameter_server_codec_runtime import codec_of
+from launcher_plugins.architectures.parameter_server_config import settings_of
 from launcher_plugins.architectures.parameter_server_shard_runtime import Shard
 from launcher_plugins.architectures.parameter_server_wire_runtime import Notice, Outbox, Wire
 

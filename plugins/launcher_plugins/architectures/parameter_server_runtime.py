@@ -36,8 +36,8 @@ from launcher.runtime.fragments import state_name
 from launcher.runtime.gradients import Bucket, GradientBuckets
 from launcher.runtime.learning_rate import learning_rate
 from launcher.runtime.split_backward import WeightProduct
-from launcher_plugins.architectures.parameter_server import settings_of
 from launcher_plugins.architectures.parameter_server_codec_runtime import Feedback, codec_of
+from launcher_plugins.architectures.parameter_server_config import settings_of
 from launcher_plugins.architectures.parameter_server_wire_runtime import (
     DONE,
     LEAVE,

@@ -21,7 +21,7 @@ from launcher.runtime.log import say
 from launcher.runtime.metrics import RecordWriter, device_name, host_facts
 from launcher.runtime.saving import Saver, chosen_step
 from launcher.runtime.stop import StopRequest
-from launcher_plugins.architectures.parameter_server import settings_of
+from launcher_plugins.architectures.parameter_server_config import settings_of
 from launcher_plugins.architectures.parameter_server_rules_runtime import Apart, Desk, LockStep
 from launcher_plugins.architectures.parameter_server_shard_runtime import Shard
 from launcher_plugins.architectures.parameter_server_wire_runtime import (

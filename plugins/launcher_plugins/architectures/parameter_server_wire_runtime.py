@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.runtime.api import RankContext
-from launcher_plugins.architectures.parameter_server import settings_of
+from launcher_plugins.architectures.parameter_server_config import settings_of
 
 PUSH, DONE, SUM, MEET, LEAVE, LOST = range(6)
 """What a message says: a bucket of gradients follows; a step's are all pushed; a number to be added up over
