@@ -52,7 +52,7 @@ conclude() {
 }
 
 has_failed() {
-  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -ge "$max_failures" ]
+  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
 # In a chain, the next job waits for this one to end with another code than 0.
@@ -77,5 +77,5 @@ give_up() {
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   give_up
-  fail "the run has failed for good before (executor.max_failures=$max_failures)"
+  fail "the run has failed for good before (executor.max_restarts=$max_restarts)"
 fi

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from launcher.cli.allocation import allocation_notes
 from launcher.cli.checks import check_baseline_flag, check_directory_flags, input_faults
-from launcher.cli.ending import finish, reporting_rank, say, shown, text_width
+from launcher.cli.ending import finish, say, shown, text_width
 from launcher.cli.planning import Planned, alone_plan, make_plan
-from launcher.cli.progress import Progress
+from launcher.cli.starts import train
 from launcher.cli.words import Words
 from launcher.config.schema import SiteConfig
 from launcher.errors import ConfigError, Fault, JobError
@@ -23,9 +23,8 @@ from launcher.jobs.failure import failure_text
 from launcher.jobs.record import Origin, write_baseline, write_job
 from launcher.jobs.render import executor_of, render
 from launcher.jobs.resume import resumed_directory
-from launcher.jobs.script import JobScript, JobState
 from launcher.jobs.store import RunDirectory, absolute, new_directory
-from launcher.jobs.watch import StopRequest, follow, stop_requests
+from launcher.jobs.watch import StopRequest, stop_requests
 from launcher.plan.checks import with_sources
 from launcher.plan.model import Plan
 from launcher.schedule.actions import from_text
@@ -134,20 +133,6 @@ def make_baseline(plan: Plan, origin: Origin, stop: StopRequest) -> Path | None:
             f"the baseline failed; --no-baseline runs without it\n{failure_text(directory.path, state)}"
         )
     return directory.path if state.phase == "succeeded" else None
-
-
-def train(directory: RunDirectory, plan: Plan, script: JobScript, stop: StopRequest) -> JobState:
-    """Starts the ranks and follows them to their end, whatever it is."""
-    if stop.signal is not None:
-        return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
-    say(f"training on {counted(plan.world_size, 'rank')}")
-    progress = Progress(directory.records(reporting_rank(plan)), plan.config.train.num_steps, sys.stdout)
-    directory.write_status("running")
-    state = follow(executor_of(plan), script, stop, progress.update)
-    progress.close()
-    assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
-    directory.write_state(state)
-    return state
 
 
 def summary(plan: Plan) -> str:

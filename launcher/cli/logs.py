@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.runs import one_run
@@ -16,7 +20,8 @@ from launcher.jobs.store import ACTIVE, RunDirectory
 HELP = """\
 trireme logs [-f] RUN [--rank N]
 
-Prints the output of a run: what started its ranks, or with --rank what one rank printed.
+Prints the output of a run: what started its ranks, then what each rank printed, or with --rank only that
+of one rank. Of many ranks the first 16 are printed.
 
   -f, --follow  go on printing until the run has ended
   --rank N      the output of rank N
@@ -26,6 +31,31 @@ Prints the output of a run: what started its ranks, or with --rank what one rank
 """
 _READ_INTERVAL_S = 0.2
 _ASK_INTERVAL_S = 2.0
+_MAX_RANKS = 16
+_RANK_LOG = re.compile(r"rank-(\d+)\.log")
+
+
+@dataclass
+class _Source:
+    """A file that is printed as it grows, each line after a prefix."""
+
+    path: Path
+    prefix: str
+    position: int = 0
+
+    def read(self, *, to_end: bool) -> str:
+        """What is new, in whole lines; ``to_end``: also a last one that is not whole."""
+        if not self.path.is_file():
+            return ""
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self.position:  # of a new start of the ranks
+                self.position = 0
+            file.seek(self.position)
+            new = file.read()
+        whole = new if to_end else new[: new.rfind(b"\n") + 1]
+        self.position += len(whole)
+        text = whole.decode(errors="replace")
+        return "".join(f"{self.prefix}{line}" for line in text.splitlines(keepends=True))
 
 
 def run(words: list[str]) -> int:
@@ -38,38 +68,50 @@ def run(words: list[str]) -> int:
         ["--follow" if word == "-f" else word for word in words], {"follow": False, "rank": True}
     )
     directory = one_run(rest, "logs")
-    log = _log(directory, str(flags["rank"]) if flags["rank"] else None)
+    rank = _rank(str(flags["rank"])) if flags["rank"] else None
+    sources: dict[Path, _Source] = {}
     if flags["follow"]:
-        _follow(directory, log)
-    elif log.is_file():
-        sys.stdout.write(log.read_text(encoding="utf-8", errors="replace"))
-    else:
-        state = standing(directory)
-        raise LauncherError(f"{log} is not there: the run is {state.phase}. {state.reason}".strip())
+        _follow(directory, rank, sources)
+        return 0
+    if not any(path.is_file() for path, _ in _files(directory, rank)):
+        state, (first, _) = standing(directory), next(_files(directory, rank))
+        raise LauncherError(f"{first} is not there: the run is {state.phase}. {state.reason}".strip())
+    _print_new(directory, rank, sources, to_end=True)
     return 0
 
 
-def _log(directory: RunDirectory, rank: str | None) -> Path:
-    if rank is None:
-        return directory.path / EXECUTOR_LOG
-    if not rank.isdecimal():
-        raise LauncherError(f"--rank={rank}: must be a whole number of at least 0.")
-    return directory.path / "logs" / f"rank-{int(rank)}.log"
+def _rank(word: str) -> int:
+    if not word.isdecimal():
+        raise LauncherError(f"--rank={word}: must be a whole number of at least 0.")
+    return int(word)
 
 
-def _follow(directory: RunDirectory, log: Path) -> None:
+def _files(directory: RunDirectory, rank: int | None) -> Iterator[tuple[Path, str]]:
+    """The files to print, each with the prefix of its lines."""
+    logs = directory.path / "logs"
+    if rank is not None:
+        yield logs / f"rank-{rank}.log", ""
+        return
+    yield directory.path / EXECUTOR_LOG, ""
+    ranks = sorted(int(found[1]) for path in logs.glob("rank-*") if (found := _RANK_LOG.fullmatch(path.name)))
+    yield from ((logs / f"rank-{number}.log", f"rank {number}: ") for number in ranks[:_MAX_RANKS])
+
+
+def _print_new(
+    directory: RunDirectory, rank: int | None, sources: dict[Path, _Source], *, to_end: bool
+) -> None:
+    for path, prefix in _files(directory, rank):
+        source = sources.setdefault(path, _Source(path, prefix))
+        sys.stdout.write(source.read(to_end=to_end))
+    sys.stdout.flush()
+
+
+def _follow(directory: RunDirectory, rank: int | None, sources: dict[Path, _Source]) -> None:
     """Prints what is there and what comes, until the run has ended and all of it is printed."""
-    position, asked, has_ended = 0, 0.0, False
-    while True:
+    asked, has_ended = 0.0, False
+    while not has_ended:
         if time.monotonic() - asked > _ASK_INTERVAL_S:
             has_ended, asked = standing(directory).phase not in ACTIVE, time.monotonic()
-        if log.is_file():
-            with log.open("rb") as file:
-                file.seek(position)
-                new = file.read()
-            position += len(new)
-            sys.stdout.write(new.decode(errors="replace"))
-            sys.stdout.flush()
-        if has_ended:
-            return
-        time.sleep(_READ_INTERVAL_S)
+        _print_new(directory, rank, sources, to_end=has_ended)
+        if not has_ended:
+            time.sleep(_READ_INTERVAL_S)

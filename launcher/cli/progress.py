@@ -39,7 +39,15 @@ class RecordTail:
             file.seek(self._offset)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        yield from (json.loads(line) for line in whole.splitlines())
+        yield from filter(None, map(_record, whole.splitlines()))
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A record; None for what a rank that was killed has left half written."""
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None
 
 
 @dataclass
@@ -50,20 +58,29 @@ class StepView:
     num_done: int = 0
     loss: float | None = None
     eval_loss: float | None = None
+    first_step: int | None = None
+    """Of the newest start; None before it."""
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
     """(tokens, nanoseconds) of the latest steps."""
 
     def add(self, record: dict[str, Any]) -> None:
         """Takes in one step."""
+        if self.first_step is None:
+            self.first_step = record["step"]
         self.num_done = record["step"] + 1
         self.loss = record["loss"]
         self.recent.append((record["num_tokens"], record["duration_ns"]))
+
+    def begin(self) -> None:
+        """Takes in that the ranks were started: what comes is slow at first, and may be known already."""
+        self.first_step = None
+        self.recent.clear()
 
     @property
     def step_s(self) -> float:
         """Mean time of the latest steps; the first one starts slowly and counts only while alone."""
         times = [duration for _, duration in self.recent]
-        is_start = self.num_done == len(times) > 1
+        is_start = self.num_done - (self.first_step or 0) == len(times) > 1
         times = times[1:] if is_start else times
         return sum(times) / len(times) / 1e9
 
@@ -105,6 +122,8 @@ class Progress:
         for record in self._tail.read():
             if record["type"] == "step":
                 self.view.add(record)
+            elif record["type"] == "header":
+                self.view.begin()
             elif record["type"] == "eval":
                 self.view.eval_loss = record["loss"]
                 steps = counted(record["step"], "step")
@@ -112,20 +131,20 @@ class Progress:
         first_step = first_step and self.view.num_done > 0
         if self._is_live:
             self._draw()
-        elif self.view.num_done and (first_step or self._is_due(_PLAIN_INTERVAL_S)):
+        elif self.view.recent and (first_step or self._is_due(_PLAIN_INTERVAL_S)):
             self._print(str(self.view))
 
     def close(self) -> None:
         """Leaves the last state on a line of its own."""
         self._erase()
-        if self.view.num_done and self._printed != str(self.view):
+        if self.view.recent and self._printed != str(self.view):
             self._print(str(self.view))
 
     def _draw(self) -> None:
         if not self._is_due(_LIVE_INTERVAL_S):
             return
         waited_s = round(self._clock() - self._start)
-        text = str(self.view) if self.view.num_done else f"starting the ranks   {waited_s} s"
+        text = str(self.view) if self.view.recent else f"starting the ranks   {waited_s} s"
         columns = shutil.get_terminal_size().columns
         text = text[: max(columns - 1, 1)]
         self._stream.write(f"\r{text:{self._drawn}}")

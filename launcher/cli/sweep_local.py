@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launcher.cli.ending import say, shown
-from launcher.cli.launch import make_baseline, train
+from launcher.cli.launch import make_baseline
+from launcher.cli.starts import train
 from launcher.cli.sweep_status import print_outcomes, read_outcomes
 from launcher.errors import JobError, LauncherError
 from launcher.jobs.baseline import baseline_search, find_baseline, is_to_be_found

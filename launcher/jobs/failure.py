@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.jobs.hang import Hang, find_hang
 from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, JobState
 from launcher.jobs.store import read_json
 
 _TAIL_LINES = 15
+_MAX_RANKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ def rank_failures(run_dir: Path) -> tuple[RankFailure, ...]:
 
 def failure_text(run_dir: Path, state: JobState) -> str:
     """The guilty rank, its traceback or the end of its log, and where to read on."""
+    if (hang := find_hang(run_dir)) is not None:
+        return _hang_text(run_dir, hang)
     failures = rank_failures(run_dir)
     if not failures or _was_killed(state, failures):
         return _silent_text(run_dir, state, failures)
@@ -59,12 +63,23 @@ def failure_text(run_dir: Path, state: JobState) -> str:
 
 def failure_line(run_dir: Path, state: JobState) -> str:
     """The guilty rank and what it ended of, as one line."""
+    if (hang := find_hang(run_dir)) is not None:
+        return f"rank {hang.rank} {hang}"
     failures = rank_failures(run_dir)
     if failures and not _was_killed(state, failures):
         first, (line, *_) = failures[0], (*failures[0].message.splitlines(), "")
         kind = f"{first.error_type}: " if first.traceback else ""
         return f"rank {first.rank}: {kind}{line}"
     return state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
+
+
+def _hang_text(run_dir: Path, hang: Hang) -> str:
+    lines = [f"rank {hang.rank} {hang}"]
+    if hang.stack:
+        lines += ["", "Where it was, the innermost call first:", hang.stack, ""]
+    if hang.waiting:
+        lines.append(f"Waiting for other ranks then: {_ranks(hang.waiting)}.")
+    return "\n".join([*lines, f"Its log: {_log(run_dir, hang.rank)}"])
 
 
 def _was_killed(state: JobState, failures: Sequence[RankFailure]) -> bool:
@@ -90,7 +105,12 @@ def _silent_text(run_dir: Path, state: JobState, failures: Sequence[RankFailure]
 def _others(failures: Sequence[RankFailure]) -> list[str]:
     if not failures:
         return []
-    return [f"After it failed: {', '.join(f'rank {failure.rank}' for failure in failures)}."]
+    return [f"After it failed: {_ranks([failure.rank for failure in failures])}."]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = [f"rank {rank}" for rank in ranks[:_MAX_RANKS]]
+    return ", ".join([*named, *([f"{len(ranks) - _MAX_RANKS} more"] if len(ranks) > _MAX_RANKS else [])])
 
 
 def _log(run_dir: Path, rank: int) -> Path:

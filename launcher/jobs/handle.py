@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from launcher import registry
 from launcher.interfaces import Executor, KnowsQueue
+from launcher.jobs.hang import with_hang
 from launcher.jobs.script import JobHandle, JobState
 from launcher.jobs.store import ACTIVE, RunDirectory, follower, is_alive, read_json
 
@@ -55,7 +56,8 @@ def standings(directories: Sequence[RunDirectory]) -> list[JobState]:
             states[place] = JobState(phase="failed", reason="the launcher that followed it is gone")
     for name, jobs in asked.items():
         answers = _ask(registry.load("launcher.executors", name), [job for _, job in jobs])
-        for (place, _), state in zip(jobs, answers, strict=True):
+        for (place, _), answer in zip(jobs, answers, strict=True):
+            state = with_hang(answer, directories[place].path)
             if state != states[place]:
                 directories[place].write_state(state)
             states[place] = state

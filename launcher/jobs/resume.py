@@ -56,12 +56,17 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
         raise ConfigError([Fault("run.dir", run.dir, "this run is another training", fix)])
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
-    for name in _ATTEMPT if is_same_layout else (*_ATTEMPT, "metrics"):
+    begin_attempt(directory, *(() if is_same_layout else ("metrics",)))
+    return directory
+
+
+def begin_attempt(directory: RunDirectory, *others: str) -> None:
+    """Moves aside what the start before has left in its folders, and in ``others``."""
+    for name in (*_ATTEMPT, *others):
         folder = directory.path / name
         if folder.is_dir():
             move_aside(folder)
         folder.mkdir()
-    return directory
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

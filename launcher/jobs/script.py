@@ -48,6 +48,8 @@ class JobScript:
     """The batch script, for schedulers that take one."""
     num_jobs: int = 1
     """Jobs that it is submitted as; each waits for the one before, and goes on where that one saved."""
+    max_restarts: int = 0
+    """Times that whoever follows the job starts it again after a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from launcher.interfaces import Executor
+from launcher.jobs.hang import with_hang
 from launcher.jobs.script import JobScript, JobState
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -61,6 +63,6 @@ def follow(executor: Executor, script: JobScript, stop: StopRequest, on_tick: Ca
             on_tick()
             time.sleep(_INTERVAL_S)
         on_tick()
-        return state
+        return with_hang(state, Path(script.run_dir))
     finally:
         executor.cancel(handle)

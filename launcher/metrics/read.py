@@ -52,6 +52,8 @@ class RunRecords:
     """Steps that some rank recorded and another did not."""
     num_starts: int
     """1, and 1 more for every time the run was resumed."""
+    num_lost_steps: int = 0
+    """Steps that were made, lost with the start that made them, and made again or still to be."""
     memory: Mapping[int, MemoryRecord] = field(default_factory=dict)
     """Rank -> what it held, where it trained to the end."""
     updates: Mapping[int, tuple[UpdateRecord, ...]] = field(default_factory=dict)
@@ -88,6 +90,7 @@ def read_run(run_dir: Path) -> RunRecords:
         num_torn_lines=sum(file.num_torn_lines for file in files),
         num_incomplete_steps=len(set.union(*seen)) - len(complete),
         num_starts=max(file.num_starts for file in files),
+        num_lost_steps=max(file.num_lost_steps for file in trainers),
         memory={file.header.rank: file.memory for file in trainers if file.memory},
         updates={file.header.rank: tuple(file.updates) for file in files if file.updates},
         lost_workers={loss.worker: loss.step for file in files for loss in file.losses},
@@ -107,6 +110,18 @@ class _RankFile:
     losses: list[LossRecord] = field(default_factory=list)
     num_starts: int = 1
     num_torn_lines: int = 0
+    made: set[int] = field(default_factory=set)
+    """Steps of all starts that are behind the newest state of the training."""
+    num_lost_steps: int = 0
+
+    def add(self, record: StepRecord) -> None:
+        """Takes in a step; the first of a start tells how far back the start went."""
+        if not self.steps:
+            lost = {step for step in self.made if step >= record.step}
+            self.num_lost_steps += len(lost)
+            self.made -= lost
+        self.steps[record.step] = record
+        self.made.add(record.step)
 
 
 def _read_file(path: Path) -> _RankFile:
@@ -198,7 +213,7 @@ def _add(file: _RankFile, number: int, values: dict[str, Any]) -> None:
     elif record.step in file.steps:
         raise _broken(file.path, number, f"step {record.step} is recorded twice in one start")
     else:
-        file.steps[record.step] = record
+        file.add(record)
 
 
 def _problem(record: _Later) -> str:

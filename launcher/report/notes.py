@@ -21,6 +21,9 @@ def run_notes(run: Run) -> Iterator[str]:
     records, name = run.records, run.name
     if records.num_starts > 1:
         yield f"{name} was started {records.num_starts} times: only steps since its last start are measured."
+    if records.num_lost_steps:
+        steps = counted(records.num_lost_steps, "step")
+        yield f"{name} lost {steps} with starts that failed: their time is in no number here."
     if records.num_torn_lines:
         lines = counted(records.num_torn_lines, "half-written line")
         yield f"{name} leaves out {lines} of killed ranks."

@@ -144,12 +144,21 @@ def _measured_steps(path: Path, records: RunRecords, warmup_steps: int) -> tuple
     first = min(records.steps, default=0)
     measured = tuple(step for step in records.steps if step >= first + warmup_steps)
     if not measured:
-        raise LauncherError(
-            f"{path}: no step to measure: {counted(len(records.steps), 'step')} recorded by all ranks, and "
-            f"report.warmup_steps={warmup_steps} drops the first {warmup_steps}. "
-            f"Train at least {counted(warmup_steps + 1, 'step')}."
-        )
+        raise LauncherError(f"{path}: no step to measure: {_why_none(records, warmup_steps)}")
     return measured
+
+
+def _why_none(records: RunRecords, warmup_steps: int) -> str:
+    num_steps, needed = len(records.steps), counted(warmup_steps + 1, "step")
+    drops = f"report.warmup_steps={warmup_steps} drops the first {warmup_steps}"
+    if records.num_starts == 1:
+        recorded = f"{counted(num_steps, 'step')} recorded by all ranks"
+        return f"{recorded}, and {drops}. Train at least {needed}."
+    return (
+        f"it was started {records.num_starts} times, its last start made {counted(num_steps, 'step')}, and "
+        f"{drops} of a start. Its losses and checkpoints are whole; for its speed, run at least {needed} in "
+        "one start, or resume with a smaller report.warmup_steps."
+    )
 
 
 def _work(plan: Plan, records: RunRecords, measured: tuple[int, ...]) -> Work:

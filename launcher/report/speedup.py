@@ -196,6 +196,8 @@ def _run_data(run: Run) -> dict[str, Any]:
         "num_devices": run.work.num_devices,
         "num_ranks": run.work.num_ranks,
         "num_steps": run.work.num_steps,
+        "num_starts": run.records.num_starts,
+        "num_lost_steps": run.records.num_lost_steps,
         "step_s": run.work.step_s,
         "tokens_per_s": run.work.tokens_per_s,
         "samples_per_step": run.work.samples_per_step,

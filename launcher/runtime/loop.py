@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.metrics.heartbeat import PEERS
 from launcher.metrics.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
 from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.calibrate import message_latency_ns
 from launcher.runtime.data import Loader, Microbatch
+from launcher.runtime.log import introduction, say
 from launcher.runtime.memory import MemoryGauge
 from launcher.runtime.metrics import RecordWriter, device_name, host_facts
 from launcher.runtime.model import build_chunks
@@ -134,10 +136,13 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     root = run_dir / "checkpoints"
     ctx.stop, saver = _stop_request(ctx), Saver(trainer, root)
     first_step = restore(trainer, root) if resume else _begin(trainer)
-    writer = RecordWriter(run_dir / "metrics", _header(trainer))
+    header = _header(trainer)
+    writer = RecordWriter(run_dir / "metrics", header)
+    say(introduction(header, ctx.plan, trainer.part.modules.values()))
     steps, num_done = loader.steps(first_step), first_step
     ctx.clock.start()
     for step in range(first_step, config.train.num_steps):
+        ctx.clock.begin_step(step)
         with ctx.clock.section(INPUT):
             microbatches = next(steps)
         done, num_done = trainer.step(step, microbatches), step + 1
@@ -156,6 +161,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         if (memory := trainer.memory.record(config.train.num_steps)) is not None:
             writer.write(memory)
     saver.wait()
+    say(f"ends after step {num_done} of {config.train.num_steps}")
     loader.close()
     if ctx.replicas is not None:
         ctx.replicas.leave(num_done)
@@ -176,7 +182,10 @@ def _is_to_end(ctx: RankContext, step_s: float) -> bool:
     """Whether all ranks are to end after the step that took ``step_s``."""
     if ctx.stop is None:
         return False
-    return ctx.stop.agreed > 0 if ctx.replicas is not None else ctx.stop.agree(step_s)
+    if ctx.replicas is not None:
+        return ctx.stop.agreed > 0
+    with ctx.clock.doing(PEERS):
+        return ctx.stop.agree(step_s)
 
 
 def _save_to_end(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int) -> None:

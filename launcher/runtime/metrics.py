@@ -8,6 +8,8 @@ import platform
 import socket
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +26,7 @@ from launcher.metrics.records import (
     StepRecord,
     UpdateRecord,
 )
+from launcher.runtime.heart import Heart
 from launcher.typed import plain
 
 Record = Header | StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
@@ -37,7 +40,10 @@ class Clock:
     events are read once at the end of the step.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
+        self.heart = heart
+        """Told of every change of section, of those that are not timed, too."""
+        self._doing = OTHER
         self._cuda = device.type == "cuda"
         self._stack: list[str] = []
         self._marks: list[tuple[Any, str]] = []
@@ -50,6 +56,8 @@ class Clock:
         """Begins the first step. Before it sections are ignored."""
         self._stack, self._marks, self._computes = [OTHER], [], []
         self._start_ns = time.perf_counter_ns()
+        if self.heart:
+            self.heart.watch()
         self._mark()
 
     def section(self, kind: str, *, sealed: bool = False) -> _Section:
@@ -71,6 +79,26 @@ class Clock:
         self._stack.append(kind)
         self._mark()
         return len(self._marks) - 1
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Tells what the rank is at inside, and times nothing."""
+        before = self._tell(what)
+        yield
+        self._tell(before)
+
+    def begin_step(self, step: int) -> None:
+        """Tells which step the rank is in."""
+        if self.heart:
+            self.heart.step = step
+        self._tell(OTHER)
+
+    def _tell(self, what: str) -> str:
+        """Returns what the rank was at before."""
+        before, self._doing = self._doing, what
+        if self.heart:
+            self.heart.beat(what)
+        return before
 
     def _close(self, first: int, *, is_action: bool) -> None:
         self._sealed = False
@@ -133,17 +161,20 @@ def _fields(marks: list[tuple[Any, str]], times: list[int], computes: list[int])
 class _Section:
     """One section of a clock. A class, not a generator: a pipeline enters two for every action."""
 
-    __slots__ = ("_clock", "_first", "_is_action", "_kind", "_sealed")
+    __slots__ = ("_before", "_clock", "_first", "_is_action", "_kind", "_sealed")
 
     def __init__(self, clock: Clock, kind: str, *, sealed: bool = False, is_action: bool = False) -> None:
         self._clock, self._kind, self._sealed, self._is_action = clock, kind, sealed, is_action
 
     def __enter__(self) -> None:
+        self._before = self._clock._tell(self._kind)
         self._first = self._clock._open(self._kind, sealed=self._sealed)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._first is not None:
             self._clock._close(self._first, is_action=self._is_action)
+        if error is None:  # else the rank was last heard from where it failed
+            self._clock._tell(self._before)
 
 
 class RecordWriter:

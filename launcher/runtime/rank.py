@@ -9,10 +9,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from launcher.metrics.heartbeat import PEERS, SERVING
+from launcher.metrics.records import OTHER
 from launcher.plan.model import Plan, RankPlan
 from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.groups import alone, backend, make_groups
+from launcher.runtime.heart import MESSAGE_GRACE_S, Heart
 from launcher.runtime.layers import WholeLayers
 from launcher.runtime.loop import train
 from launcher.runtime.metrics import Clock
@@ -27,15 +30,24 @@ def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
     if plan.config.fusion.compile != "none":
         prepare_compiler(plan.config.device.kind)
     device = choose_device(plan, place)
-    timeout = timedelta(seconds=plan.config.run.timeout_s)
+    heart = Heart(run_dir, place.rank, plan.config.run.timeout_s)
+    timeout = timedelta(seconds=message_timeout_s(plan))
     # Not bound to the device: NCCL would then run all messages of a group on one stream, in one order
     # for all pairs of ranks, and pipelines of four and more ranks would wait in a circle.
     dist.init_process_group(backend(plan), timeout=timeout)
-    ctx = make_context(plan.rank(place.rank), device)
-    (resolve(role.serve) if role.serve else train)(ctx, run_dir, resume=resume)
+    ctx = make_context(plan.rank(place.rank), device, heart)
+    with ctx.clock.doing(OTHER if role.trains else SERVING):
+        (resolve(role.serve) if role.serve else train)(ctx, run_dir, resume=resume)
     if all(role.trains for role in plan.roles):
-        dist.barrier()  # a rank that left early would look dead to one that is still at work
+        with ctx.clock.doing(PEERS):
+            dist.barrier()  # a rank that left early would look dead to one that is still at work
+    heart.close()
     dist.destroy_process_group()
+
+
+def message_timeout_s(plan: Plan) -> float:
+    """How long a message waits for another rank."""
+    return plan.config.run.timeout_s + MESSAGE_GRACE_S
 
 
 def choose_device(plan: Plan, place: Place) -> torch.device:
@@ -62,15 +74,15 @@ def set_tf32(*, is_allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = is_allowed
 
 
-def make_context(plan: RankPlan, device: torch.device) -> RankContext:
+def make_context(plan: RankPlan, device: torch.device, heart: Heart | None = None) -> RankContext:
     """The rank's context, where it trains equipped by the plan's parallel plugins. Collective over all
     ranks."""
     split = SplitBackward(is_enabled=plan.plan.schedule.splits_backward)
     ctx = RankContext(
         plan=plan,
         device=device,
-        groups=make_groups(plan, plan.plan.config.run.timeout_s) if plan.coordinates else alone(plan.rank),
-        clock=Clock(device),
+        groups=make_groups(plan, message_timeout_s(plan.plan)) if plan.coordinates else alone(plan.rank),
+        clock=Clock(device, heart),
         split_backward=split,
         layers=WholeLayers(device, DTYPES[plan.plan.config.precision.compute], split),
     )

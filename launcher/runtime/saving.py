@@ -22,6 +22,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from launcher.errors import JobError, LauncherError
+from launcher.metrics.heartbeat import PEERS
 from launcher.runtime import checkpoint
 from launcher.runtime.api import GlobalFragment, RankContext, Stateful
 from launcher.runtime.log import say
@@ -66,11 +67,13 @@ class Saver:
         if self._settings.async_checkpoint:
             fragments = self._copy.take(fragments)
         num_shards = torch.tensor(int(bool(fragments)), device=self._ctx.device)
-        dist.all_reduce(num_shards, group=self._group)  # also tells the others that the folder is there
+        with self._ctx.clock.doing(PEERS):
+            dist.all_reduce(num_shards, group=self._group)  # also tells the others that the folder is there
         if not self._settings.async_checkpoint:
             self._write(step, fragments, int(num_shards))
             self.wait()
-            dist.barrier(self._group)
+            with self._ctx.clock.doing(PEERS):
+                dist.barrier(self._group)
             return
         arguments = (step, fragments, int(num_shards))
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
@@ -167,7 +170,8 @@ def chosen_step(ctx: RankContext, root: Path) -> int:
         chosen.fill_(step)
         for sentence in skipped:
             say(sentence)
-    dist.broadcast(chosen, src=0)
+    with ctx.clock.doing(PEERS):
+        dist.broadcast(chosen, src=0)
     return int(chosen)
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.jobs.script import STOP_NOTE
+from launcher.runtime.log import say
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What tells a rank to end: batch systems send the first, and the second ahead of a time limit."""
@@ -65,7 +66,7 @@ class StopRequest:
         path.parent.mkdir(exist_ok=True)
         unfinished.write_text(json.dumps({"step": step, "signal": name}) + "\n", encoding="utf-8")
         unfinished.replace(path)
-        print(f"told to end by {name}: saved after step {step}", flush=True)
+        say(f"told to end by {name}: saved after step {step}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number

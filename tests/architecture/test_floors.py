@@ -26,6 +26,7 @@ FLOORS = {
     "launcher.plan.model": 1,
     "launcher.jobs.script": 1,
     "launcher.metrics.records": 1,
+    "launcher.metrics.heartbeat": 1,
     "launcher.interfaces": 2,
     "launcher.registry": 2,
     "launcher.config": 3,

@@ -96,18 +96,18 @@ def test_a_state_that_is_not_copied_is_told_apart(tmp_path: Path) -> None:
 def spans_of_saves(rank: int, plan: Plan, run_dir: Path) -> list[str]:
     """What began and what ended, in order."""
     events: list[str] = []
-    write, save = saving.save_shard, saving.Saver.save
+    write, take = saving.save_shard, HostCopy.take
 
     def slow(*args: Any) -> int:
         size = write(*args)
         events.append("written")
         return size
 
-    def noted(saver: saving.Saver, step: int) -> None:
-        save(saver, step)
+    def noted(copy: HostCopy, fragments: Any) -> Any:
         events.append("copied")
+        return take(copy, fragments)
 
-    saving.save_shard, saving.Saver.save = slow, noted
+    saving.save_shard, HostCopy.take = slow, noted
     write_late(rank)
     trained(rank, plan, run_dir)
     return events

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.cli import launch as launching
+from launcher.cli import starts
 from launcher.cli.main import main
 from launcher.cli.words import Words
 from launcher.jobs.script import JobState
@@ -17,13 +18,14 @@ FLAGS = {"resume": False, "overwrite": False, "no-baseline": False}
 @pytest.fixture
 def run(tmp_path, monkeypatch, stand_in_corpus):
     """Runs the quickstart with the processes replaced by an outcome; notes every start."""
-    starts = []
-    outcome = SimpleNamespace(states=[], starts=starts)
+    outcome = SimpleNamespace(states=[], starts=[], at_start={})
 
     def follow(executor, script, stop, on_tick):
-        starts.append(script)
+        outcome.starts.append(script)
         assert (tmp_path / script.run_dir / "job.sh").is_file(), "the record comes before the first process"
         assert read_json(tmp_path / script.run_dir / "status.json")["phase"] == "running"
+        outcome.at_start.get(len(outcome.starts) - 1, lambda: None)()
+        on_tick()
         state = outcome.states.pop(0) if outcome.states else JobState(phase="succeeded", exit_code=0)
         if state.phase == "cancelled":
             stop.receive(signal.SIGINT, None)
@@ -33,7 +35,7 @@ def run(tmp_path, monkeypatch, stand_in_corpus):
         words = (f"run.root={tmp_path}/runs", *overrides)
         return launching.launch(Words(recipe="quickstart", overrides=words, flags=FLAGS | flags))
 
-    monkeypatch.setattr(launching, "follow", follow)
+    monkeypatch.setattr(starts, "follow", follow)
     monkeypatch.chdir(tmp_path)
     outcome.start = start
     return outcome
@@ -75,6 +77,66 @@ def test_a_failed_rank_gives_exit_code_one_and_its_own_words(run, tmp_path, caps
     assert run.start(**{"no-baseline": True}) == 1
     assert capsys.readouterr().err.startswith("rank 1 failed: ended with exit code 3")
     assert read_json(stored(tmp_path)[0] / "status.json")["phase"] == "failed"
+
+
+KILLED = JobState(phase="failed", exit_code=-9, reason="killed by signal 9 (SIGKILL)", rank=1)
+RESTARTS = ("train.checkpoint_interval=5", "executor.max_restarts=2")
+
+
+def test_ranks_that_fail_are_started_again_from_what_is_saved_by_then(run, tmp_path, capsys):
+    def save(step):
+        (stored(tmp_path)[0] / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+
+    run.states = [KILLED, KILLED, JobState(phase="succeeded", exit_code=0)]
+    run.at_start = {1: lambda: save(5)}
+    assert run.start(*RESTARTS, **{"no-baseline": True}) == 0
+    assert ["--resume" in script.argv for script in run.starts] == [False, False, True]
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("rank 1 killed by signal 9 (SIGKILL)")
+    assert lines[first : first + 4] == [
+        "rank 1 killed by signal 9 (SIGKILL)",
+        "restart 1 of 2: begins anew, as nothing is saved yet",
+        "rank 1 killed by signal 9 (SIGKILL)",
+        "restart 2 of 2: goes on after step 5",
+    ]
+    (path,) = stored(tmp_path)
+    assert read_json(path / "status.json")["reason"] == "after 2 restarts"
+    assert len(list(path.glob("logs.*"))) == len(list(path.glob("exit.*"))) == 2
+    assert (path / "logs").is_dir()
+
+
+def test_a_restart_says_how_many_steps_are_made_again(run, tmp_path, capsys):
+    def make_steps():
+        path = stored(tmp_path)[0]
+        (path / "checkpoints" / "step-00000005").mkdir(parents=True)
+        record = {"type": "step", "step": 11, "loss": 2.0, "num_tokens": 1, "duration_ns": 1}
+        (path / "metrics" / "rank-00001.jsonl").write_text(json.dumps(record) + "\n")
+
+    run.states, run.at_start = [KILLED], {0: make_steps}
+    run.start(*RESTARTS, **{"no-baseline": True})
+    assert "restart 1 of 2: goes on after step 5; 7 steps made again\n" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_each_time_has_failed_after_its_last_restart(run, tmp_path, capsys):
+    run.states = [KILLED] * 3
+    assert run.start(*RESTARTS, **{"no-baseline": True}) == 1
+    assert len(run.starts) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("rank 1 failed: killed by signal 9 (SIGKILL), after 2 restarts\n")
+
+
+def test_a_run_that_is_stopped_is_not_started_again(run, tmp_path):
+    run.states = [KILLED, JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
+    assert run.start(*RESTARTS, **{"no-baseline": True}) == 130
+    assert len(run.starts) == 2
+
+
+def test_a_restart_without_checkpoints_is_refused(run, capsys):
+    assert main(["run", "quickstart", "executor.max_restarts=2"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "executor.max_restarts=2: a new start would have nothing to go on from, as "
+        "train.checkpoint_interval is 0. Set train.checkpoint_interval=15, or executor.max_restarts=0."
+    )
 
 
 def test_a_failed_baseline_stops_the_run_and_says_how_to_go_without(run, tmp_path):
@@ -232,7 +294,7 @@ def test_several_nodes_are_refused_before_anything_is_made(run, tmp_path, capsys
 
 def test_the_reporting_rank_holds_the_last_stage(make_plan):
     plan = make_plan("parallel.pp=2", "parallel.dp=2", "parallel.tp=2")
-    rank = launching.reporting_rank(plan)
+    rank = starts.reporting_rank(plan)
     assert plan.rank(rank).coordinates == (1, 0, 0)
     assert plan.rank(rank).stages[-1].has_epilogue
 

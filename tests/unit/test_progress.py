@@ -144,3 +144,20 @@ def test_a_run_that_never_stepped_leaves_nothing_on_a_terminal(records, monkeypa
     progress.update()
     progress.close()
     assert out.getvalue().endswith("\r")
+
+
+def test_half_a_line_of_a_rank_that_was_killed_is_passed_over(records):
+    records.write_text(json.dumps(step(0)) + "\n" + json.dumps(step(1))[:20])
+    tail = RecordTail(records)
+    with records.open("a") as file:
+        file.write("\n")
+    append(records, HEADER, step(1))
+    assert [record.get("step") for record in tail.read()] == [None, 1]
+
+
+def test_a_new_start_does_not_count_the_speed_of_the_one_before(records):
+    progress = Progress(records, 99, io.StringIO())
+    append(records, HEADER, *map(step, range(5)), HEADER)
+    append(records, step(3, duration_ns=9_000_000_000), step(4, duration_ns=250_000_000))
+    progress.update()
+    assert progress.view.step_s == 0.25

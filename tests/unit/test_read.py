@@ -124,6 +124,23 @@ def test_step_that_a_rank_lacks_is_left_out_and_counted(tmp_path):
     assert (list(records.steps), records.num_incomplete_steps) == ([0, 1, 2, 3, 4], 1)
 
 
+def test_steps_that_a_start_took_with_it_are_counted_once_for_every_time_they_were_lost(tmp_path):
+    run_dir = TWO.write(tmp_path / "run")  # steps 0 to 5
+    for first_step, num_steps in ((4, 1), (5, 0), (3, 2)):  # loses 4 and 5; nothing; 3 and 4
+        for rank in (0, 1):
+            restart(run_dir, rank, first_step=first_step, num_steps=num_steps)
+    records = read_run(run_dir)
+    assert (records.num_starts, records.num_lost_steps) == (4, 4)
+
+
+def test_a_run_that_went_on_where_it_had_saved_lost_nothing(tmp_path):
+    run_dir = TWO.write(tmp_path / "run")
+    for rank in (0, 1):
+        write_records(run_dir, rank, [plain(record) for record in TWO.records(rank)[:4]])
+        restart(run_dir, rank, first_step=3, num_steps=3)
+    assert read_run(run_dir).num_lost_steps == 0
+
+
 def test_resumed_run_counts_from_its_newest_start(tmp_path):
     run_dir = TWO.write(tmp_path / "run")
     for rank in (0, 1):

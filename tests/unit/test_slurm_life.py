@@ -163,7 +163,7 @@ def test_three_preemptions_go_on_in_the_same_directory_until_no_start_is_left(li
 
 
 def test_a_job_that_fails_each_time_has_three_attempts_when_it_is_given_three(life):
-    run = life("executor.max_failures=3")
+    run = life(*SAVES, "executor.max_restarts=2")
     codes = [run.once(FAILS="", RANK_CODE="17", SLURM_RESTART_COUNT=str(restart)) for restart in range(3)]
     assert codes == [17] * 3
     assert run.asked() == ["requeue 41"] * 2
@@ -195,7 +195,7 @@ def test_a_chain_that_fails_cancels_its_other_jobs_and_none_starts_any_more(life
     assert run.once(FAILS="", RANK_CODE="17") == 17
     assert run.asked() == ["scancel --quiet 42", "scancel --quiet 43"]
     assert run.once(SLURM_JOB_ID="42") == 1
-    assert "the run has failed for good before (executor.max_failures=1)\n" in run.done.stderr
+    assert "the run has failed for good before (executor.max_restarts=0)\n" in run.done.stderr
     assert not (run.run_dir / "up").exists()
 
 
@@ -260,13 +260,19 @@ def test_slurm_is_told_who_requeues_and_when_to_tell_the_ranks(make_plan, overri
             r"train\.checkpoint_interval is 0\. Set train\.checkpoint_interval=15\.",
         ),
         (
-            ("executor.continuation=none", "executor.max_failures=2"),
-            r"executor\.max_failures=2: there is at most 1 start with executor\.continuation=none\. "
-            r"Set executor\.max_failures=1\.",
+            (*SAVES, "executor.continuation=none", "executor.max_restarts=1"),
+            r"executor\.max_restarts=1: nothing starts the ranks again with executor\.continuation=none\. "
+            r"Set executor\.max_restarts=0\.",
         ),
         (
-            ("executor.max_starts=2", "executor.max_failures=3"),
-            r"executor\.max_failures=3: there are at most executor\.max_starts=2 starts\. Set .*=2\.",
+            (*SAVES, "executor.max_starts=2", "executor.max_restarts=3"),
+            r"executor\.max_restarts=3: there are at most executor\.max_starts=2 starts\. Set .*=1\.",
+        ),
+        (
+            ("executor.max_restarts=3",),
+            r"executor\.max_restarts=3: a new start would have nothing to go on from, as "
+            r"train\.checkpoint_interval is 0\. Set train\.checkpoint_interval=15, or "
+            r"executor\.max_restarts=0\.",
         ),
     ],
 )
@@ -315,10 +321,11 @@ def test_the_plan_says_who_starts_the_run_again(make_plan, overrides, notes):
 
 
 def test_the_plan_says_how_long_a_run_that_hangs_takes_to_fail(make_plan):
-    note = make_plan(*TWO_BY_TWO, "executor.max_failures=3").notes[-1]
+    note = make_plan(*TWO_BY_TWO, *SAVES, "executor.max_restarts=2").notes[-1]
     assert note == (
-        "When ranks hang, the run has failed after 3 starts (executor.max_failures) of 600 s "
-        "(run.timeout_s) without progress: 30 min 0 s."
+        "After a failure the ranks are started again from the newest good checkpoint, at most 2 times "
+        "(executor.max_restarts). A run that hangs each time has failed after 3 times 600 s (run.timeout_s) "
+        "without progress: 30 min 0 s."
     )
 
 

@@ -55,7 +55,23 @@ def test_warm_up_counts_from_the_start_of_a_resumed_run(tmp_path):
     path.write_text("".join([*lines, lines[0], *lines[4:]]))
     report = compare([run_dir], None)
     assert report.results[0].median.run.measured == (5, 6)
-    assert report.notes[0] == "run was started 2 times: only steps since its last start are measured."
+    assert report.notes[:2] == (
+        "run was started 2 times: only steps since its last start are measured.",
+        "run lost 4 steps with starts that failed: their time is in no number here.",
+    )
+
+
+def test_a_resumed_run_with_too_few_steps_to_measure_says_what_to_do(tmp_path):
+    run_dir = FakeRun(num_steps=7, warmup_steps=2).write(tmp_path / "run")
+    path = run_dir / "metrics" / "rank-00000.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:6], lines[0], *lines[6:]]))
+    problem = (
+        r"no step to measure: it was started 2 times, its last start made 2 steps, and "
+        r"report\.warmup_steps=2 drops the first 2 of a start\..* run at least 3 steps in one"
+    )
+    with pytest.raises(LauncherError, match=problem):
+        compare([run_dir], None)
 
 
 def test_no_step_after_the_warm_up_is_an_error(tmp_path):

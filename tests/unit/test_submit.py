@@ -423,16 +423,27 @@ def test_cancel_takes_a_job_out_of_the_queue(slurm, capsys, tmp_path):
     assert slurm.asked().count(["scancel", "7"]) == 1
 
 
-def test_logs_prints_the_jobs_output_or_that_of_one_rank(slurm, capsys, tmp_path):
+def test_logs_prints_the_jobs_output_and_that_of_its_ranks_or_of_one(slurm, capsys, tmp_path):
     main(["submit", "quickstart", *TWO])
     capsys.readouterr()
     assert main(["logs", "run"]) == 2
     assert "executor.log is not there: the run is running." in capsys.readouterr().err
     (tmp_path / "run" / "logs" / "executor.log").write_text("begun\n")
-    (tmp_path / "run" / "logs" / "rank-3.log").write_text("rank three\n")
+    (tmp_path / "run" / "logs" / "rank-10.log").write_text("rank ten\n")
+    (tmp_path / "run" / "logs" / "rank-3.log").write_text("rank three\nis here\n")
     assert main(["logs", "run"]) == 0
+    assert capsys.readouterr().out == "begun\nrank 3: rank three\nrank 3: is here\nrank 10: rank ten\n"
     assert main(["logs", "run", "--rank", "3"]) == 0
-    assert capsys.readouterr().out == "begun\nrank three\n"
+    assert capsys.readouterr().out == "rank three\nis here\n"
+
+
+def test_of_many_ranks_the_first_are_printed(slurm, capsys, tmp_path):
+    main(["submit", "quickstart", *TWO])
+    for rank in range(20):
+        (tmp_path / "run" / "logs" / f"rank-{rank}.log").write_text("here\n")
+    capsys.readouterr()
+    assert main(["logs", "run"]) == 0
+    assert capsys.readouterr().out == "".join(f"rank {rank}: here\n" for rank in range(16))
 
 
 def test_logs_that_are_followed_end_with_the_run(slurm, capsys, tmp_path):

@@ -57,6 +57,12 @@ def is_alive(pid):
         return False
 
 
+def ignores_sigterm(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+    return bool(mask >> (signal.SIGTERM - 1) & 1)
+
+
 def wait_until(condition, timeout_s=10):
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -79,6 +85,7 @@ def start_with_a_stubborn_rank(run_dir):
     plan = f"{run_dir}/plan.json"
     handle = start(run_dir, sys.executable, "-c", STARTER, STUBBORN_RANK, plan, str(pid_file))
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    wait_until(lambda: ignores_sigterm(int(pid_file.read_text())))
     return handle, int(pid_file.read_text())
 
 
@@ -120,6 +127,15 @@ def test_rendering_does_not_depend_on_the_environment(make_plan, monkeypatch):
 def test_resume_is_passed_to_the_ranks(make_plan):
     script = Torchrun().render(make_plan(), replace(REQUEST, resume=True))
     assert script.argv[-1] == "--resume"
+
+
+def test_restarts_are_for_whoever_follows_the_job(make_plan):
+    plan = make_plan("train.checkpoint_interval=5", "executor.max_restarts=3")
+    assert Torchrun().render(plan, REQUEST).max_restarts == 3
+    assert plan.notes[-1].endswith(
+        "has failed after 4 times 600 s (run.timeout_s) without progress: 40 min 0 s."
+    )
+    assert Torchrun().render(make_plan(), REQUEST).max_restarts == 0
 
 
 def test_cuda_ranks_keep_their_own_number_of_threads(make_plan):
@@ -190,8 +206,7 @@ def test_cancel_ends_a_rank_that_ignores_sigterm_in_a_session_of_its_own(run_dir
 def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):
     monkeypatch.setattr(torchrun, "_GRACE_S", 0.1)
     handle = start(run_dir, sys.executable, "-c", STUBBORN_RANK)
-    wait_until(lambda: b"SIG_IGN" in Path(f"/proc/{handle.id}/cmdline").read_bytes())
-    time.sleep(0.2)
+    wait_until(lambda: ignores_sigterm(handle.id))
     Torchrun().cancel(handle)
     assert handle.process.poll() == -signal.SIGKILL
 

@@ -12,7 +12,7 @@ from typing import Literal
 from launcher.config.schema import Count, Index, LaunchConfig
 from launcher.errors import Fault
 from launcher.typed import Reading, read
-from launcher.units import format_duration
+from launcher_plugins.executors.restarts import restart_faults, restart_notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class SlurmConfig:
     itself."""
     max_starts: Count = 8
     """Starts of the ranks, all together."""
-    max_failures: Count = 1
-    """Starts that may fail before the run has failed; 1 = none is made again."""
+    max_restarts: Index = 0
+    """Times that the ranks are started again after a failure, from the newest good checkpoint."""
     save_lead_s: Index = 120
     """Seconds before the time limit at which the ranks are told to save and end; 0 = they are not."""
 
@@ -66,13 +66,14 @@ def life_faults(config: LaunchConfig) -> Iterator[Fault]:
         rule = "a job would have nothing to go on from, as train.checkpoint_interval is 0"
         fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}."
         yield Fault("executor.continuation", "chain", rule, fix)
-    most = 1 if settings.continuation == "none" else settings.max_starts
-    if settings.max_failures > most:
-        rule = f"there is at most {most} start with executor.continuation={settings.continuation}"
+    yield from restart_faults(config, settings.max_restarts)
+    most = 0 if settings.continuation == "none" else settings.max_starts - 1
+    if settings.max_restarts > most:
+        rule = "nothing starts the ranks again with executor.continuation=none"
         if settings.continuation != "none":
-            rule = f"there are at most executor.max_starts={most} starts"
+            rule = f"there are at most executor.max_starts={settings.max_starts} starts"
         yield Fault(
-            "executor.max_failures", settings.max_failures, rule, f"Set executor.max_failures={most}."
+            "executor.max_restarts", settings.max_restarts, rule, f"Set executor.max_restarts={most}."
         )
 
 
@@ -99,13 +100,7 @@ def life_notes(config: LaunchConfig) -> Iterator[str]:
                 "As train.checkpoint_interval is 0, a requeued job begins anew, and nothing is saved at its "
                 "end."
             )
-    if settings.max_failures > 1:
-        longest = format_duration(settings.max_failures * config.run.timeout_s)
-        yield (
-            f"When ranks hang, the run has failed after {settings.max_failures} starts "
-            f"(executor.max_failures) of {config.run.timeout_s:g} s (run.timeout_s) without progress: "
-            f"{longest}."
-        )
+    yield from restart_notes(config, settings.max_restarts)
 
 
 def seconds(limit: str) -> int:

@@ -122,7 +122,7 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"starter={settings.starter}"
     yield f"continuation={settings.continuation}"
     yield f"max_starts={settings.max_starts}"
-    yield f"max_failures={settings.max_failures}"
+    yield f"max_restarts={settings.max_restarts}"
     yield f"saves={'yes' if saves(batch.config) else 'no'}"
     yield f"nodes={batch.place.num_nodes}"
     yield f"ranks_per_node={batch.place.ranks_per_node}"

@@ -15,9 +15,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import LaunchConfig
+from launcher.config.schema import Index, LaunchConfig
 from launcher.errors import Fault, PlanError
 from launcher.interfaces import JobShape
 from launcher.jobs.script import (
@@ -30,6 +31,8 @@ from launcher.jobs.script import (
 )
 from launcher.plan.model import Plan
 from launcher.registry import plugins
+from launcher.typed import Reading, read
+from launcher_plugins.executors.restarts import restart_faults, restart_notes
 
 ENTRY_MODULE = "launcher.runtime.main"
 """What every rank runs."""
@@ -40,18 +43,27 @@ _INHERITED = ("PET_", "TORCHELASTIC_", "PYTHON_EXEC")
 """Variables that would change what torchrun does; none of them is passed on."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TorchrunConfig:
+    """Settings of the executor."""
+
+    max_restarts: Index = 0
+    """Times that the ranks are started again after a failure, from the newest good checkpoint."""
+
+
 class Torchrun:
     """The ``torchrun`` executor."""
 
     is_local = True
+    Config = TorchrunConfig
 
     def check(self, job: JobShape) -> Iterable[Fault]:
-        """More than one node cannot be started from here."""
+        """More than one node cannot be started from here; starts with nothing to go on from."""
         return _faults(job.config, job.mesh.num_ranks)
 
     def notes(self, job: JobShape) -> Iterable[str]:
-        """None: the job lives as long as whoever follows it."""
-        return ()
+        """When the ranks are started again. The job lives as long as whoever follows it."""
+        return restart_notes(job.config, _max_restarts(job.config))
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The torchrun command and its environment.
@@ -76,7 +88,10 @@ class Torchrun:
             *("--module", ENTRY_MODULE, f"{request.run_dir}/plan.json", "--sha256", request.plan_sha256),
             *(("--resume",) if request.resume else ()),
         )
-        return JobScript(argv=argv, environment=environment, run_dir=request.run_dir)
+        max_restarts = _max_restarts(plan.config)
+        return JobScript(
+            argv=argv, environment=environment, run_dir=request.run_dir, max_restarts=max_restarts
+        )
 
     def submit(self, script: JobScript) -> JobHandle:
         """Starts torchrun in a session of its own, so that a terminal's Ctrl-C reaches only us.
@@ -148,7 +163,14 @@ def ending(status: int) -> str:
     return f"killed by signal {-status}"
 
 
+def _max_restarts(config: LaunchConfig) -> int:
+    settings = read(TorchrunConfig, config.executor.options, Reading(), "executor")
+    assert settings is not None, "the plan was made with options that its executor does not know"
+    return settings.max_restarts
+
+
 def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
+    yield from restart_faults(config, _max_restarts(config))
     if config.cluster.nodes > 1:
         others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
         rule = f"starts ranks on this machine alone, and cluster.nodes={config.cluster.nodes}"

@@ -25,7 +25,7 @@ python=/venv/bin/python
 starter=srun
 continuation=requeue
 max_starts=8
-max_failures=1
+max_restarts=0
 saves=no
 nodes=2
 ranks_per_node=2
@@ -159,7 +159,7 @@ conclude() {
 }
 
 has_failed() {
-  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -ge "$max_failures" ]
+  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
 # In a chain, the next job waits for this one to end with another code than 0.
@@ -184,7 +184,7 @@ give_up() {
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   give_up
-  fail "the run has failed for good before (executor.max_failures=$max_failures)"
+  fail "the run has failed for good before (executor.max_restarts=$max_restarts)"
 fi
 
 # One task per rank. The $SLURM_ variables of a rank have their values only inside of the step. A rank

@@ -16,7 +16,7 @@ python=/venv/bin/python
 starter=torchrun
 continuation=chain
 max_starts=8
-max_failures=1
+max_restarts=0
 saves=yes
 nodes=2
 ranks_per_node=8
@@ -141,7 +141,7 @@ conclude() {
 }
 
 has_failed() {
-  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -ge "$max_failures" ]
+  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
 # In a chain, the next job waits for this one to end with another code than 0.
@@ -166,7 +166,7 @@ give_up() {
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   give_up
-  fail "the run has failed for good before (executor.max_failures=$max_failures)"
+  fail "the run has failed for good before (executor.max_restarts=$max_restarts)"
 fi
 
 # One task per node: torchrun, which starts the node's ranks. Its rendezvous is static, so that the

@@ -1,0 +1,88 @@
+"""Which rank of a job hung: by the heartbeats that its ranks left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.jobs.script import JobState
+from launcher.metrics.heartbeat import SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
+from launcher.units import format_duration
+
+_NAME = re.compile(r"rank-(\d+)\.heartbeat")
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_MAX_FRAMES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A rank that the others waited for in vain."""
+
+    rank: int
+    heartbeat: Heartbeat
+    """Its last."""
+    silent_s: float
+    """From then until a watchdog ended the wait."""
+    stack: str
+    """Where its main thread was, the innermost call first; empty where it did not live to tell."""
+    waiting: tuple[int, ...]
+    """The ranks that waited for others then."""
+
+    def __str__(self) -> str:
+        return f"hung {self.heartbeat}: not heard from for {format_duration(self.silent_s)} (run.timeout_s)"
+
+
+def find_hang(run_dir: Path) -> Hang | None:
+    """The rank that hung, where a watchdog ended the newest start of a run; else None.
+
+    It is the one that was heard from last the longest ago, of those that did not wait for another.
+    """
+    beats = dict(_heartbeats(run_dir))
+    ended = [when for rank in beats if (when := _watchdog_time(run_dir, rank))]
+    if not ended:
+        return None
+    suspects = [rank for rank, beat in beats.items() if not beat.is_waiting] or list(beats)
+    guilty = min(suspects, key=lambda rank: (beats[rank].time, rank))
+    return Hang(
+        rank=guilty,
+        heartbeat=beats[guilty],
+        silent_s=max(0.0, min(ended) - beats[guilty].time),
+        stack=_main_stack(run_dir / stacks_name(guilty)),
+        waiting=tuple(sorted(rank for rank, beat in beats.items() if beat.is_waiting and rank != guilty)),
+    )
+
+
+def with_hang(state: JobState, run_dir: Path) -> JobState:
+    """A failed state with the rank that hung, where one did: the executor knows only who ended first."""
+    if state.phase != "failed" or (hang := find_hang(run_dir)) is None:
+        return state
+    return replace(state, rank=hang.rank, exit_code=1, reason=str(hang))
+
+
+def _heartbeats(run_dir: Path) -> Iterator[tuple[int, Heartbeat]]:
+    for path in run_dir.glob(heartbeat_name(0).replace("0", "*")):
+        found = _NAME.fullmatch(path.name)
+        with suppress(OSError):
+            data = path.read_bytes()
+            if found and len(data) == SIZE:
+                yield int(found[1]), unpack(data)
+
+
+def _watchdog_time(run_dir: Path, rank: int) -> float | None:
+    """When the watchdog of a rank ended it; None where it did not."""
+    with suppress(OSError):
+        status = (run_dir / stacks_name(rank)).stat()
+        return status.st_mtime if status.st_size else None
+    return None
+
+
+def _main_stack(path: Path) -> str:
+    """The last thread of those in the file is the first that the process had."""
+    with suppress(OSError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = _THREAD.split(text)[-1].splitlines()[1:]
+        return "\n".join(lines[:_MAX_FRAMES])
+    return ""

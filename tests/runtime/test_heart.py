@@ -1,0 +1,107 @@
+"""A rank that hangs ends within its timeout, and says where it was; one that is only slow goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from equality import CPU, job
+from ranks import RankError, run_ranks
+
+from launcher.jobs.hang import find_hang
+from launcher.plan.model import Plan
+from launcher.runtime import loop
+from launcher.runtime.heart import Heart
+from launcher.runtime.loop import Trainer
+from launcher.runtime.rank import make_context
+
+TIMEOUT_S = 1.5
+
+
+def planned(**layout: int) -> Plan:
+    train = {"num_steps": 3, "checkpoint_interval": 9, "eval_batches": 0, "eval_interval": 0}
+    return job(model={"num_layers": 2}, parallel=layout, train=train)
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(60)
+
+
+def sleep_in_c_with_pythons_lock() -> None:
+    ctypes.PyDLL(None).sleep(60)
+
+
+def be_slow() -> None:
+    time.sleep(TIMEOUT_S * 0.6)
+
+
+def trained(rank: int, plan: Plan, run_dir: Path, doing: Callable[[], None], guilty: int) -> None:
+    """A run whose rank ``guilty`` does something else in the middle of each step from the second on."""
+    (run_dir / "metrics").mkdir(exist_ok=True)
+    begin = Trainer.step
+
+    def step(trainer: Trainer, number: int, *args: object) -> object:
+        trainer.update.begin = lambda step: doing() if rank == guilty and step else None
+        return begin(trainer, number, *args)
+
+    Trainer.step = step
+    heart = Heart(run_dir, rank, TIMEOUT_S)
+    loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
+    dist.barrier()
+    heart.close()
+
+
+@pytest.mark.parametrize(
+    ("layout", "doing"),
+    [({"dp": 2}, sleep_for_ever), ({"pp": 2}, sleep_in_c_with_pythons_lock)],
+    ids=["in python", "in C"],
+)
+def test_all_ranks_end_when_one_hangs_and_it_is_named_with_its_place(
+    layout: dict[str, int], doing: Callable[[], None], tmp_path: Path
+) -> None:
+    """It is armed against SIGTERM, and nobody ends it: its watchdog does."""
+    with pytest.raises(RankError, match=r"died without an answer|closed by peer|reset by peer"):
+        run_ranks(2, trained, planned(**layout), tmp_path, doing, 1)
+    hang = find_hang(tmp_path)
+    assert hang is not None
+    assert (hang.rank, hang.heartbeat.step, hang.heartbeat.is_waiting) == (1, 1, False)
+    assert hang.silent_s < TIMEOUT_S + 1
+    assert doing.__name__ in hang.stack
+
+
+def test_a_rank_alone_that_hangs_ends_too(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="rank 0 died without an answer"):
+        run_ranks(1, trained, planned(), tmp_path, sleep_for_ever, 0)
+    assert find_hang(tmp_path).rank == 0
+
+
+def test_a_rank_that_is_slow_goes_on_and_leaves_no_file(tmp_path: Path) -> None:
+    run_ranks(2, trained, planned(dp=2), tmp_path, be_slow, 1)
+    assert list(tmp_path.glob("exit/*")) == []
+    assert find_hang(tmp_path) is None
+
+
+def without_beats(rank: int, plan: Plan, run_dir: Path) -> None:
+    Heart.beat = lambda heart, doing: None
+    trained(rank, plan, run_dir, be_slow, 0)
+
+
+def test_a_rank_whose_beats_are_lost_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="rank 0 died without an answer"):
+        run_ranks(1, without_beats, planned(), tmp_path)
+
+
+def stop_itself() -> None:
+    signal.raise_signal(signal.SIGSTOP)
+
+
+def test_a_rank_that_is_stopped_by_the_system_is_named_by_those_that_waited(tmp_path: Path) -> None:
+    with pytest.raises(RankError):
+        run_ranks(2, trained, planned(dp=2), tmp_path, stop_itself, 1, timeout_s=4)
+    assert find_hang(tmp_path).rank == 1

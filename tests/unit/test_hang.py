@@ -1,0 +1,109 @@
+"""Of several ranks that all stopped, the one is named that the others waited for."""
+
+import os
+
+import pytest
+
+from launcher.jobs.failure import failure_text
+from launcher.jobs.hang import find_hang, with_hang
+from launcher.jobs.script import JobState
+from launcher.metrics.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
+from launcher.metrics.records import RANK_KINDS
+
+STACKS = """\
+Timeout (0:00:05)!
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Thread 0x00007f0 (most recent call first):
+  File "/home/me/mine.py", line 7 in __getitem__
+  File "/home/me/main.py", line 1 in <module>
+"""
+FAILED = JobState(phase="failed", exit_code=1, reason="ended with exit code 1", rank=0)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "exit").mkdir()
+    return tmp_path
+
+
+def beat(run_dir, rank, time, doing, stacks=None, step=3):
+    data = bytearray(SIZE)
+    pack_into(data, time, step, doing.encode())
+    (run_dir / heartbeat_name(rank)).write_bytes(data)
+    (run_dir / stacks_name(rank)).write_text(stacks or "")
+    os.utime(run_dir / stacks_name(rank), (105.0, 105.0))
+
+
+def test_every_kind_of_time_has_words_and_fits_into_the_file(run_dir):
+    assert set(RANK_KINDS) <= set(DOING)
+    for doing in DOING:
+        beat(run_dir, 0, 100.0, doing, STACKS)
+        assert find_hang(run_dir).heartbeat.doing == doing
+
+
+def test_the_rank_that_did_not_wait_hung_though_others_were_ended_first(run_dir):
+    beat(run_dir, 0, 99.0, "pipeline", STACKS)
+    beat(run_dir, 1, 100.0, "compute")
+    beat(run_dir, 2, 99.5, "tp", STACKS)
+    assert find_hang(run_dir).rank == 1
+
+
+def test_of_several_that_did_not_wait_the_one_heard_from_longest_ago_hung(run_dir):
+    beat(run_dir, 0, 101.0, "compute", STACKS)
+    beat(run_dir, 1, 100.0, "input_wait", STACKS)
+    assert find_hang(run_dir).rank == 1
+
+
+def test_where_all_wait_for_each_other_the_one_heard_from_longest_ago_is_named(run_dir):
+    beat(run_dir, 0, 101.0, "dp", STACKS)
+    beat(run_dir, 1, 100.0, "pipeline", STACKS)
+    assert find_hang(run_dir).rank == 1
+
+
+def test_without_a_watchdog_that_ended_a_rank_nothing_hung(run_dir):
+    beat(run_dir, 0, 100.0, "compute")
+    beat(run_dir, 1, 90.0, "pipeline")
+    assert find_hang(run_dir) is None
+    assert with_hang(FAILED, run_dir) == FAILED
+
+
+def test_a_run_that_left_no_heartbeat_did_not_hang(tmp_path):
+    assert find_hang(tmp_path) is None
+
+
+def test_the_state_names_the_rank_that_hung_in_place_of_the_one_that_ended_first(run_dir):
+    beat(run_dir, 0, 100.5, "pipeline", STACKS)
+    beat(run_dir, 1, 100.0, "compute", STACKS)
+    state = with_hang(FAILED, run_dir)
+    assert (state.phase, state.rank, state.exit_code) == ("failed", 1, 1)
+    assert state.reason == ("hung in a forward or backward of step 4: not heard from for 5 s (run.timeout_s)")
+
+
+def test_a_run_that_succeeded_is_left_alone(run_dir):
+    beat(run_dir, 0, 100.5, "compute", STACKS)
+    state = JobState(phase="succeeded", exit_code=0)
+    assert with_hang(state, run_dir) == state
+
+
+def test_the_text_shows_where_the_rank_was_and_who_waited(run_dir):
+    beat(run_dir, 0, 100.5, "pipeline", STACKS)
+    beat(run_dir, 1, 100.0, "input_wait", STACKS, step=-1)
+    assert failure_text(run_dir, FAILED).splitlines() == [
+        "rank 1 hung waiting for data before the first step: not heard from for 5 s (run.timeout_s)",
+        "",
+        "Where it was, the innermost call first:",
+        '  File "/home/me/mine.py", line 7 in __getitem__',
+        '  File "/home/me/main.py", line 1 in <module>',
+        "",
+        "Waiting for other ranks then: rank 0.",
+        f"Its log: {run_dir}/logs/rank-1.log",
+    ]
+
+
+def test_of_many_ranks_that_waited_some_are_named(run_dir):
+    for rank in range(12):
+        beat(run_dir, rank, 100.0 + rank, "dp", STACKS)
+    assert "Waiting for other ranks then: rank 1, rank 2, " in failure_text(run_dir, FAILED)
+    assert "rank 8, 3 more." in failure_text(run_dir, FAILED)
