@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.cli import launch as launching
+from launcher.cli import starts
 from launcher.cli.main import main
 from launcher.jobs.script import JobState
 from launcher.jobs.store import read_json
@@ -49,7 +49,7 @@ def sweep(tmp_path, monkeypatch, stand_in_corpus):
     def run(*words, recipe="quickstart"):
         return main(["sweep", "run", recipe, *SMALL, f"run.dir={tmp_path}/runs/mine", *words])
 
-    monkeypatch.setattr(launching, "follow", follow)
+    monkeypatch.setattr(starts, "follow", follow)
     monkeypatch.chdir(tmp_path)
     stage.run = run
     return stage
