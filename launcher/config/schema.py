@@ -90,6 +90,9 @@ class ClusterConfig:
     """Product name of the devices in it, for a warning where ``device`` is another; null = any."""
 
 
+Recompute = Literal["none", "selective", "full"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """How the training is spread over the devices."""
@@ -111,8 +114,10 @@ class ParallelConfig:
     every stage in stage order (length pp * num_chunks)."""
     sequence_parallel: bool
     """Split the activations between tensor-parallel regions along the sequence."""
-    recompute: Literal["none", "full"]
-    """``full`` keeps only the input of each layer and computes the rest again in the backward."""
+    recompute: Recompute | tuple[Recompute, ...]
+    """What is not kept for the backward but computed again: ``none``; ``selective``: norms and activation
+    functions, which cost little; ``full``: all but the input of each layer. Or one of them for every stage
+    in stage order (length pp * num_chunks)."""
     zero_stage: Annotated[int, Range(minimum=0, maximum=3)]
     """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
     optimizer state between them, 2 the gradients, too, 3 also the weights."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.config.schema import LaunchConfig, PluginChoice
 from launcher.errors import ConfigError, Fault
+from launcher.jobs.fingerprint import common_recompute
 from launcher.jobs.record import write_baseline
 from launcher.jobs.store import ACTIVE, SWEEP_FILE, RunDirectory, absolute, read_json
 from launcher.plan.model import Plan
@@ -74,6 +75,7 @@ def one_device(plan: Plan) -> LaunchConfig:
             schedule="1f1b",
             schedule_options={},
             layers_per_stage="even",
+            recompute=common_recompute(plan),
             sequence_parallel=False,
             zero_stage=0,
             zero_offload=False,

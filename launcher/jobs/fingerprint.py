@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from launcher.config.schema import Recompute
 from launcher.plan.model import Plan
 from launcher.registry import GROUPS, plugins
 from launcher.typed import plain
@@ -38,13 +39,19 @@ def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
         "optim": plain(config.optim),
         "precision": plain(config.precision),
         "fusion": plain(config.fusion),
-        "recompute": config.parallel.recompute,
+        "recompute": common_recompute(plan),
         "train": plain(config.train),
         "seed": config.seed,
         "device": plain(config.device),
         "code": code_sha256(plan),
         "environment": {name: facts.get(name) for name in _ENVIRONMENT},
     }
+
+
+def common_recompute(plan: Plan) -> Recompute:
+    """What every stage computes again, and so one device that holds them all."""
+    order: tuple[Recompute, ...] = ("none", "selective", "full")
+    return min((stage.recompute for stage in plan.stages), key=order.index)
 
 
 def code_sha256(plan: Plan) -> str:

@@ -27,7 +27,8 @@ def layer_costs(job: JobShape, parallels: Sequence[Parallel]) -> tuple[float, ..
     """Predicted seconds of one microbatch's forward and backward through every layer, with what the
     layer waits for; the first also counts the prologue and the last the epilogue."""
     alone = replace(job.pipeline, num_pp_ranks=len(job.model.layers), num_chunks=1)
-    job = replace(job, pipeline=alone, stages=make_stages(job.model, alone, "even"))
+    stages = make_stages(job.model, alone, "even", job.config.parallel.recompute)
+    job = replace(job, pipeline=alone, stages=stages)
     waits = [
         [parallel.cost(job, layer, tp_rank=0) for parallel in parallels] for layer in range(alone.num_stages)
     ]

@@ -9,6 +9,9 @@ tensors that the layer keeps for its backward:
     backward   reads each of them, writes its gradient and reads that                    3 passes
                adds the gradients of the weights to those of the microbatches before     2 passes
 
+Full recomputation of a layer takes its forward again; selective, the writing and reading of what it does
+not keep, and the matmuls of an attention that is not one kernel.
+
 Not counted is the start of an operation, 5 to 10 microseconds each on a GPU. Layers whose forward is
 predicted below `SHORT_LAYER_S` mostly wait for that, and take up to ten times as long.
 
@@ -18,10 +21,11 @@ Need (2021), table 1: operations other than matmuls take 39 % of a BERT layer's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from launcher.config.schema import Recompute
 from launcher.interfaces import JobShape, LayerShape
-from launcher.plan.memory import part_bytes
+from launcher.plan.memory import again_bytes, part_bytes
 
 SHORT_LAYER_S = 1e-3
 """Forward of a layer and microbatch below which a predicted time is only a lower bound."""
@@ -41,19 +45,27 @@ class PartTimes:
     """Of it, what a split backward leaves to the weight gradients."""
 
 
-def part_times(job: JobShape, part: LayerShape) -> PartTimes:
-    """The times of one layer, or of the embedding or the head."""
+def part_times(job: JobShape, part: LayerShape, recompute: Recompute) -> PartTimes:
+    """The times of one layer, or of the embedding or the head; what it computes again is in its backward."""
     device, tp = job.config.device, job.mesh.tp
     flops_per_s = device.peak_flops[job.config.precision.products] * device.attainable_fraction
     has_matmul = part.forward_flops > 0
     parameters_s = part.num_parameters / tp / device.memory_bandwidth_bytes_per_s
-    return times(
+    kept = part_bytes(job, part, is_held=recompute != "full")
+    once = times(
         matmul_s=part.forward_flops * job.micro_size / tp / flops_per_s,
         weights_s=parameters_s * job.compute_bytes if has_matmul else 0.0,
-        kept_s=part_bytes(job, part) / device.memory_bandwidth_bytes_per_s,
+        kept_s=kept / device.memory_bandwidth_bytes_per_s,
         gradients_s=parameters_s * job.gradient_bytes,
         weight_share=part.weight_flops / part.forward_flops if has_matmul else 0.0,
     )
+    again_s = 0.0
+    if recompute == "full":
+        again_s = once.forward_s
+    elif recompute == "selective":
+        again_s = _FORWARD_PASSES * again_bytes(job, part) / device.memory_bandwidth_bytes_per_s
+        again_s += (part.selective or part).again_flops * job.micro_size / tp / flops_per_s
+    return replace(once, backward_s=once.backward_s + again_s)
 
 
 def times(

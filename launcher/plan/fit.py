@@ -98,7 +98,9 @@ def _activation_ways(job: JobShape) -> Iterator[Mapping[str, Any]]:
     while micro > 1:
         micro //= 2
         yield {"batch.micro_size": micro}
-    if parallel.recompute == "none":
+    if parallel.recompute == "none" and all(layer.selective for layer in job.model.layers):
+        yield {"parallel.recompute": "selective"}
+    if parallel.recompute != "full":
         yield {"parallel.recompute": "full"}
     if job.mesh.tp > 1 and not parallel.sequence_parallel:
         yield {"parallel.sequence_parallel": True}

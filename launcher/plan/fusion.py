@@ -32,6 +32,9 @@ def _compile_faults(config: LaunchConfig, schedule: Schedule) -> Iterator[Fault]
             "them, from hooks that cannot be compiled"
         )
         yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.zero_stage": 2}))
+    if "selective" in parallel.recompute:
+        rule = "lets the compiler decide what a layer computes again, and parallel.recompute is selective"
+        yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.recompute": "none"}))
     if config.report.warmup_steps == 0:
         rule = "counts the first step, in which layers are compiled (fusion.compile=block)"
         yield Fault("report.warmup_steps", 0, rule, ways=({"report.warmup_steps": 1}, *NOT_COMPILED))

@@ -14,7 +14,7 @@ from launcher.plan.checks import config_faults
 from launcher.plan.fusion import fusion_faults
 from launcher.plan.microbatches import explained, length_faults
 from launcher.plan.model import ModelShape
-from launcher.plan.partition import layer_faults, make_stages
+from launcher.plan.partition import layer_faults, make_stages, recompute_faults
 from launcher.plan.plugins import Chosen, choose, plugin_faults
 from launcher.plan.resolve import padded_vocabulary, resolve, resolve_model
 from launcher.plan.shapes import has_sizes, model_shape
@@ -65,6 +65,7 @@ def examine(
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
     chosen = choose(solved)
     job = _job(solved, held)
+    late += recompute_faults(job, sources)
     verdicts = [*fusion_faults(solved, chosen.schedule)]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
@@ -85,7 +86,7 @@ def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
     return replace(
         job,
         config=replace(job.config, parallel=replace(parallel, layers_per_stage=split)),
-        stages=make_stages(job.model, job.pipeline, split),
+        stages=make_stages(job.model, job.pipeline, split, parallel.recompute),
     )
 
 
@@ -169,7 +170,9 @@ def _job(config: LaunchConfig, model: ModelShape) -> JobShape:
         mesh=Mesh(pp=parallel.pp, dp=parallel.dp, tp=parallel.tp, order=order),
         model=model,
         pipeline=pipeline,
-        stages=make_stages(model, pipeline, parallel.layers_per_stage) if is_split else (),
+        stages=make_stages(model, pipeline, parallel.layers_per_stage, parallel.recompute)
+        if is_split
+        else (),
         micro_size=micro,
         global_size=total,
     )

@@ -120,18 +120,27 @@ def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int
 def kept_bytes(job: JobShape, stage: StagePlan) -> int:
     """Bytes that one microbatch leaves on a stage between its forward and its backward.
 
-    Full recomputation keeps only the input of every layer. The message that a stage receives stays too,
-    since its backward ends there; what it sends is let go.
+    Full recomputation keeps only the input of every layer, selective what its layers say. The message that
+    a stage receives stays too, since its backward ends there; what it sends is let go.
     """
-    if job.config.parallel.recompute != "full":
+    if stage.recompute == "none":
         return _whole_bytes(job, stage)
-    inputs = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in stage.layers)
-    return inputs + _ends_bytes(job, stage)
+    if stage.recompute == "selective":  # the first norm keeps the very tensor that the stage receives
+        kept = sum(part_bytes(job, layer) - again_bytes(job, layer) for layer in job.layers(stage))
+    else:
+        kept = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in stage.layers)
+    return kept + _ends_bytes(job, stage)
+
+
+def again_bytes(job: JobShape, layer: LayerShape) -> int:
+    """Bytes of what selective recomputation of a layer computes again."""
+    return part_bytes(job, layer) - part_bytes(job, layer.selective or layer)
 
 
 def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
     """As `kept_bytes`, nothing recomputed."""
-    layers = sum(part_bytes(job, layer) for layer in job.layers(stage))
+    is_held = stage.recompute != "full"
+    layers = sum(part_bytes(job, layer, is_held=is_held) for layer in job.layers(stage))
     # In fp32 the first norm keeps the very tensor that the stage receives.
     received = 0 if job.config.precision.compute == "fp32" else _message_bytes(job, stage)
     return layers + received + _ends_bytes(job, stage)
@@ -139,17 +148,22 @@ def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
 
 def _ends_bytes(job: JobShape, stage: StagePlan) -> int:
     """What embedding and head keep."""
-    return sum(part_bytes(job, end) for end in job.ends(stage))
+    return sum(part_bytes(job, end, is_held=stage.recompute != "full") for end in job.ends(stage))
 
 
-def part_bytes(job: JobShape, part: LayerShape) -> int:
-    """Bytes that one microbatch leaves in a layer, nothing recomputed."""
+def part_bytes(job: JobShape, part: LayerShape, *, is_held: bool = True) -> int:
+    """Bytes that one microbatch leaves in a layer, nothing recomputed.
+
+    ``is_held``: from the forward to the backward; otherwise only while the layer is being recomputed.
+    """
     split = part.kept_elements * job.compute_bytes + part.kept_fp32_elements * _FP32_BYTES
     between = (
-        part.kept_replicated_elements * job.compute_bytes + part.kept_replicated_fp32_elements * _FP32_BYTES
+        part.kept_replicated_elements * job.compute_bytes
+        + part.kept_replicated_fp32_elements * _FP32_BYTES
+        + part.kept_replicated_bytes
     )
     whole = part.kept_gathered_elements * job.compute_bytes
-    if job.config.parallel.recompute == "none":  # kept in parts, and gathered again in the backward
+    if is_held:  # kept in parts, and gathered again in the backward
         between, whole = between + whole, 0
     num_sequence_parts = job.mesh.tp if job.config.parallel.sequence_parallel else 1
     return job.micro_size * (-(-split // job.mesh.tp) - (-between // num_sequence_parts) + whole)
@@ -184,14 +198,20 @@ def _other_bytes(
     }
     if copies_checkpoints(job.config) and job.config.device.kind == "cpu":
         other["checkpoint copy"] = saved_bytes(job, pp_rank)
-    if job.config.parallel.recompute == "full":
-        other["recomputed layer"] = max(
-            part_bytes(job, layer) for stage in stages for layer in job.layers(stage)
-        )
+    other["recomputed layer"] = max(
+        _recomputed_bytes(job, stage, layer) for stage in stages for layer in job.layers(stage)
+    )
     for cost in costs:
         for name, size in cost.memory_bytes.items():
             other[name] = other.get(name, 0) + size
     return {name: size for name, size in other.items() if size}
+
+
+def _recomputed_bytes(job: JobShape, stage: StagePlan, layer: LayerShape) -> int:
+    """What is there again at once while the backward goes through a layer."""
+    if stage.recompute == "full":
+        return part_bytes(job, layer, is_held=False)
+    return again_bytes(job, layer) if stage.recompute == "selective" else 0
 
 
 def _logits_bytes(job: JobShape, stage: StagePlan) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.config.schema import LaunchConfig
+from launcher.config.schema import LaunchConfig, Recompute
 from launcher.errors import ConfigError, LauncherError
 from launcher.schedule.actions import PipelineShape
 from launcher.topology.mesh import Coordinates, Mesh
@@ -54,6 +54,9 @@ class LayerShape:
     kept_gathered_elements: int = 0
     """Elements kept in the compute format that enter a split region: whole on every tensor-parallel rank,
     unless sequence parallelism keeps them in parts and gathers them again."""
+    kept_replicated_bytes: int = 0
+    """Bytes kept whatever the format (dropout masks, one byte an element), whole on every tensor-parallel
+    rank unless sequence parallelism splits them."""
     kept_fp32_elements: int = 0
     """Elements kept in fp32 whatever the compute format, split by tensor parallelism."""
     kept_replicated_fp32_elements: int = 0
@@ -61,6 +64,10 @@ class LayerShape:
     weight_flops: float = 0.0
     """Of one sample's backward, the operations that a split backward leaves to the weight gradients;
     0 where the layer cannot be split and its backward runs whole."""
+    selective: LayerShape | None = None
+    """The same layer under selective recomputation, which keeps less; None where it has no such form."""
+    again_flops: float = 0.0
+    """In such a form, the operations of the matmuls that are computed again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +109,8 @@ class StagePlan:
     has_epilogue: bool
     input_shape: tuple[int, ...]
     """Shape of what the stage receives for one sample, whole; empty on the first stage."""
+    recompute: Recompute
+    """What its layers compute again in the backward."""
 
     @property
     def layers(self) -> range:

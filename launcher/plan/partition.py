@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any
 
+from launcher.config.schema import Recompute
 from launcher.errors import Fault
+from launcher.interfaces import JobShape
 from launcher.plan.arithmetic import divisors, listed, nearest_first
 from launcher.plan.model import ModelShape, StagePlan
 from launcher.plan.settings import blamed
@@ -15,6 +18,7 @@ from launcher.typed import Source
 from launcher.units import counted
 
 _SPLIT = "parallel.layers_per_stage"
+_RECOMPUTE = "parallel.recompute"
 _MAX_SIZES = 4
 """Sizes of one setting that are proposed, the nearest first."""
 
@@ -55,14 +59,47 @@ def layer_faults(
     return tuple(Fault(path, given[path], rule, ways=proposed) for rule in rules)
 
 
+def recompute_faults(job: JobShape, sources: Mapping[str, Source] = MappingProxyType({})) -> list[Fault]:
+    """Faults of what is to be computed again, of a job whose layers are split."""
+    parallel, num_stages = job.config.parallel, job.pipeline.num_stages
+    given, faults = parallel.recompute, []
+    path = blamed((_RECOMPUTE, "parallel.pp", "parallel.num_chunks"), sources)
+    if not isinstance(given, str):
+        written = f"[{','.join(given)}]"
+        if len(given) != num_stages:
+            stages = counted(num_stages, "stage")
+            rule = f"needs one of none, selective and full for each of {stages}, has {len(given)}"
+            ways = tuple({_RECOMPUTE: mode} for mode in sorted(set(given)))
+            faults.append(Fault(path, written, rule, ways=ways))
+        if parallel.layers_per_stage == "auto":
+            rule = "parallel.layers_per_stage=auto weighs layers before it knows their stages"
+            faults.append(Fault(_RECOMPUTE, written, rule, ways=({_SPLIT: "even"},)))
+    is_selective = any(stage.recompute == "selective" for stage in job.stages)
+    if is_selective and any(layer.selective is None for layer in job.model.layers):
+        rule = "selective knows the layers of gpt and llama models; a user's own can be recomputed whole"
+        faults.append(Fault(_RECOMPUTE, given, rule, ways=({_RECOMPUTE: "full"}, {_RECOMPUTE: "none"})))
+    return faults
+
+
+def modes(recompute: Recompute | tuple[Recompute, ...], num_stages: int) -> tuple[Recompute, ...]:
+    """What each stage computes again. A list of another length, which is a fault, counts as none."""
+    if isinstance(recompute, tuple) and len(recompute) == num_stages:
+        return recompute
+    return tuple(repeat("none" if isinstance(recompute, tuple) else recompute, num_stages))
+
+
 def make_stages(
-    model: ModelShape, pipeline: PipelineShape, layers_per_stage: Sequence[int] | str
+    model: ModelShape,
+    pipeline: PipelineShape,
+    layers_per_stage: Sequence[int] | str,
+    recompute: Recompute | tuple[Recompute, ...] = "none",
 ) -> tuple[StagePlan, ...]:
     """Every stage, in stage order. The split must be free of `layer_faults`."""
     num_stages = pipeline.num_stages
     even = isinstance(layers_per_stage, str)
     counts = split_layers(len(model.layers), num_stages) if even else tuple(map(int, layers_per_stage))
     stages, first = [], 0
+    each_recomputes = modes(recompute, num_stages)
     for stage, count in enumerate(counts):
         before = model.layers[first - 1] if first else model.prologue
         stages.append(
@@ -75,6 +112,7 @@ def make_stages(
                 has_prologue=stage == 0 and model.prologue is not None,
                 has_epilogue=stage == num_stages - 1 and model.epilogue is not None,
                 input_shape=before.output_shape if stage and before else (),
+                recompute=each_recomputes[stage],
             )
         )
         first += count

@@ -14,14 +14,23 @@ matrix):
     split, in fp32      log-sum-exp of fused attention a*s
     replicated, fp32    input of each of the two norms 2*s*h
                         llama on a CPU, where RMSNorm is not one kernel: also normalised, 2*s*h
-    replicated          with dropout: two masks of one byte, counted as half an element each
+    replicated          with dropout: two masks of one byte an element, 2*s*h bytes
     whole               output of the two norms 2*s*h: sequence parallelism gathers them
+
+Selective recomputation keeps neither what comes out of the norms nor out of the activation functions, nor
+the weights of plain attention, and of what goes into the norms the one tensor in the compute format:
+
+    split by tp         gpt: s*f into the GELU; llama: gate and up 2*s*f; attention as above, without a*s*s
+    replicated          input of each of the two norms 2*s*h, and the masks
+    whole, and fp32     nothing but the log-sum-exp
 
 The norms' statistics, two numbers a token, are left out. A matmul with weights has as many operations
 in the gradient of its weights as in its forward; those of attention have no weights.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from launcher.config.schema import ModelConfig
 from launcher.plan.model import LayerShape, ModelShape
@@ -75,20 +84,30 @@ def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bo
     matmul_flops = 2.0 * seq * matrices
     split_biases = hidden + 2 * keys + ffn if is_gpt else 0
     whole_biases = 2 * hidden if is_gpt else 0
-    return LayerShape(
+    layer = LayerShape(
         name="decoder_layer",
         num_parameters=matrices + norms + split_biases + whole_biases,
         num_replicated_parameters=norms + whole_biases,
         forward_flops=matmul_flops + 4.0 * seq * seq * hidden,
         weight_flops=matmul_flops,
         kept_elements=seq * (attention + scores + num_kept_mlp * ffn),
-        kept_replicated_elements=2 * _mask_elements(model, seq),
+        kept_replicated_elements=0,
+        kept_replicated_bytes=2 * _mask_bytes(model, seq),
         kept_gathered_elements=2 * seq * hidden,
         kept_fp32_elements=0 if keeps_scores else heads * seq,
         kept_replicated_fp32_elements=2 * norm_elements,
         output_elements=seq * hidden,
         output_shape=(seq, hidden),
     )
+    selective = replace(
+        layer,
+        kept_elements=seq * (attention + num_kept_mlp // 2 * ffn),
+        kept_replicated_elements=2 * seq * hidden,
+        kept_gathered_elements=0,
+        kept_replicated_fp32_elements=0,
+        again_flops=4.0 * seq * seq * hidden if keeps_scores else 0.0,
+    )
+    return replace(layer, selective=selective)
 
 
 def _embedding(model: ModelConfig, seq: int) -> LayerShape:
@@ -101,7 +120,8 @@ def _embedding(model: ModelConfig, seq: int) -> LayerShape:
         num_replicated_parameters=positions,
         forward_flops=0.0,
         kept_elements=0,
-        kept_replicated_elements=_mask_elements(model, seq),
+        kept_replicated_elements=0,
+        kept_replicated_bytes=_mask_bytes(model, seq),
         output_elements=seq * hidden,
         output_shape=(seq, hidden),
     )
@@ -128,9 +148,9 @@ def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
     )
 
 
-def _mask_elements(model: ModelConfig, seq: int) -> int:
-    """One dropout mask, a byte an element, as elements of two bytes."""
-    return seq * _known(model.hidden_size) // 2 if model.dropout > 0 else 0
+def _mask_bytes(model: ModelConfig, seq: int) -> int:
+    """One dropout mask."""
+    return seq * _known(model.hidden_size) if model.dropout > 0 else 0
 
 
 def _known(size: int | None) -> int:

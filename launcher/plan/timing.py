@@ -1,7 +1,7 @@
 """Predicted times: of one microbatch on one stage, and of the whole step.
 
     forward of a stage   = its layers (`compute`) + the collectives inside it
-    backward             = its layers, with full recomputation their forward, too + its collectives;
+    backward             = its layers, with what they compute again + its collectives;
                            where it is split, W takes the weight gradients out of it
     step                 = the schedule, simulated with these, or what is exchanged beside it where that
                            takes longer + what the last backward does not hide of the gradient
@@ -64,16 +64,14 @@ def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]], *, is_spli
 
     ``is_split``: whether the weight gradients are computed apart from the backward.
     """
-    recomputes = job.config.parallel.recompute == "full"
     share = 1 / (job.pipeline.num_chunks * job.pipeline.num_microbatches)
     forward_s, backward_s, weight_s = [], [], []
     for stage in job.stages:
         rank = costs[stage.pp_rank]
-        layers = [part_times(job, layer) for layer in job.layers(stage)]
-        parts = [*layers, *(part_times(job, end) for end in job.ends(stage))]
-        again_s = sum(layer.forward_s for layer in layers) if recomputes else 0.0
+        parts = [part_times(job, layer, stage.recompute) for layer in job.layers(stage)]
+        parts += [part_times(job, end, "none") for end in job.ends(stage)]
         own_s = max(sum(part.forward_s for part in parts), _FASTEST_S)
-        whole_s = again_s + max(sum(part.backward_s for part in parts), _FASTEST_S)
+        whole_s = max(sum(part.backward_s for part in parts), _FASTEST_S)
         weight_s.append(sum(part.weight_s for part in parts) if is_split else 0.0)
         forward_s.append(own_s + share * _waited_s(job, rank, "forward"))
         backward_s.append(whole_s + share * _waited_s(job, rank, "backward") - weight_s[-1])

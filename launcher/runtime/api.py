@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from launcher.config.schema import LaunchConfig
-from launcher.plan.model import RankPlan
+from launcher.plan.model import RankPlan, StagePlan
 from launcher.runtime.groups import Groups
 from launcher.runtime.metrics import Clock
 from launcher.runtime.split_backward import SplitBackward, WeightProduct
@@ -202,6 +202,10 @@ class Layers(Protocol):
     splits_sequence: bool
     """Whether activations between split regions cover only `positions` of the sequence. Whole
     parameters used there are marked ``is_summed_over_tp``."""
+
+    def of_stage(self, stage: StagePlan) -> Layers:
+        """These as one stage makes them: what they keep for the backward may depend on its recomputation."""
+        ...
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq(local), size]."""

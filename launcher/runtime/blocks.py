@@ -12,6 +12,7 @@ from launcher.config.schema import ModelConfig
 from launcher.runtime.api import DTYPES, GlobalSlice, Layers, RankContext, new_parameter
 from launcher.runtime.data import Microbatch
 from launcher.runtime.randomness import DropoutKey, dropout, dropout_rows
+from launcher.runtime.recompute import light, not_keeping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,11 @@ class Sizes:
 
 
 class Norm(nn.Module):
-    """LayerNorm (gpt) or RMSNorm (llama), computed in fp32."""
+    """LayerNorm (gpt) or RMSNorm (llama), computed in fp32. ``is_light``: in the backward once again."""
 
-    def __init__(self, ctx: RankContext, name: str, size: int) -> None:
+    def __init__(self, ctx: RankContext, name: str, size: int, *, is_light: bool = False) -> None:
         super().__init__()
+        self.is_light = is_light
         model = ctx.config.model
         self.eps = model.norm_eps
         self.weight = whole_parameter(ctx, f"{name}.weight", size)
@@ -58,10 +60,15 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] -> [..., size]."""
-        shape, weight = self.weight.shape, self.weight.float()
-        if self.bias is None:
-            return functional.rms_norm(x.float(), shape, weight, self.eps).to(x.dtype)
-        return functional.layer_norm(x.float(), shape, weight, self.bias.float(), self.eps).to(x.dtype)
+        inputs = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
+        return light(self._normalised, *inputs) if self.is_light else self._normalised(*inputs)
+
+    def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is None:
+            return functional.rms_norm(x.float(), weight.shape, weight.float(), self.eps).to(x.dtype)
+        return functional.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), self.eps).to(
+            x.dtype
+        )
 
 
 class Dropout(nn.Module):
@@ -106,10 +113,20 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention over this rank's heads; several query heads may share a key and value head."""
+    """Causal attention over this rank's heads; several query heads may share a key and value head.
+
+    ``is_light``: without one kernel that keeps no scores, they are computed again in the backward.
+    """
 
     def __init__(
-        self, layers: Layers, name: str, sizes: Sizes, rotary: Rotary | None, *, is_fused: bool
+        self,
+        layers: Layers,
+        name: str,
+        sizes: Sizes,
+        rotary: Rotary | None,
+        *,
+        is_fused: bool,
+        is_light: bool,
     ) -> None:
         super().__init__()
         bias = rotary is None
@@ -120,11 +137,13 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_size = sizes.head
         self.is_grouped = sizes.num_kv_heads != sizes.num_heads
-        self.is_fused = is_fused
+        self.is_fused, self.is_light = is_fused, is_light
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in self.inputs(x))
+        with not_keeping(x):
+            parts = self.inputs(x)
+        q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in parts)
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         if self.is_fused:
@@ -132,7 +151,7 @@ class Attention(nn.Module):
                 q, k, v, is_causal=True, enable_gqa=self.is_grouped
             )
         else:
-            mixed = plain_attention(q, k, v)
+            mixed = light(plain_attention, q, k, v) if self.is_light else plain_attention(q, k, v)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -153,39 +172,59 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """GELU (gpt) or SwiGLU (llama) between a wide and a narrow linear."""
+    """GELU (gpt) or SwiGLU (llama) between a wide and a narrow linear. ``is_light``: the activation is
+    computed again in the backward."""
 
-    def __init__(self, layers: Layers, name: str, sizes: Sizes, *, is_gated: bool) -> None:
+    def __init__(self, layers: Layers, name: str, sizes: Sizes, *, is_gated: bool, is_light: bool) -> None:
         super().__init__()
-        self.is_gated = is_gated
+        self.is_light = is_light
+        self.activation = _swiglu if is_gated else _gelu
         outs = {"gate": sizes.ffn, "up": sizes.ffn} if is_gated else {"up": sizes.ffn}
         self.inputs = layers.column(name, sizes.hidden, outs, bias=not is_gated)
         self.output = layers.row(f"{name}.down", sizes.ffn, sizes.hidden, bias=not is_gated)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
-        wide = self.inputs(x)
-        active = (
-            functional.silu(wide[0]) * wide[1]
-            if self.is_gated
-            else functional.gelu(wide[0], approximate="tanh")
-        )
-        out: Tensor = self.output(active)
+        with not_keeping(x):
+            wide = self.inputs(x)
+        active = light(self.activation, *wide) if self.is_light else self.activation(*wide)
+        with not_keeping(active):
+            out: Tensor = self.output(active)
         return out
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up
 
 
 class Block(nn.Module):
     """One layer: attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, ctx: RankContext, index: int, sizes: Sizes, rotary: Rotary | None) -> None:
+    def __init__(
+        self,
+        ctx: RankContext,
+        index: int,
+        sizes: Sizes,
+        rotary: Rotary | None,
+        *,
+        recomputes_light: bool,
+    ) -> None:
         super().__init__()
         name = f"layers.{index}"
-        self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden)
+        self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden, is_light=recomputes_light)
         is_fused = ctx.config.fusion.attention == "fused"
-        self.attention = Attention(ctx.layers, f"{name}.attention", sizes, rotary, is_fused=is_fused)
+        self.attention = Attention(
+            ctx.layers, f"{name}.attention", sizes, rotary, is_fused=is_fused, is_light=recomputes_light
+        )
         self.attention_dropout = Dropout(ctx, site=1 + 2 * index)
-        self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden)
-        self.mlp = MLP(ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None)
+        self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden, is_light=recomputes_light)
+        self.mlp = MLP(
+            ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None, is_light=recomputes_light
+        )
         self.mlp_dropout = Dropout(ctx, site=2 + 2 * index)
 
     def rows(self, batch: Microbatch) -> tuple[Tensor | None, Tensor | None]:

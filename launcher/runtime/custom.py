@@ -127,13 +127,13 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
 class CustomStage(nn.Module):
     """Consecutive layers of a user's model; called like `launcher.runtime.model.Stage`."""
 
-    def __init__(self, layers: Sequence[nn.Module], config: LaunchConfig, *, is_first: bool) -> None:
+    def __init__(self, layers: Sequence[nn.Module], config: LaunchConfig, stage: StagePlan) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.calls = layer_calls(layers, config)
         """What runs in place of each layer while it trains."""
-        self.dtype, self.is_first = DTYPES[config.precision.compute], is_first
-        self.recomputes = config.parallel.recompute == "full"
+        self.dtype, self.is_first = DTYPES[config.precision.compute], stage.stage == 0
+        self.recomputes = stage.recompute == "full"
         self.loss: Loss | None = None
         """Set on the last stage."""
 
@@ -154,7 +154,7 @@ class CustomStage(nn.Module):
 
 
 def _stage(ctx: RankContext, stage: StagePlan, layers: Sequence[nn.Module], loss: Loss) -> CustomStage:
-    module = CustomStage(layers, ctx.config, is_first=stage.stage == 0)
+    module = CustomStage(layers, ctx.config, stage)
     if stage.stage == len(ctx.plan.plan.stages) - 1:
         module.loss = loss
     return module

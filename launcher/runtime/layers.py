@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from launcher.plan.model import StagePlan
 from launcher.runtime.api import IGNORED, GlobalSlice, new_parameter
 from launcher.runtime.split_backward import SplitBackward
 
@@ -21,6 +22,10 @@ class WholeLayers:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, split: SplitBackward) -> None:
         self._device, self._dtype, self._split = device, dtype, split
+
+    def of_stage(self, stage: StagePlan) -> WholeLayers:
+        """The same for every stage."""
+        return self
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq, size]."""

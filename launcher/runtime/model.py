@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from launcher.config.schema import LaunchConfig
+from launcher.plan.model import StagePlan
 from launcher.runtime.api import RankContext, slice_of, tag
 from launcher.runtime.blocks import Block, Dropout, Norm, Rotary, Sizes, whole_parameter
 from launcher.runtime.custom import build_custom_chunks
@@ -39,11 +41,15 @@ def build_chunks(ctx: RankContext) -> list[nn.Module]:
     rotary = Rotary(ctx.config.model.rope_theta, sizes, ctx.device) if _is_rotary(ctx) else None
     chunks: list[nn.Module] = []
     for stage in ctx.plan.stages:
-        blocks = [_finished(Block(ctx, index, sizes, rotary), ctx, sizes) for index in stage.layers]
-        epilogue = Epilogue(ctx, sizes, prologue) if stage.has_epilogue else None
+        here, is_light = replace(ctx, layers=ctx.layers.of_stage(stage)), stage.recompute == "selective"
+        blocks = [
+            _finished(Block(here, index, sizes, rotary, recomputes_light=is_light), ctx, sizes)
+            for index in stage.layers
+        ]
+        epilogue = Epilogue(here, sizes, prologue) if stage.has_epilogue else None
         if epilogue is not None:
             _finished(epilogue, ctx, sizes, known=prologue)
-        chunks.append(Stage(ctx, prologue if stage.has_prologue else None, blocks, epilogue))
+        chunks.append(Stage(ctx.config, stage, prologue if stage.has_prologue else None, blocks, epilogue))
     return chunks
 
 
@@ -51,15 +57,20 @@ class Stage(nn.Module):
     """Consecutive layers, with the embedding in front of the first and the loss behind the last."""
 
     def __init__(
-        self, ctx: RankContext, prologue: nn.Module | None, blocks: list[Block], epilogue: nn.Module | None
+        self,
+        config: LaunchConfig,
+        stage: StagePlan,
+        prologue: nn.Module | None,
+        blocks: list[Block],
+        epilogue: nn.Module | None,
     ) -> None:
         super().__init__()
         self.prologue = prologue
         self.blocks = nn.ModuleList(blocks)
         self.epilogue = epilogue
-        self.calls = layer_calls(blocks, ctx.config)
+        self.calls = layer_calls(blocks, config)
         """What runs in place of each block while it trains; not a module, so its parameters count once."""
-        self.recomputes = ctx.config.parallel.recompute == "full"
+        self.recomputes = stage.recompute == "full"
 
     def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
         """hidden [micro, seq(local), hidden] -> the same shape, or a scalar on the last stage."""

@@ -9,6 +9,7 @@ import torch
 
 from launcher.config.schema import LaunchConfig, LinkConfig
 from launcher.plan.model import VERSION, BatchPlan, Plan, RankPlan, RolePlan, SchedulePlan, StagePlan
+from launcher.plan.partition import modes
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.groups import Group, Groups, make_groups
 from launcher.runtime.layers import WholeLayers
@@ -109,6 +110,7 @@ def _stages(config: LaunchConfig, counts: Sequence[int]) -> list[StagePlan]:
                 has_prologue=stage == 0,
                 has_epilogue=stage == len(counts) - 1,
                 input_shape=hidden if stage else (),
+                recompute=modes(config.parallel.recompute, len(counts))[stage],
             )
         )
     return stages

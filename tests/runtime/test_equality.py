@@ -57,6 +57,16 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         GPT | UNTIED,
         {"tp": 2, "pp": 2, "schedule": "zb_h1", "sequence_parallel": True},
     ),
+    "pp2 selective": (GPT | DROPOUT, {"pp": 2, "recompute": "selective"}),
+    "pp2 zero bubble selective": (LLAMA, {"pp": 2, "schedule": "zb_h1", "recompute": "selective"}),
+    "dp2 tp2 sequence parallel selective": (
+        LLAMA | DROPOUT,
+        {"dp": 2, "tp": 2, "sequence_parallel": True, "recompute": "selective"},
+    ),
+    "pp2 interleaved every stage recomputes in its own way": (
+        GPT,
+        INTERLEAVED | {"recompute": ("full", "selective", "none", "selective")},
+    ),
     "pp2 zero bubble recompute": (LLAMA, {"pp": 2, "schedule": "zb_h1", "recompute": "full"}),
     "dp2 tp2": (GPT, {"dp": 2, "tp": 2}),
     "dp2 pp2": (GPT | DROPOUT, {"dp": 2, "pp": 2}),

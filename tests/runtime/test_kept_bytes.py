@@ -39,13 +39,15 @@ def measured_bytes(config) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective"])
 @pytest.mark.parametrize(("dropout", "attention"), [(0.0, "fused"), (0.1, "fused"), (0.0, "plain")])
 @pytest.mark.parametrize("precision", [FP32, MIXED], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_forward_keeps_what_was_predicted(family, precision, dropout, attention):
+def test_a_forward_keeps_what_was_predicted(family, precision, dropout, attention, recompute):
     config = launch_config(
         model={**SIZES, "family": family, "dropout": dropout},
         batch={"micro_size": MICRO, "seq_length": SEQ},
+        parallel={"recompute": recompute},
         precision=precision,
         device={"kind": "cpu"},
         fusion=FusionConfig(attention=attention),

@@ -189,18 +189,20 @@ def kept_elements(chunks: list[nn.Module]) -> int:
     return sum(tensor.numel() for tensor in kept.values())
 
 
-def test_recomputation_changes_no_gradient_and_keeps_less() -> None:
-    model = {"dropout": 0.2, "num_layers": 6}
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("recompute", "share"), [("selective", 0.95), ("full", 1 / 3)])
+def test_recomputation_changes_no_gradient_and_keeps_less(family: str, recompute: str, share: float) -> None:
+    model = FAMILIES[family] | {"dropout": 0.2, "num_layers": 6}
     plain = build(make_config(model=model))
-    again = build(make_config(model=model, parallel={"recompute": "full"}))
+    again = build(make_config(model=model, parallel={"recompute": recompute}))
     losses = [run(plain), run(again)]
     assert torch.equal(*losses)
     for loss in losses:
         loss.backward()
     reference, found = gradients(plain), gradients(again)
-    for name in reference:
-        assert torch.equal(found[name], reference[name]), name
-    assert kept_elements(again) < kept_elements(plain) / 3
+    for name in reference:  # some are summed in another order
+        assert torch.allclose(found[name], reference[name], rtol=1e-5, atol=1e-6), name
+    assert kept_elements(again) < kept_elements(plain) * share
 
 
 def test_recomputation_runs_every_block_twice() -> None:

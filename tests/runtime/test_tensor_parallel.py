@@ -39,6 +39,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model": GPT | {"dropout": 0.2},
         "parallel": {"sequence_parallel": True, "recompute": "full"},
     },
+    "gpt selective": {"model": GPT | {"dropout": 0.2}, "parallel": {"recompute": "selective"}},
+    "llama sequence parallel selective": {
+        "model": LLAMA | {"dropout": 0.2},
+        "parallel": {"sequence_parallel": True, "recompute": "selective"},
+    },
     "one rank all padding": {"model": GPT | {"vocab_size": 9}},
 }
 FOR_FOUR_RANKS = [case for case in CASES if "llama" not in case]  # whose 2 key and value heads are too few
@@ -173,7 +178,9 @@ def test_every_collective_is_needed(case: str) -> None:
             assert_equal([results[skip] for results in sabotaged], reference)
 
 
-@pytest.mark.parametrize("case", ["gpt", "llama sequence parallel", "gpt recompute"])
+@pytest.mark.parametrize(
+    "case", ["gpt", "llama sequence parallel", "gpt recompute", "llama sequence parallel selective"]
+)
 def test_messages_are_as_many_and_as_large_as_planned(case: str) -> None:
     sent = run_ranks(2, _messages, case)
     config = config_of(case, 2)

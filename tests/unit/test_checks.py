@@ -336,7 +336,7 @@ def test_activations_that_do_not_fit_are_refused_with_their_own_ways_out():
     (fault,) = refusal(config)
     assert "the largest part is activations" in fault
     assert fault.endswith(
-        "Set parallel.recompute=full, or batch.micro_size=16, or parallel.tp=4, or parallel.pp=4. "
+        "Set batch.micro_size=16, or parallel.recompute=full, or parallel.tp=4, or parallel.pp=4. "
         "A shorter batch.seq_length needs less, too."
     )
 
@@ -345,6 +345,26 @@ def test_a_job_that_fills_its_memory_exactly_fits():
     total = build(launch_config()).memory[0].total_bytes
     assert build(launch_config(device={"memory_bytes": total}))
     assert refusal(launch_config(device={"memory_bytes": total - 1}))
+
+
+# Recomputation
+
+
+def test_a_list_of_recomputations_has_one_for_every_stage():
+    (fault,) = refusal(launch_config(parallel={"pp": 2, "recompute": ("full", "none", "full")}))
+    assert fault == (
+        "parallel.recompute=[full,none,full]: needs one of none, selective and full for each of 2 stages, "
+        "has 3. Set parallel.recompute=full or none."
+    )
+
+
+def test_layers_are_not_balanced_over_stages_that_differ():
+    config = launch_config(parallel={"pp": 2, "recompute": ("full", "none"), "layers_per_stage": "auto"})
+    (fault,) = refusal(config)
+    assert fault == (
+        "parallel.recompute=[full,none]: parallel.layers_per_stage=auto weighs layers before it knows their "
+        "stages. Set parallel.layers_per_stage=even."
+    )
 
 
 # All at once

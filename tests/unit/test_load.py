@@ -155,7 +155,7 @@ def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
         (["cluster.nodes=00"], "Write 1."),
         (["report.baseline=None"], "report.baseline=None: None is a text only in quotes. "
          "Write none for no value."),
-        (["parallel.recompute=partial"], "must be none or full. [override"),
+        (["parallel.recompute=partial"], "a list of none or selective or full. [override"),
     ],
 )  # fmt: skip
 def test_a_typed_setting_is_refused_with_what_to_write(words: list[str], message: str) -> None:

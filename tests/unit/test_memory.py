@@ -97,6 +97,29 @@ def test_full_recomputation_keeps_the_input_of_every_layer_and_one_working_set()
     assert memory.other_bytes["recomputed layer"] == layer_bytes(launch_config())
 
 
+def test_selective_recomputation_drops_what_comes_out_of_norms_and_activation_functions():
+    config = launch_config(parallel={"recompute": "selective"})
+    memory, head = only_rank(config), 4 * (2 * S * H + S * VOCAB)
+    dropped = 4 * S * (2 * H + FFN)
+    assert memory.activations_bytes == LAYERS * (layer_bytes(config) - dropped) + head
+    assert memory.other_bytes["recomputed layer"] == dropped
+
+
+def test_selective_recomputation_keeps_one_input_of_a_norm_in_the_compute_format():
+    config = launch_config(precision=MIXED, parallel={"recompute": "selective"})
+    job = job_shape(config)
+    inside = 2 * S * (4 * H + FFN) + 4 * HEADS * S
+    head = 2 * S * H + 4 * (S * H + S * VOCAB)
+    assert kept_bytes(job, job.stages[0]) == LAYERS * (inside + 2 * 2 * S * H) + head
+
+
+def test_every_stage_recomputes_in_its_own_way():
+    parallel = {"pp": 2, "recompute": ("full", "none")}
+    first, last = build(launch_config(parallel=parallel)).memory
+    full, none = (build(launch_config(parallel={"pp": 2, "recompute": mode})) for mode in ("full", "none"))
+    assert (first, last) == (full.memory[0], none.memory[1])
+
+
 def test_the_last_stage_holds_the_logits_beside_the_probabilities():
     plan = build(launch_config(parallel={"pp": 2}))
     assert "logits" not in plan.memory[0].other_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.build import build, job_shape
-from launcher.plan.memory import part_bytes
+from launcher.plan.memory import again_bytes, part_bytes
 from tests.unit.plan_jobs import MIXED, launch_config
 
 RATE = 1e12 * 0.5
@@ -50,6 +50,17 @@ def test_full_recomputation_adds_a_forward_of_the_layers_to_the_backward():
         for mode in ("none", "full")
     )
     assert again.backward_s[0] - plain.backward_s[0] == pytest.approx(layers_s)
+    assert again.forward_s == plain.forward_s
+
+
+def test_selective_recomputation_writes_and_reads_once_more_what_it_does_not_keep():
+    plain, again = (
+        build(launch_config(parallel={"recompute": mode}, device=FREE_ARITHMETIC)).schedule
+        for mode in ("none", "selective")
+    )
+    job = job_shape(launch_config())
+    seconds = 2 * sum(again_bytes(job, layer) for layer in job.model.layers) / 1e12
+    assert again.backward_s[0] - plain.backward_s[0] == pytest.approx(seconds)
     assert again.forward_s == plain.forward_s
 
 

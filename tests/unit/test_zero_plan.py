@@ -53,6 +53,14 @@ def test_stage_1_goes_with_a_pipeline_and_stage_3_without():
     assert build(zero(3, parallel={"tp": 2})).update.endswith("zero_runtime:update")
 
 
+def test_stage_3_has_no_weights_of_norms_for_selective_recomputation():
+    assert refusal(zero(3, parallel={"recompute": "selective"})) == [
+        "parallel.recompute=selective: stage 3 has given the weights of a norm away by the time that its "
+        "output is computed again. Set parallel.recompute=full or none, or parallel.zero_stage=2."
+    ]
+    assert build(zero(2, parallel={"recompute": "selective"}))
+
+
 def test_chunks_of_one_rank_are_a_pipeline_too():
     (fault,) = refusal(zero(2, parallel={"num_chunks": 2, "schedule": "interleaved_1f1b"}))
     assert fault.endswith("Set parallel.zero_stage=1, or parallel.num_chunks=1 parallel.schedule=1f1b."), (

@@ -56,18 +56,18 @@ class TensorParallel:
         for stage in job.stages_of(pp_rank):
             collectives += _layer_sums(job, stage)
             if stage.has_prologue:
-                collectives += _edge(job, "embedding", leaves=1, enters=0)
+                collectives += _edge(job, stage, "embedding", leaves=1, enters=0)
             if stage.has_epilogue:
-                collectives += [*_edge(job, "head", leaves=0, enters=1), *_loss(job)]
+                collectives += [*_edge(job, stage, "head", leaves=0, enters=1), *_loss(job)]
         collectives += _replicated_gradients(job, pp_rank) if job.config.parallel.sequence_parallel else []
         if job.mesh.pp == 1:
             collectives.append(_collective("all_reduce", "gradient norm", _FP32_BYTES, 1, "step"))
         return RankCost(collectives=tuple(collectives))
 
 
-def gathers_again(job: JobShape) -> bool:
+def gathers_again(job: JobShape, stage: StagePlan) -> bool:
     """Whether split regions keep their input in parts of the sequence and gather it in the backward."""
-    return job.config.parallel.sequence_parallel and job.config.parallel.recompute == "none"
+    return job.config.parallel.sequence_parallel and stage.recompute != "full"
 
 
 def _divisors(number: int) -> set[int]:
@@ -78,18 +78,18 @@ def _divisors(number: int) -> set[int]:
 def _layer_sums(job: JobShape, stage: StagePlan) -> list[Collective]:
     """Two split regions per layer. Recomputation runs both again, up to the last result that the
     backward needs: the sum at the end of the layer only where a dropout mask follows it."""
-    sums = _edge(job, "layers", leaves=2 * stage.num_layers, enters=2 * stage.num_layers)
-    if job.config.parallel.recompute == "full":
+    sums = _edge(job, stage, "layers", leaves=2 * stage.num_layers, enters=2 * stage.num_layers)
+    if stage.recompute == "full":
         leaves = 2 if job.config.model.dropout > 0 else 1
         sums += _forward(job, "recomputation", leaves * stage.num_layers, 2 * stage.num_layers, "backward")
     return sums
 
 
-def _edge(job: JobShape, purpose: str, *, leaves: int, enters: int) -> list[Collective]:
+def _edge(job: JobShape, stage: StagePlan, purpose: str, *, leaves: int, enters: int) -> list[Collective]:
     """Forward and backward of some ends (``leaves``) and beginnings (``enters``) of split regions.
     In the backward an end is a beginning and the other way round."""
     forward = _forward(job, purpose, leaves, enters, "forward")
-    gathered_again = enters if gathers_again(job) else 0
+    gathered_again = enters if gathers_again(job, stage) else 0
     return forward + _forward(job, purpose, enters, leaves + gathered_again, "backward")
 
 

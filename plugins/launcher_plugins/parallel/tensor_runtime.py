@@ -14,12 +14,14 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from launcher.plan.model import StagePlan
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter
 from launcher.runtime.split_backward import SplitBackward
 from launcher_plugins.parallel.vocabulary_runtime import cross_entropy_sum
@@ -41,6 +43,15 @@ class TensorLayers:
         self._device, self._dtype = ctx.device, DTYPES[ctx.config.precision.compute]
         self._split = ctx.split_backward
         self._is_compiled = ctx.config.fusion.compile != "none"
+
+    def of_stage(self, stage: StagePlan) -> TensorLayers:
+        """Where layers are recomputed whole nothing is held, and nothing need be gathered again."""
+        if stage.recompute != "full":
+            return self
+        layers = copy(self)
+        layers._wire = copy(self._wire)
+        layers._wire.gathers_again = False
+        return layers
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq(local), size]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,9 +10,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.runtime.api import RankContext
+from launcher.runtime.recompute import in_backward, standing_in
 
 _SEQUENCE = 1
 """The dim of the sequence in [batch, seq, hidden]."""
@@ -23,7 +24,7 @@ class TensorWire:
     def __init__(self, ctx: RankContext, *, splits_sequence: bool) -> None:
         self.rank, self.size = ctx.groups.tp.rank, ctx.groups.tp.size
         self.splits_sequence = splits_sequence
-        self.gathers_again = splits_sequence and self.size > 1 and ctx.config.parallel.recompute == "none"
+        self.gathers_again = splits_sequence and self.size > 1
         """Whether a split region keeps its input in parts, for the price of one more gathering."""
         self._group = ctx.groups.tp.handle
         self._clock = ctx.clock
@@ -79,40 +80,23 @@ def keeping_part(part: Tensor, whole: Tensor, wire: TensorWire, num_uses: int) -
     """
     if not wire.gathers_again:
         return nullcontext()
-    kept = _Part(part.detach(), wire, num_uses)
-
-    def pack(tensor: Tensor) -> Tensor | _PartOf:
-        is_whole = tensor.data_ptr() == whole.data_ptr() and tensor.numel() == whole.numel()
-        return _PartOf(kept, tensor.shape) if is_whole else tensor  # a product may keep it as a matrix
-
-    def unpack(saved: Tensor | _PartOf) -> Tensor:
-        return saved.kept.gather().view(saved.shape) if isinstance(saved, _PartOf) else saved
-
-    return saved_tensors_hooks(pack, unpack)
+    return standing_in(whole, _Part(in_backward(part), wire, num_uses).gather)
 
 
 @dataclass
 class _Part:
     """A part of a sequence that is gathered when it is asked for."""
 
-    part: Tensor
+    part: Callable[[], Tensor]
     wire: TensorWire
     num_uses_left: int
     whole: Tensor | None = None
 
     def gather(self) -> Tensor:
-        whole = self.wire.gather_sequence(self.part) if self.whole is None else self.whole
+        whole = self.wire.gather_sequence(self.part()) if self.whole is None else self.whole
         self.num_uses_left -= 1
         self.whole = whole if self.num_uses_left > 0 else None
         return whole
-
-
-@dataclass(frozen=True)
-class _PartOf:
-    """What stands for a tensor of ``shape`` that lies over the gathered whole."""
-
-    kept: _Part
-    shape: torch.Size
 
 
 class _Enter(torch.autograd.Function):

@@ -61,6 +61,10 @@ def _shape_faults(job: JobShape) -> Iterator[Fault]:
         rule = "splits the model states over the data-parallel replicas, and there is one (parallel.dp=1)"
         yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0}, {"parallel.dp": 2}))
     yield from _pipeline_faults(job) if stage > 1 else ()
+    if stage == 3 and any(part.recompute == "selective" for part in job.stages):
+        rule = "stage 3 has given the weights of a norm away by the time that its output is computed again"
+        ways = ({"parallel.recompute": "full"}, {"parallel.recompute": "none"}, {"parallel.zero_stage": 2})
+        yield Fault("parallel.recompute", job.config.parallel.recompute, rule, ways=ways)
     if job.config.architecture.name != "decentralized":
         rule = f"the update is {job.config.architecture.name}'s own, and ZeRO would be a second one"
         yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0},))
