@@ -201,7 +201,7 @@ def test_recomputation_changes_no_gradient_and_keeps_less(family: str, recompute
         loss.backward()
     reference, found = gradients(plain), gradients(again)
     for name in reference:  # some are summed in another order
-        assert torch.allclose(found[name], reference[name], rtol=1e-5, atol=1e-6), name
+        assert (found[name] - reference[name]).abs().max() <= 2e-6 * reference[name].abs().max(), name
     assert kept_elements(again) < kept_elements(plain) * share
 
 
