@@ -24,6 +24,7 @@ VERBS = {
     "export": "a trained model in Hugging Face's format",
     "report": "the speedup table again, from stored runs",
     "recipe": "list the recipes, or show one composed, with the origin of every value",
+    "bench": "measure what plans assume: the links between devices",
     "site": "write down what is particular to a cluster, or have the cluster check it",
     "doctor": "what this machine has, and how to mend what is missing",
 }

@@ -279,6 +279,8 @@ class Plan:
     """Further JSON files of the run directory, by name: what a library that the ranks use is given."""
     exchange: ExchangePlan | None = None
     """How the architecture's exchange compares with an all-reduce; None where it is one, or does not say."""
+    program: str = "launcher.runtime.rank:run"
+    """``package.module:run`` of what every rank does with the plan: training, unless a measurement."""
 
     @property
     def world_size(self) -> int:

@@ -39,9 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         plan = read_plan(arguments.plan, arguments.sha256)
         _check_place(plan, place)
-        from launcher.runtime import rank  # imports torch
-
-        rank.run(plan, place, run_dir, resume=arguments.resume)
+        run = registry.resolve(plan.program)  # imports torch
+        run(plan, place, run_dir, resume=arguments.resume)
     except BaseException as error:
         try:
             traceback.print_exc()

@@ -43,7 +43,10 @@ def cpu_s(*words):
 
 @pytest.mark.parametrize(
     "words",
-    ["--help", "plan --help", "run --help", "submit --help", "sweep --help", "status", "recipe ls", "doctor"],
+    [
+        *("--help", "plan --help", "run --help", "submit --help", "sweep --help", "bench --help", "status"),
+        *("recipe ls", "doctor"),
+    ],
 )
 def test_verbs_that_compose_nothing_load_neither_torch_nor_hydra(words):
     code, loaded = loaded_by(*words.split())

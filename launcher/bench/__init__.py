@@ -1,0 +1,1 @@
+"""What links, devices and disks really do, measured."""

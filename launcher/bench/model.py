@@ -1,0 +1,157 @@
+"""Bandwidths of a measured operation, and the latency and bandwidth that its times follow.
+
+    algorithm bandwidth = size / time
+    bus bandwidth       = algorithm bandwidth * the share of the size that every link has to carry
+
+    operation                                   share        steps of a ring
+    all_reduce                                  2 (n-1)/n    2 (n-1)
+    all_gather, reduce_scatter, all_to_all        (n-1)/n      n-1
+    gather, scatter                               (n-1)/n      n-1
+    broadcast, reduce                             1            n-1
+    send_recv                                     1            1
+
+A line is fitted to the times: of one operation  latency + size / bandwidth, of a link
+steps * latency + share * size / bandwidth  over all the operations that plans count with.
+
+Source: PERFORMANCE.md of nccl-tests for the shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+
+from launcher.bench.records import Link, Measurement
+
+PLANNED = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+"""The operations that plans count with, which a link is fitted to."""
+
+
+def share(operation: str, num_ranks: int) -> float:
+    """The part of an operation's size that every link has to carry.
+
+    >>> share("all_reduce", 4), share("gather", 4), share("reduce", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if operation in ("broadcast", "reduce", "send_recv"):
+        return 1.0
+    others = (num_ranks - 1) / num_ranks
+    return 2 * others if operation == "all_reduce" else others
+
+
+def steps(operation: str, num_ranks: int) -> int:
+    """Messages that follow one another when an operation goes round a ring.
+
+    >>> steps("all_reduce", 4), steps("gather", 4), steps("send_recv", 4)
+    (6, 3, 1)
+    """
+    return {"all_reduce": 2 * (num_ranks - 1), "send_recv": 1}.get(operation, num_ranks - 1)
+
+
+def time_s(measured: Measurement) -> float:
+    """The median over the rounds."""
+    return median(measured.times_s)
+
+
+def algorithm_bandwidth(measured: Measurement) -> float:
+    """Bytes per second of the whole operation."""
+    return measured.num_bytes / time_s(measured)
+
+
+def bus_bandwidth(measured: Measurement) -> float:
+    """Bytes per second over every link, comparable between operations and group sizes."""
+    return share(measured.operation, measured.num_ranks) * algorithm_bandwidth(measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """time = num_steps * latency + num_bytes / bandwidth."""
+
+    latency_s: float
+    bandwidth: float
+    """Bytes per second; infinite where the times do not grow with the size."""
+
+    def time_s(self, num_steps: float, num_bytes: float) -> float:
+        """What it says of an operation."""
+        return num_steps * self.latency_s + num_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A line through measured times, with its error."""
+
+    line: Line
+    latency_error_s: float
+    """Half of the range over lines through the times of each round."""
+    bandwidth_error: float
+    """As ``latency_error_s``."""
+    misfit: float
+    """Median over the points of how far the line is from the time, as a share of the time."""
+    worst_misfit: float
+    """The largest such distance."""
+
+
+Point = tuple[float, float, Sequence[float]]
+"""Steps, bytes, and a time of each round."""
+
+
+def operation_fit(measured: Sequence[Measurement]) -> Fit | None:
+    """The line of one operation in groups of one size; None where all sizes are about the same."""
+    return fit([(1, m.num_bytes, m.times_s) for m in measured]) if _has_range(measured) else None
+
+
+def link_fit(measured: Iterable[Measurement], link: Link) -> Fit | None:
+    """The latency and bandwidth of a link, as plans count with them; None as for `operation_fit`."""
+    rows = [m for m in measured if m.link == link and m.operation in PLANNED]
+    points = [
+        (steps(m.operation, m.num_ranks), share(m.operation, m.num_ranks) * m.num_bytes, m.times_s)
+        for m in rows
+    ]
+    return fit(points) if _has_range(rows) else None
+
+
+def _has_range(measured: Sequence[Measurement]) -> bool:
+    """Whether there are sizes to tell what grows with the size from what does not."""
+    sizes = [m.num_bytes for m in measured]
+    return bool(sizes) and max(sizes) >= 2 * min(sizes)
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """The line with the least sum of squared relative distances from the median times: short and long
+    times count alike."""
+    line = _line([(count, num_bytes, median(times)) for count, num_bytes, times in points])
+    rounds = [
+        _line([(count, num_bytes, time) for (count, num_bytes, _), time in zip(points, times, strict=True)])
+        for times in zip(*(times for _, _, times in points), strict=True)
+    ]
+    latencies, bandwidths = [r.latency_s for r in rounds], [r.bandwidth for r in rounds]
+    distances = [abs(line.time_s(count, num_bytes) / median(times) - 1) for count, num_bytes, times in points]
+    return Fit(
+        line=line,
+        latency_error_s=(max(latencies) - min(latencies)) / 2,
+        bandwidth_error=(max(bandwidths) - min(bandwidths)) / 2 if max(bandwidths) < inf else inf,
+        misfit=median(distances),
+        worst_misfit=max(distances),
+    )
+
+
+def _line(points: Sequence[tuple[float, float, float]]) -> Line:
+    """The best line with neither a negative latency nor a negative bandwidth.
+
+    >>> line = _line([(1, 0, 3.0), (1, 10, 5.0), (2, 10, 8.0)])
+    >>> round(line.latency_s, 9), round(line.bandwidth, 9)
+    (3.0, 5.0)
+    """
+    rows = [(count / time, num_bytes / time) for count, num_bytes, time in points]
+    aa, ab, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    a, b = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    determinant = aa * bb - ab * ab
+    latency = (a * bb - b * ab) / determinant if determinant else -1.0
+    per_byte = (b * aa - a * ab) / determinant if determinant else -1.0
+    if latency < 0:
+        latency, per_byte = 0.0, b / bb
+    elif per_byte <= 0:
+        latency, per_byte = a / aa, 0.0
+    return Line(latency_s=latency, bandwidth=1 / per_byte if per_byte else inf)
