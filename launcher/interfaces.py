@@ -26,6 +26,7 @@ __all__ = [
     "Executor",
     "Fault",
     "GroupsJobs",
+    "HasNotes",
     "JobShape",
     "KnowsAllocation",
     "KnowsExactness",
@@ -166,6 +167,8 @@ class RoleGroup:
     train: with the `RankContext`, the run directory, and ``resume`` by name."""
     memory_bytes: int | None = None
     """Bytes that each of its ranks holds, for a role that does not train."""
+    is_expendable: bool = False
+    """Whether the run goes on when one of its ranks is gone."""
 
 
 class Schedule(Protocol):
@@ -251,6 +254,15 @@ class OwnsExchange(Protocol):
     def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
         """Memory and messages along ``dp`` on such a rank. The loss and its targets are left out, where
         they are summed by an all-reduce."""
+        ...
+
+
+@runtime_checkable
+class HasNotes(Protocol):
+    """An `Architecture` with something to tell the reader of a plan."""
+
+    def notes(self, job: JobShape) -> Iterable[str]:
+        """What that is, each a sentence."""
         ...
 
 

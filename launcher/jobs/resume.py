@@ -51,6 +51,8 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
     new = json.loads(plan_text)
     changed = changed_settings(old["config"], new["config"])
+    if old.get("exact") and new.get("exact"):  # both compute what one device computes
+        changed = [setting for setting in changed if not setting.startswith("architecture.")]
     if changed:
         fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
         raise ConfigError([Fault("run.dir", run.dir, "this run is another training", fix)])

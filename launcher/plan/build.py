@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.config.schema import LaunchConfig, SiteConfig
-from launcher.interfaces import ComparesExchange, JobShape, KnowsExactness, OwnsUpdate, RoleGroup
+from launcher.interfaces import ComparesExchange, HasNotes, JobShape, KnowsExactness, OwnsUpdate, RoleGroup
 from launcher.plan.fit import laid_out, memory_faults
 from launcher.plan.job import CheckedJob, Describe, examine, measured_once
 from launcher.plan.model import VERSION, BatchPlan, ExchangePlan, Plan, RolePlan
@@ -56,6 +56,7 @@ def _built(
     notes = plan_notes(job, checked.batch, schedule, costs)
     if config.parallel.layers_per_stage == "auto":
         notes.append(balance_note(job, chosen.parallels))
+    notes += chosen.architecture.notes(job) if isinstance(chosen.architecture, HasNotes) else ()
     notes += [f"Planned, but it cannot be started like this: {fault}" for fault in chosen.executor.check(job)]
     notes += chosen.executor.notes(job)
     if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
@@ -116,6 +117,7 @@ def _roles(checked: CheckedJob) -> tuple[RolePlan, ...]:
                 num_nodes=_num_nodes(group, checked.shape.config.site),
                 serve=group.serve,
                 memory_bytes=group.memory_bytes,
+                is_expendable=group.is_expendable,
             )
         )
         first += group.num_ranks

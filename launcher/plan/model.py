@@ -210,6 +210,8 @@ class RolePlan:
     """``package.module:serve``, what the ranks of a role that does not train run instead of the loop."""
     memory_bytes: int | None = None
     """Predicted bytes on each rank of a role that does not train."""
+    is_expendable: bool = False
+    """Whether the run goes on when one of its ranks is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)

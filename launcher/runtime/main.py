@@ -14,11 +14,13 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from launcher import registry
 from launcher.errors import JobError, LauncherError
 from launcher.plan.model import Plan, sha256
 from launcher.runtime.place import Place, place_from_environment
+from launcher.runtime.supervise import supervise
 
 _LESS_MEMORY = (
     "A smaller batch.micro_size, parallel.recompute=full, parallel.schedule=1f1b in place of gpipe, or more "
@@ -39,17 +41,29 @@ def main(argv: list[str] | None = None) -> int:
     try:
         plan = read_plan(arguments.plan, arguments.sha256)
         _check_place(plan, place)
-        run = registry.resolve(plan.program)  # imports torch
-        run(plan, place, run_dir, resume=arguments.resume)
     except BaseException as error:
+        _fail(run_dir, place, error)
+
+    def run() -> int:
         try:
-            traceback.print_exc()
-            _leave_failure(run_dir / "exit" / f"rank-{place.rank}.json", place.rank, error)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(1)  # a rank that failed must not wait for its peers in a destructor
-    return 0
+            program = registry.resolve(plan.program)  # imports torch
+            program(plan, place, run_dir, resume=arguments.resume)
+        except BaseException as error:
+            _fail(run_dir, place, error)
+        return 0
+
+    return supervise(run) if plan.rank(place.rank).role.is_expendable else run()
+
+
+def _fail(run_dir: Path, place: Place, error: BaseException) -> NoReturn:
+    """Leaves a report and ends: a rank that failed must not wait for its peers in a destructor."""
+    try:
+        traceback.print_exc()
+        _leave_failure(run_dir / "exit" / f"rank-{place.rank}.json", place.rank, error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
 
 
 def read_plan(path: Path, expected_sha256: str) -> Plan:

@@ -26,6 +26,10 @@ Work = Callable[[Trainer, Loader, int], Any]
 """What a worker does between two steps, or instead of them; gets the step."""
 
 
+GONE = "gone"
+"""What a worker's work gives where its process ends."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Served:
     """What a run left behind."""
@@ -94,10 +98,23 @@ def _rank(
     first = restore(trainer, run_dir / "checkpoints") if resume else 0
     steps, done = loader.steps(first), []
     for step in range(first, num_steps):
-        if before_step is not None:
-            before_step(trainer, loader, step)
+        if before_step is not None and before_step(trainer, loader, step) == GONE:
+            return None
         done.append(trainer.step(step, next(steps)))
     ctx.replicas.meet()
     ctx.replicas.leave(num_steps)
     params = (param for module in trainer.part.modules.values() for param in module.parameters())
     return done, {slice_of(param).name: param.detach().clone() for param in params}
+
+
+def assert_same(served: Served, weights: dict[str, Tensor], tolerance: float = 2e-5) -> None:
+    for name, expected in weights.items():
+        if not name.endswith(".k.bias"):  # its gradient is rounding noise alone
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(
+                served.trained.weights[name],
+                expected,
+                rtol=0,
+                atol=tolerance * scale,
+                msg=lambda m, n=name: n + m,
+            )

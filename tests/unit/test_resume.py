@@ -143,3 +143,15 @@ def test_a_finished_run_is_not_started_for_no_step(interrupted, finish):
     ):
         resume(interrupted.path, seed=0, parallel={"tp": 1})
     assert (interrupted.path / "exit" / "rank-0.json").is_file()
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_the_architecture_may_change_where_both_compute_what_one_device_computes(interrupted, is_exact):
+    old = plan(architecture={"name": "decentralized"}) | {"exact": True}
+    new = plan(architecture={"name": "parameter_server", "servers": 2}) | {"exact": is_exact}
+    interrupted.write("plan.json", json.dumps(old))
+    if is_exact:
+        assert resumed_directory(settings(interrupted.path), json.dumps(new)) == interrupted
+        return
+    with pytest.raises(ConfigError, match=r"architecture\.name \(decentralized -> parameter_server\)"):
+        resumed_directory(settings(interrupted.path), json.dumps(new))

@@ -55,7 +55,12 @@ class ParameterServer:
         """The workers, then the servers."""
         settings = settings_of(job.config)
         return (
-            RoleGroup(name="trainer", num_ranks=job.mesh.num_ranks, trains=True),
+            RoleGroup(
+                name="trainer",
+                num_ranks=job.mesh.num_ranks,
+                trains=True,
+                is_expendable=settings.goes_on,
+            ),
             RoleGroup(
                 name=SERVER,
                 num_ranks=settings.servers,
@@ -64,6 +69,20 @@ class ParameterServer:
                 memory_bytes=server_bytes(job),
             ),
         )
+
+    def notes(self, job: JobShape) -> Iterable[str]:
+        """What becomes of a worker that is gone, and what a checkpoint is where workers are not in step."""
+        settings, timeout_s = settings_of(job.config), job.config.run.timeout_s
+        then = "the others go on" if settings.goes_on else "the run fails"
+        yield (
+            f"When a worker is gone {then} (architecture.on_worker_loss); a worker or a server that hangs is "
+            f"given up after run.timeout_s = {timeout_s:g} s. A server that is gone ends the run."
+        )
+        if not settings.is_lockstep and job.config.train.checkpoint_interval:
+            yield (
+                "A checkpoint is what the servers hold when the slowest worker has made its steps; workers "
+                "ahead of it make some of theirs again after a resume."
+            )
 
     def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
         """Gradients to the servers, and parameters back."""
