@@ -60,6 +60,8 @@ class StepView:
     eval_loss: float | None = None
     first_step: int | None = None
     """Of the newest start; None before it."""
+    num_skipped: int = 0
+    """Steps whose gradient overflowed, so that the weights stayed as they were."""
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
     """(tokens, nanoseconds) of the latest steps."""
 
@@ -69,11 +71,12 @@ class StepView:
             self.first_step = record["step"]
         self.num_done = record["step"] + 1
         self.loss = record["loss"]
+        self.num_skipped += record.get("is_skipped", False)
         self.recent.append((record["num_tokens"], record["duration_ns"]))
 
     def begin(self) -> None:
         """Takes in that the ranks were started: what comes is slow at first, and may be known already."""
-        self.first_step = None
+        self.first_step, self.num_skipped = None, 0
         self.recent.clear()
 
     @property
@@ -90,6 +93,7 @@ class StepView:
         parts = [f"step {self.num_done:{width}}/{self.num_steps}"]
         parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
         parts += [f"{format_count(round(tokens))} tokens/s"]
+        parts += [f"{self.num_skipped} skipped"] if self.num_skipped else []
         left = self.num_steps - self.num_done
         parts += [f"{format_duration(left * self.step_s)} to go"] if left else []
         return "   ".join(parts)

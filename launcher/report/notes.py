@@ -32,6 +32,10 @@ def run_notes(run: Run) -> Iterator[str]:
         yield f"{name} leaves out {steps} that not every rank recorded."
     for worker, num_done in sorted(records.lost_workers.items()):
         yield f"{name} lost worker {worker} after {counted(num_done, 'step')}; the others went on."
+    num_skipped = sum(row[0].is_skipped for row in records.steps.values())
+    if num_skipped:
+        steps = counted(num_skipped, "step")
+        yield f"{name} skipped the update of {steps}: the gradient overflowed, and the loss scale was halved."
     gap = gap_fraction(run)
     if gap > _GAP_WORTH_NOTING:
         yield f"{name}: {gap:.0%} of the wall time lies between the steps and is in no number here."

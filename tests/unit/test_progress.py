@@ -161,3 +161,28 @@ def test_a_new_start_does_not_count_the_speed_of_the_one_before(records):
     append(records, step(3, duration_ns=9_000_000_000), step(4, duration_ns=250_000_000))
     progress.update()
     assert progress.view.step_s == 0.25
+
+
+def test_skipped_steps_are_counted(records):
+    out = io.StringIO()
+    append(records, HEADER)
+    progress = Progress(records, 3, out)
+    progress._tail = RecordTail(records)
+    append(
+        records,
+        step(0) | {"is_skipped": True},
+        step(1) | {"is_skipped": False},
+        step(2) | {"is_skipped": True},
+    )
+    progress.update()
+    assert "2 skipped" in str(progress.view)
+    assert progress.view.num_done == 3
+
+
+def test_a_run_that_skips_nothing_says_nothing_of_it(records):
+    append(records, HEADER, step(0))
+    progress = Progress(records, 3, io.StringIO())
+    progress._tail = RecordTail(records)
+    append(records, step(1))
+    progress.update()
+    assert "skipped" not in str(progress.view)

@@ -74,6 +74,15 @@ def test_a_resumed_run_with_too_few_steps_to_measure_says_what_to_do(tmp_path):
         compare([run_dir], None)
 
 
+def test_skipped_updates_are_told(tmp_path):
+    path = FakeRun().write(tmp_path / "run") / "metrics" / "rank-00000.jsonl"
+    path.write_text(path.read_text().replace('"is_skipped": false', '"is_skipped": true', 2))
+    (note,) = (note for note in compare([tmp_path / "run"], None).notes if "skipped" in note)
+    assert (
+        note == "run skipped the update of 2 steps: the gradient overflowed, and the loss scale was halved."
+    )
+
+
 def test_no_step_after_the_warm_up_is_an_error(tmp_path):
     run_dir = FakeRun(num_steps=2, warmup_steps=2).write(tmp_path / "run")
     problem = r"no step to measure: 2 steps .* report\.warmup_steps=2 .* Train at least 3 steps"
