@@ -60,7 +60,7 @@ def test_a_layout_over_nccl_has_the_losses_of_one_gpu(
     assert losses(tmp_path, "spread", *layout) == pytest.approx(alone, rel=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "bf16_pure", "fp16"])
 def test_mixed_precision_stays_near_fp32(precision: str, tmp_path: Path) -> None:
     fp32 = losses(tmp_path, "fp32", "parallel.pp=1")
     assert losses(tmp_path, precision, "parallel.pp=1", f"precision={precision}") == pytest.approx(
@@ -68,8 +68,35 @@ def test_mixed_precision_stays_near_fp32(precision: str, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize(
+    "fusion", ["optimizer=foreach", "optimizer=loop", "attention=plain", "compile=block"]
+)
+def test_every_choice_of_kernels_has_the_losses_of_the_default(fusion: str, tmp_path: Path) -> None:
+    default = losses(tmp_path, "default", "parallel.pp=1")
+    chosen = ("parallel.pp=1", f"fusion.{fusion}", "report.warmup_steps=1")  # of four steps, one compiles
+    assert losses(tmp_path, "chosen", *chosen) == pytest.approx(default, rel=1e-4)
+
+
+def test_fp32_products_are_rounded_only_where_tf32_is_asked_for() -> None:
+    import torch
+
+    from launcher.runtime.rank import set_tf32
+
+    torch.manual_seed(0)
+    one, other = (torch.randn(1024, 1024, device="cuda") for _ in range(2))
+    exact = (one.double() @ other.double()).float()
+    errors = {}
+    for is_allowed in (False, True):
+        set_tf32(is_allowed=is_allowed)
+        errors[is_allowed] = float((one @ other - exact).abs().max() / exact.abs().max())
+    set_tf32(is_allowed=False)
+    assert errors[False] < 1e-5
+    has_tf32 = torch.cuda.get_device_capability() >= (8, 0)
+    assert errors[True] > 10 * errors[False] if has_tf32 else errors[True] == errors[False]
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_mixed_precision_with_split_states_stays_near_fp32(
     precision: str, stage: int, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,14 @@ def deepspeed_in_parent() -> None:
     from deepspeed.runtime.zero.muon import muon_optimizer  # every optimizer asks for it, and it is slow
 
     assert muon_optimizer
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for what is compiled, which all tests share; the compiler itself is imported once."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        import torch._inductor.compile_fx  # noqa: F401 (forked ranks would each take seconds for it)
+
+        yield folder

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from equality import CPU, assert_equal, job, reference, train
-from factories import make_context
 from ranks import RankError, run_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.errors import JobError
-from launcher.plan.model import Plan
+from launcher.plan.model import LayerShape, ModelShape, Plan
 from launcher.runtime.blocks import plain_attention
 from launcher.runtime.data import Loader
 from launcher.runtime.fusion import layer_calls
 from launcher.runtime.loop import Trainer
 from launcher.runtime.memory import live_bytes
 from launcher.runtime.place import prepare_compiler
+from launcher.runtime.rank import make_context
 
 GPT = {"num_layers": 2}
 GROUPED = GPT | {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
@@ -76,7 +78,7 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 
 def scratch_of_a_step(rank: int, plan: Plan) -> int:
-    ctx = make_context(plan, rank)
+    ctx = make_context(plan.rank(rank), CPU)
     trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
     trainer.step(0, next(steps))
     with Made() as made:
@@ -128,23 +130,34 @@ def compiled(model: dict[str, Any], parallel: dict[str, Any], **sections: Any) -
     return job(model=model, parallel=parallel, fusion=fusion, report=report, **sections)
 
 
-@pytest.fixture(scope="module")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for what is compiled, which all tests share; the compiler itself is imported once."""
-    folder = tmp_path_factory.mktemp("compiled")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-        import torch._inductor.compile_fx  # noqa: F401 (forked ranks would each take seconds for it)
+def num_graphs(rank: int, plan: Plan) -> int:
+    """Parts of the model that were compiled in a start of two steps."""
+    from torch._dynamo.utils import counters
 
-        yield folder
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
+    for step in range(2):
+        trainer.step(step, next(steps))
+    return int(counters["stats"]["unique_graphs"])
+
+
+def test_layers_share_what_is_compiled_and_a_second_start_compiles_nothing_again(compiler: Path) -> None:
+    def kernels() -> set[Path]:
+        return set(compiler.rglob("*.so"))
+
+    assert run_ranks(1, num_graphs, compiled(DROPOUT, {}), timeout_s=TIMEOUT_S) == [1]
+    made = kernels()
+    assert made
+    more_layers = compiled(DROPOUT | {"num_layers": 4}, {})
+    assert run_ranks(1, num_graphs, more_layers, timeout_s=TIMEOUT_S) == [1]
+    assert kernels() == made
 
 
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "dp2": (DROPOUT, {"dp": 2}),
     "pp2 recompute": (DROPOUT, {"pp": 2, "recompute": "full"}),
     "dp2 zero 1": (DROPOUT, {"dp": 2, "zero_stage": 1}),
     "dp2 zero 2": (DROPOUT, {"dp": 2, "zero_stage": 2}),
-    "tp2 sequence parallel": (DROPOUT, {"tp": 2, "sequence_parallel": True}),
+    "tp2": (GPT, {"tp": 2}),
 }
 
 
@@ -154,6 +167,47 @@ def test_compiled_layers_compute_what_the_others_compute(layout: str) -> None:
     """Within 2e-5, the tolerance of every layout; dropout goes on with every step."""
     model, parallel = LAYOUTS[layout]
     assert_equal(train(compiled(model, parallel), timeout_s=TIMEOUT_S), reference(model))
+
+
+class Tanh:
+    """A user's model of equal layers."""
+
+    def __init__(self) -> None:
+        self.layers = [nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh()) for _ in range(2)]
+        self.loss = scores_loss
+
+
+def scores_loss(output: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, targets, reduction="sum")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_users_layers_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn ships the digits")
+    monkeypatch.syspath_prepend(Path(__file__).parent / "user_models")
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Tanh=Tanh))
+    layer = LayerShape(
+        name="linear",
+        num_parameters=64 * 65,
+        num_replicated_parameters=64 * 65,
+        forward_flops=1.0,
+        kept_elements=1,
+        kept_replicated_elements=0,
+        output_elements=64,
+        output_shape=(64,),
+    )
+    shape = ModelShape(
+        family="custom", layers=(layer, layer), prologue=None, epilogue=None, num_tied_parameters=0
+    )
+    sections = {
+        "describe": lambda *_: shape,
+        "data": {"source": None, "target": "digits_cnn:Digits"},
+        "batch": {"seq_length": 1},
+    }
+    model = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    model |= {"family": "custom", "target": "mine:Tanh", "tied_embeddings": False}
+    expected = train(job(model=model, **sections))
+    assert_equal(train(compiled(model, {"pp": 2}, **sections), timeout_s=TIMEOUT_S), expected)
 
 
 def keep_the_first_steps_dropout(trainer: Trainer, loader: Loader) -> None:
@@ -175,18 +229,6 @@ def test_the_comparison_sees_a_step_that_was_compiled_in() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_equal(train(plan, keep_the_first_steps_dropout, TIMEOUT_S), reference(DROPOUT))
     assert not isinstance(caught.value, RankError), "it crashed, which is not what the comparison is for"
-
-
-def test_a_second_start_compiles_nothing_again(compiler: Path) -> None:
-    def kernels() -> set[Path]:
-        return set(compiler.rglob("*.so"))
-
-    first = train(compiled(DROPOUT, {}), timeout_s=TIMEOUT_S)
-    made = kernels()
-    assert made
-    second = train(compiled(DROPOUT, {}), timeout_s=TIMEOUT_S)
-    assert kernels() == made
-    assert first.losses == second.losses
 
 
 class Versions(nn.Module):

@@ -12,7 +12,7 @@ from ranks import RankError, run_ranks
 from launcher.plan.model import Plan
 from launcher.runtime.data import Loader
 from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
+from launcher.runtime.rank import make_context, set_tf32
 
 BF16 = {"name": "bf16", "compute": "bf16"}
 FP16 = {"name": "fp16", "compute": "fp16"}
@@ -93,3 +93,14 @@ def infinite_loss(rank: int, plan: Plan) -> None:
 def test_without_a_loss_scale_a_gradient_that_is_not_finite_ends_the_run() -> None:
     with pytest.raises(RankError, match=r"gradient of step 0 is not finite \(nan\); try a smaller optim\.lr"):
         run_ranks(1, infinite_loss, job())
+
+
+def test_tf32_is_what_the_plan_says_for_products_and_convolutions() -> None:
+    """torch itself allows it to convolutions unasked."""
+
+    def allowed(rank: int, is_allowed: bool) -> tuple[bool, bool]:
+        set_tf32(is_allowed=is_allowed)
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    assert run_ranks(1, allowed, True) == [(True, True)]
+    assert run_ranks(1, allowed, False) == [(False, False)]

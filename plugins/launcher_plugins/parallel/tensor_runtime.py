@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import cast
+from functools import cache
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter
 from launcher.runtime.split_backward import SplitBackward
 from launcher_plugins.parallel.vocabulary_runtime import cross_entropy_sum
 from launcher_plugins.parallel.wire_runtime import TensorWire, enter, keeping_part, leave
+
+Sender = TypeVar("Sender", bound=nn.Module)
 
 
 def apply(ctx: RankContext) -> None:
@@ -42,7 +45,8 @@ class TensorLayers:
         self._wire = TensorWire(ctx, splits_sequence=self.splits_sequence)
         self._device, self._dtype = ctx.device, DTYPES[ctx.config.precision.compute]
         self._split = ctx.split_backward
-        self._is_compiled = ctx.config.fusion.compile != "none"
+        is_compiled = ctx.config.fusion.compile != "none"
+        self._column, self._row = map(_apart, _SENDERS) if is_compiled else _SENDERS
 
     def of_stage(self, stage: StagePlan) -> TensorLayers:
         """Where layers are recomputed whole nothing is held, and nothing need be gathered again."""
@@ -64,7 +68,7 @@ class TensorLayers:
             weights.append(self._slice(f"{name}.{out}.weight", (size, in_size), dim=0))
             if bias:
                 biases.append(self._slice(f"{name}.{out}.bias", (size,), dim=0))
-        return self._apart(ColumnLinear(weights, biases, self._wire, self._split))
+        return self._column(weights, biases, self._wire, self._split)
 
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
         """[batch, seq, in_size / tp] -> [batch, seq(local), out_size]."""
@@ -77,7 +81,7 @@ class TensorLayers:
             is_summed_over_tp=self.splits_sequence,
         )
         added = new_parameter(whole, whole.shape, self._device, self._dtype) if bias else None
-        return self._apart(RowLinear(weight, added, self._wire, self._split))
+        return self._row(weight, added, self._wire, self._split)
 
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
@@ -94,12 +98,6 @@ class TensorLayers:
         assert seq_length % self.size == 0, f"{self.size} ranks cannot share {seq_length} positions evenly"
         length = seq_length // self.size
         return slice(self._wire.rank * length, (self._wire.rank + 1) * length)
-
-    def _apart(self, module: nn.Module) -> nn.Module:
-        """Keeps a module whose forward and backward send messages out of what is compiled around it."""
-        if self._is_compiled:
-            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
-        return module
 
     def _slice(self, name: str, shape: tuple[int, ...], *, dim: int) -> nn.Parameter:
         """A slice of equal size on every rank; the last ones overhang when tp does not divide."""
@@ -153,6 +151,17 @@ class RowLinear(nn.Module):
         """x [batch, seq, in / tp] -> [batch, seq(local), out]."""
         out = leave(self._split.linear(x, self.weight), self._wire)
         return out if self.bias is None else out + self.bias
+
+
+_SENDERS = (ColumnLinear, RowLinear)
+
+
+@cache
+def _apart(layer: type[Sender]) -> type[Sender]:
+    """The class with a forward that stays out of what is compiled around it, as its messages must. One for
+    all layers: a function of each instance would be compiled around anew."""
+    forward = torch.compiler.disable(layer.forward)  # type: ignore[no-untyped-call]
+    return cast(type[Sender], type(layer.__name__, (layer,), {"forward": forward}))
 
 
 class VocabularyEmbedding(nn.Module):
