@@ -28,6 +28,8 @@ REASONS = {
     "g": "has an effect only where DeepSpeed makes the update",
     "h": "is in the memory of the CPU already",
     "i": "from hooks that cannot be compiled",
+    "j": "has given the weights of a norm away",
+    "k": "lets the compiler decide what a layer computes again",
 }
 """What the refusals that the table sums up really say."""
 NEEDED = {

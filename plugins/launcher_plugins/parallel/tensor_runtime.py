@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from functools import cache
 from typing import TypeVar, cast
 
 import torch
@@ -46,7 +45,8 @@ class TensorLayers:
         self._device, self._dtype = ctx.device, DTYPES[ctx.config.precision.compute]
         self._split = ctx.split_backward
         is_compiled = ctx.config.fusion.compile != "none"
-        self._column, self._row = map(_apart, _SENDERS) if is_compiled else _SENDERS
+        self._column = _apart(ColumnLinear) if is_compiled else ColumnLinear
+        self._row = _apart(RowLinear) if is_compiled else RowLinear
 
     def of_stage(self, stage: StagePlan) -> TensorLayers:
         """Where layers are recomputed whole nothing is held, and nothing need be gathered again."""
@@ -153,10 +153,6 @@ class RowLinear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
-_SENDERS = (ColumnLinear, RowLinear)
-
-
-@cache
 def _apart(layer: type[Sender]) -> type[Sender]:
     """The class with a forward that stays out of what is compiled around it, as its messages must. One for
     all layers: a function of each instance would be compiled around anew."""
