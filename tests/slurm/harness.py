@@ -61,12 +61,16 @@ class Slurm:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def stand_in(self, does):
+        """The setting by which ranks do what a line of shell says."""
+        path = self.folder / "rank"
+        path.write_text(RANK + does + "\n")
+        path.chmod(0o755)
+        return f"site.python={path}"
+
     def submit(self, does, *overrides, recipe="quickstart", run="run"):
         """Submits a job whose ranks do what a line of shell says; its run directory and its id."""
-        stand_in = self.folder / "rank"
-        stand_in.write_text(RANK + does + "\n")
-        stand_in.chmod(0o755)
-        words = (*TWO_BY_TWO, f"site.python={stand_in}", f"run.dir='{run}'", *overrides)
+        words = (*TWO_BY_TWO, self.stand_in(does), f"run.dir='{run}'", *overrides)
         self.trireme("submit", recipe, *words, "--no-baseline")
         return self.folder / run, job_of(self.folder / run)
 

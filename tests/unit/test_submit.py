@@ -360,6 +360,79 @@ def test_a_named_baseline_and_none_at_all_exclude_each_other(slurm, capsys):
     )
 
 
+# Sweeps
+
+SWEEP = ("sweep", "run", "quickstart", "executor=slurm", *TWO)
+
+
+def test_a_sweep_is_one_array_of_recorded_runs_that_share_one_copy_of_the_code(slurm, tmp_path, capsys):
+    assert main([*SWEEP, "seed=1,2", "--at-once=1"]) == 0
+    assert slurm.asked() == [["sbatch", "--test-only"], ["sbatch", "--parsable"]]
+    runs = sorted(tmp_path.glob("run/?-seed_*"))
+    assert [read_json(run / "handle.json")["id"] for run in runs] == ["7_0", "7_1"]
+    assert [(tmp_path / "run" / "tasks" / str(task)).resolve() for task in range(2)] == runs
+    assert all(f"PYTHONPATH={tmp_path}/run/source/lib$" in (run / "job.sh").read_text() for run in runs)
+    assert "submitted as the job array 7 of 2 tasks, 1 at a time\n" in capsys.readouterr().out
+
+
+def test_points_that_ask_for_different_resources_are_jobs_which_wait_for_each_other(slurm, tmp_path, capsys):
+    words = ("sweep", "run", "quickstart", "executor=slurm", "cluster.devices_per_node=4", "run.dir=run")
+    assert main([*words, "parallel.pp=1,2,4", "--at-once=2", "--no-baseline"]) == 0
+    assert slurm.asked() == [["sbatch", "--test-only"], ["sbatch", "--parsable"]] * 3
+    scripts = [path.read_text() for path in sorted(tmp_path.glob("run/?-*/job.sh"))]
+    assert ["--dependency=afterany:7" in script for script in scripts] == [False, False, True]
+    assert "submitted as 3 jobs, 2 at a time\n" in capsys.readouterr().out
+
+
+def test_the_points_of_a_submitted_sweep_share_a_baseline_that_is_on_its_way(slurm, tmp_path, capsys):
+    words = (
+        "sweep",
+        "run",
+        "quickstart",
+        "executor=slurm",
+        *TWO[:2],
+        "seed=1",
+        "parallel.schedule=gpipe,1f1b",
+    )
+    assert main([*words]) == 0
+    (base,) = (tmp_path / "runs").iterdir()
+    named = {read_json(path)["baseline"] for path in tmp_path.glob("run/?-*/job.json")}
+    assert named == {f"../../runs/{base.name}"}
+    assert slurm.asked().count(["sbatch", "--parsable"]) == 2
+
+
+def test_a_dry_run_of_a_sweep_prints_what_is_submitted_and_makes_nothing(slurm, tmp_path, capsys):
+    assert main([*SWEEP, "seed=1,2", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+    main([*SWEEP, "seed=1,2"])
+    written = [tmp_path / "run" / "job-1.sh", *sorted(tmp_path.glob("run/?-*/job.sh"))]
+    assert shown == "".join(f"# ---- {path}\n{path.read_text()}\n" for path in written)
+
+
+def test_a_sweep_that_is_refused_leaves_nothing_behind(slurm, tmp_path, capsys):
+    (slurm.folder / "refuse").touch()
+    assert main([*SWEEP, "seed=1,2"]) == 2
+    assert "Slurm refuses the job: Invalid qos specification. Look at site.qos." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_secret_in_a_sweep_stops_its_submission_and_leaves_nothing(slurm, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    assert main([*SWEEP, "seed=1,2", f"+site.env.GREETING={CANARY}"]) == 2
+    captured = capsys.readouterr()
+    assert CANARY not in captured.err + captured.out
+    assert not (tmp_path / "run").exists()
+    assert slurm.asked() == []
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x"])
+def test_the_points_at_once_are_a_number(slurm, tmp_path, capsys, number):
+    assert main([*SWEEP, "seed=1,2", f"--at-once={number}"]) == 2
+    assert f"--at-once={number}: must be a whole number of at least 1." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 # The other verbs
 
 
