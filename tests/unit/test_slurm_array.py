@@ -62,15 +62,6 @@ def test_chains_of_jobs_are_no_array(make_plan):
     assert Slurm().group(scripts(make_plan, chain, chain), REQUESTED) is None
 
 
-def test_het_jobs_are_no_array(make_plan):
-    first, second = scripts(make_plan, TWO_BY_TWO, TWO_BY_TWO)
-    parts = [
-        replace(script, text=script.text.replace("\n", "\n#SBATCH hetjob\n", 1)) for script in (first, second)
-    ]
-    assert Slurm().group([first, second], REQUESTED) is not None
-    assert Slurm().group(parts, REQUESTED) is None
-
-
 def test_the_code_of_a_sweep_is_mounted_into_the_container_of_each_run(make_plan):
     plan = make_plan(*TWO_BY_TWO, "site.container_image=/images/torch.sqsh")
     shared = replace(REQUEST, run_dir="/runs/s/0-pp_1", code="/runs/s/source/lib")
