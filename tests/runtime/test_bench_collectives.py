@@ -112,7 +112,7 @@ def test_the_verb_measures_with_real_ranks_and_a_plan_uses_what_it_saved(tmp_pat
         return done.stdout
 
     files = ("--json", "all.json", "--plot", "all.svg", "--save", "mine")
-    shown = trireme("bench", "collectives", "--ranks", "2", "--sizes", "1KB,64KB", *files)
+    shown = trireme("bench", "collectives", "--ranks", "2", "--sizes", "1KB,8MB", *files)
     assert "2 ranks inside a node: time of one operation" in shown
     (run,) = (tmp_path / "runs").iterdir()
     assert run.stat().st_mode & 0o077 == 0
