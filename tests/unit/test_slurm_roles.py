@@ -75,6 +75,28 @@ def test_the_ranks_of_all_parts_have_one_range_and_one_rendezvous(plan, tmp_path
     assert (stage.done.returncode, stage.done.stderr) == (0, "")
 
 
+HALF_ENDED_SRUN = """#!/bin/bash
+# A rank of the second part fails, and the first part goes on until its step is cancelled.
+run=$(dirname "$(printf '%s\\n' "$@" | grep -m1 plan.json)")
+echo 'srun: error: cpu1: task 0: Exited with exit code 17' >>"$run/logs/executor.log"
+until grep -q '^--quiet 41.0$' "$CANCELLED"; do sleep 0.1; done
+exit 17
+"""
+
+
+def test_a_part_that_outlives_the_failure_of_another_is_ended(plan, tmp_path):
+    stage = Stage(tmp_path, plan(*OWN_NODES))
+    stage.write("srun", HALF_ENDED_SRUN)
+    stage.write("scancel", '#!/bin/bash\necho "$*" >>"$CANCELLED"\n')
+    cancelled = tmp_path / "cancelled"
+    cancelled.touch()
+    hosts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "node[7-8]", "SLURM_JOB_NODELIST_HET_GROUP_1": "cpu[1-2]"}
+    jobs = {"SLURM_JOB_ID_HET_GROUP_0": "41", "SLURM_JOB_ID_HET_GROUP_1": "42"}
+    stage.run(**hosts, **jobs, CANCELLED=str(cancelled))
+    assert stage.done.returncode == 17
+    assert set(cancelled.read_text().splitlines()) == {"--quiet 41.0", "--quiet 42.0"}
+
+
 def test_trainers_on_one_node_meet_the_others_at_its_name(plan, tmp_path):
     one = ("executor=slurm", "cluster.devices_per_node=2", "+site.roles.server.partition=cpu")
     stage = Stage(tmp_path, plan(*one))
