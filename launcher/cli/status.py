@@ -19,7 +19,8 @@ from launcher.jobs.script import JobState, Phase
 from launcher.jobs.store import RunDirectory, read_json
 from launcher.legible import escaped
 from launcher.plan.columns import columns
-from launcher.units import format_duration
+from launcher.sweep.store import stored_sweeps
+from launcher.units import counted, format_duration
 
 HELP = """\
 trireme status [RUN ...] [--root DIR] [--all]
@@ -60,12 +61,17 @@ def run(words: list[str]) -> int:
     rest, flags = split_flags(words, {"root": True, "all": False})
     root = str(flags["root"] or DEFAULT_ROOT)
     directories = [find_run(word, root) for word in rest] or all_runs(root)
-    if not directories:
+    sweeps = [] if rest else [path.name for path in stored_sweeps(root)]
+    if not directories and not sweeps:
         print(f"no runs in {root}")
         return 0
     states = standings(directories)
     rows = [_row(directory, state) for directory, state in zip(directories, states, strict=True)]
-    print("\n".join(table(rows, is_whole=bool(rest) or bool(flags["all"]))))
+    if rows:
+        print("\n".join(table(rows, is_whole=bool(rest) or bool(flags["all"]))))
+    if sweeps:
+        where = f", the newest {sweeps[-1]}" if len(sweeps) > 1 else f", {sweeps[0]}"
+        print(f"{counted(len(sweeps), 'sweep')}{where}: trireme sweep status")
     return 0
 
 

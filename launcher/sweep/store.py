@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import RunConfig
 from launcher.errors import ConfigError, Fault, LauncherError
@@ -28,8 +28,10 @@ from launcher.jobs.store import (
     read_json,
     saved_steps,
 )
-from launcher.sweep.grid import Point
 from launcher.sweep.tables import Refusal
+
+if TYPE_CHECKING:
+    from launcher.sweep.grid import Point  # loads Hydra, which a stored sweep does not need
 
 VERSION = 1
 """Of sweep.json; raised when a field changes its meaning."""

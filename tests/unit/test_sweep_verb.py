@@ -214,6 +214,13 @@ def test_status_and_best_find_the_newest_sweep_of_a_recipe(sweep, capsys):
     assert output.endswith(f"run.dir={sweep.folder} parallel.pp=4\n")
 
 
+def test_status_of_all_runs_points_to_the_sweeps(sweep, capsys):
+    sweep.run("parallel.pp=1,2")
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == "1 sweep, mine: trireme sweep status\n"
+
+
 def test_best_by_loss_is_the_point_that_learnt_most(sweep, capsys):
     sweep.run("seed=1,2", "--no-baseline")
     records = sweep.folder / "1-seed_2" / "metrics" / "rank-00001.jsonl"  # of the last stage
