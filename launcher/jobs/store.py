@@ -2,7 +2,7 @@
 
 RUN/plan.json        what the ranks do          RUN/logs/rank-N.log          each rank's output
 RUN/job.json         how they were started      RUN/metrics/rank-NNNNN.jsonl what each measured
-RUN/config.yaml      every setting, composed    RUN/exit/rank-N.json         how a rank failed
+RUN/config.yaml      every setting, composed    RUN/exit/rank-N.*            how a rank failed
 RUN/job.sh           the command, to read       RUN/status.json              how the run stands
 RUN/handle.json      the job, where submitted   RUN/source/                  the code, where submitted
 """

@@ -325,6 +325,37 @@ def test_every_stage_goes_on_from_every_other(tmp_path: Path) -> None:
     assert found == {pair: pytest.approx(expected, rel=2e-5) for pair in product(range(4), repeat=2)}
 
 
+def saved_by_each(rank: int, plans: dict[str, Plan], root: Path) -> None:
+    for name, plan in plans.items():
+        some_steps(rank, plan, root / name, 0, 2)
+
+
+def loss_after_each(rank: int, plan_of: dict[str, Plan], root: Path) -> dict[str, float | None]:
+    """Loss of the step after a resume from each folder, under the plan for it; all in one process."""
+    losses = {}
+    for name, plan in plan_of.items():
+        trainer = Trainer(ctx := make_context(plan.rank(rank), CPU))
+        assert restore(trainer, root / name.partition(",")[0]) == 2
+        losses[name] = trainer.step(2, next(Loader(ctx).steps(2))).loss
+    return losses
+
+
+def test_every_stage_goes_on_from_one_device_to_two_and_back(tmp_path: Path) -> None:
+    """On one device there is no stage but 0: the plan refuses to split what one replica has."""
+    (_, _, expected, *_) = run_chain(({},), tmp_path / "whole")
+    alone = job(model=PADDED | DROPOUT)
+    split = {
+        f"stage {stage}": job(model=PADDED | DROPOUT, parallel={"dp": 2, "zero_stage": stage})
+        for stage in range(4)
+    }
+    run_ranks(2, saved_by_each, split, tmp_path, timeout_s=90)
+    run_ranks(1, saved_by_each, {"alone": alone}, tmp_path)
+    (to_one,) = run_ranks(1, loss_after_each, dict.fromkeys(split, alone), tmp_path)
+    from_one = {f"alone, {name}": plan for name, plan in split.items()}
+    to_two, _ = run_ranks(2, loss_after_each, from_one, tmp_path, timeout_s=90)
+    assert to_one | to_two == dict.fromkeys([*split, *from_one], pytest.approx(expected, rel=2e-5))
+
+
 def steps_without_moments(rank: int, plan: Plan, root: Path) -> list[float | None]:
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
