@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.jobs.hang import Hang, find_hang
 from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, JobState
 from launcher.jobs.store import read_json
+from launcher.metrics.heartbeat import stacks_name
 
 _TAIL_LINES = 15
 _MAX_RANKS = 8
@@ -77,6 +78,7 @@ def _hang_text(run_dir: Path, hang: Hang) -> str:
     lines = [f"rank {hang.rank} {hang}"]
     if hang.stack:
         lines += ["", "Where it was, the innermost call first:", hang.stack, ""]
+        lines.append(f"All its threads: {run_dir / stacks_name(hang.rank)}")
     if hang.waiting:
         lines.append(f"Waiting for other ranks then: {_ranks(hang.waiting)}.")
     return "\n".join([*lines, f"Its log: {_log(run_dir, hang.rank)}"])

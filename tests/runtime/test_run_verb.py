@@ -170,3 +170,35 @@ def test_a_rank_out_of_memory_is_named_as_such(start, tmp_path):
     assert process.returncode == 1
     assert error.startswith("rank 0 failed: out of memory")
     assert "A smaller batch.micro_size, parallel.recompute=full" in error
+
+
+HANGS_ONCE = """
+import os, time, torch
+
+class Texts:
+    num_taken = 0
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        self.num_taken += 1
+        if os.environ["RANK"] == "1" and self.num_taken == 20 and not os.path.exists("hung"):
+            open("hung", "x").close()
+            time.sleep(3600)
+        tokens = torch.arange(17) + index % 100
+        return tokens[:-1], tokens[1:]
+"""
+
+
+def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(start, tmp_path):
+    (tmp_path / "mine.py").write_text(HANGS_ONCE)
+    words = ("data.source=null", "data.target=mine:Texts", "parallel.pp=1", "parallel.dp=2")
+    saves = ("train.num_steps=20", "train.checkpoint_interval=2", "executor.max_restarts=1")
+    process = start(*words, *saves, "run.timeout_s=5", "run.dir=mine", "--no-baseline")
+    output, error = process.communicate(timeout=180)
+    assert (process.returncode, error) == (0, "")
+    assert re.search(r"\nrank 1 hung waiting for data of step \d+: not heard from for", output)
+    assert re.search(r"\nrestart 1 of 1: goes on after step \d+", output)
+    assert re.search(r"mine lost \d+ steps? with starts that failed", output)
+    assert len(losses(tmp_path / "mine")) >= 20

@@ -97,6 +97,7 @@ def test_the_text_shows_where_the_rank_was_and_who_waited(run_dir):
         '  File "/home/me/mine.py", line 7 in __getitem__',
         '  File "/home/me/main.py", line 1 in <module>',
         "",
+        f"All its threads: {run_dir}/exit/rank-1.stacks",
         "Waiting for other ranks then: rank 0.",
         f"Its log: {run_dir}/logs/rank-1.log",
     ]
