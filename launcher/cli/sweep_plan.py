@@ -33,5 +33,5 @@ def lines(points: Points) -> list[str]:
         found += ["", f"{len(points.planned)} can run (predicted; memory is that of the fullest rank)"]
         found += predictions([(item.point.label, item.plan) for item in points.planned])
     if points.refused:
-        found += ["", f"{len(points.refused)} refused", *refusals(points.refused, text_width())]
+        found += ["", *refusals(points.refused, text_width())]
     return found

@@ -71,7 +71,6 @@ def new_sweep(points: Points) -> Sweep:
     for note in points.notes:
         say(f"note: {note}")
     if points.refused:
-        say(f"{len(points.refused)} refused")
         say("\n".join(refusals(points.refused, text_width())) + "\n")
     count = counted(len(points.planned) + len(points.refused), "point")
     say(f"{len(points.planned)} of {count} to run = {points.dims}, in {shown(sweep.path)}")

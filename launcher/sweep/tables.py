@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from launcher.errors import Fault
 from launcher.plan.columns import columns
 from launcher.plan.model import Plan
-from launcher.units import counted, format_bytes, format_count, format_duration
+from launcher.units import format_bytes, format_count, format_duration
 
+_NO_BREAK = "\u00a0"
+"""A space at which no line is broken."""
+_ORIGINS = re.compile(r"\([^()]* from [^()]*\)")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
@@ -65,37 +68,30 @@ def bubble_text(fraction: float | None, plan: Plan) -> str:
 
 
 def refusals(refused: Sequence[Refusal], width: int) -> Iterator[str]:
-    """Every refused point with its first reason, then the reasons counted by rule."""
-    size = max(len(refusal.label) for refusal in refused)
+    """How many points are refused; then each rule that they break, in its words for the first of them."""
+    several = " (a point may break several rules)" if any(len(item.faults) > 1 for item in refused) else ""
+    yield f"{len(refused)} refused{several}"
+    rules = _by_rule(refused)
+    size = len(str(max(len(labels) for _, labels in rules)))
+    for fault, labels in rules:
+        rule = str(Fault(fault.path, fault.given, fault.allowed))
+        yield _wrapped(f"  {len(labels):>{size}}  ", rule, width)
+        whole = ", ".join(label.replace(" ", _NO_BREAK) for label in labels)
+        yield _wrapped(f"  {'':>{size}}  ", f"points: {whole}", width).replace(_NO_BREAK, " ")
+
+
+def _by_rule(refused: Sequence[Refusal]) -> list[tuple[Fault, list[str]]]:
+    """Every rule that is broken, as its first fault, and the labels of the points; the most points first."""
+    found: dict[tuple[str, str], tuple[Fault, list[str]]] = {}
     for refusal in refused:
-        first, *others = refusal.faults
-        more = f" (and {counted(len(others), 'other fault')})" if others else ""
-        head = f"  {refusal.label:<{size}}  "
-        yield _wrapped(head, f"{_rule(first)}{more}", width)
-    counts = _by_rule(refused)
-    if len(refused) > 1:
-        yield ""
-        yield "Refused by rule (a point may break several)"
-    for number, fault in counts if len(refused) > 1 else ():
-        yield _wrapped(f"  {number:>{len(str(counts[0][0]))}}  ", f"{fault.path}: {_shortest(fault)}", width)
+        for rule, fault in {(fault.path, _words(fault.allowed)): fault for fault in refusal.faults}.items():
+            found.setdefault(rule, (fault, []))[1].append(refusal.label)
+    return sorted(found.values(), key=lambda item: -len(item[1]))
 
 
-def _by_rule(refused: Sequence[Refusal]) -> list[tuple[int, Fault]]:
-    """How many points break each rule, the most first, with a fault that is an example of it."""
-    found: dict[tuple[str, str], list[Fault]] = {}
-    for refusal in refused:
-        rules = {(fault.path, _NUMBER.sub("N", fault.allowed)): fault for fault in refusal.faults}
-        for rule, fault in rules.items():
-            found.setdefault(rule, []).append(fault)
-    return sorted(((len(faults), faults[0]) for faults in found.values()), key=lambda item: -item[0])
-
-
-def _rule(fault: Fault) -> str:
-    return str(Fault(fault.path, fault.given, fault.allowed))
-
-
-def _shortest(fault: Fault) -> str:
-    return _rule(fault).partition(": ")[2]
+def _words(rule: str) -> str:
+    """A rule without what differs from point to point."""
+    return _NUMBER.sub("N", _ORIGINS.sub("", rule))
 
 
 def _wrapped(head: str, text: str, width: int) -> str:

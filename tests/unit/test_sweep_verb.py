@@ -162,7 +162,7 @@ def test_ctrl_c_ends_the_running_point_and_says_how_to_go_on(sweep, capsys):
 def test_points_that_cannot_run_are_skipped_with_their_reasons(sweep, capsys):
     assert sweep.run("parallel.pp=2,3", "--no-baseline") == 0
     output = capsys.readouterr().out
-    assert "1 refused\n  pp=3  parallel.pp=3: the model has 4 layers" in output
+    assert "1 refused\n  1  parallel.pp=3: the model has 4 layers" in output
     assert "1 of 2 points to run = parallel.pp (2), in runs/mine\n" in output
     assert output.endswith("1 point: 1 succeeded; 1 more refused\n")
     (refused,) = json.loads((sweep.folder / "sweep.json").read_text())["refused"]
@@ -173,7 +173,9 @@ def test_when_no_point_can_run_nothing_is_made_and_the_reasons_are_counted(sweep
     assert sweep.run("parallel.pp=3,5", "parallel.schedule=1f1b,gpipe") == 2
     output = capsys.readouterr().out
     assert "\n4 refused\n" in output
-    assert "Refused by rule (a point may break several)\n  4  parallel.pp: the model has 4 layers" in output
+    assert "4 refused\n  4  parallel.pp=3: the model has 4 layers" in output
+    points = [f"pp={pp} schedule={schedule}" for pp in (3, 5) for schedule in ("1f1b", "gpipe")]
+    assert f"\n     points: {', '.join(points)}\n" in output
     assert sweep.starts == []
     assert not sweep.folder.exists()
 
@@ -256,11 +258,21 @@ def test_pairs_that_do_not_fit_the_devices_are_refused_and_the_others_planned(ca
     assert main(["sweep", "plan", "quickstart", *fit, "parallel.tp=1,2,4,8", "parallel.pp=1,2,4,8"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("quickstart: 16 points = parallel.tp (4) x parallel.pp (4)\n")
-    planned, refused = output.split("\n6 refused\n")
-    assert "10 can run" in planned
-    for tp, pp in [(4, 4), (2, 8), (8, 2), (4, 8), (8, 4), (8, 8)]:
-        assert f"  tp={tp} pp={pp}  parallel.dp=auto: dp = devices / (tp * pp) = 8 / ({tp} * {pp})" in refused
-    assert "  6  parallel.dp: dp = devices / (tp * pp)" in refused
+    assert "\n10 can run" in output
+    pairs = ", ".join(f"tp={tp} pp={pp}" for tp, pp in [(2, 8), (4, 4), (4, 8), (8, 2), (8, 4), (8, 8)])
+    assert output.endswith(
+        "6 refused\n"
+        "  6  parallel.dp=auto: dp = devices / (tp * pp) = 8 / (2 * 8) is below 1.\n"
+        f"     points: {pairs}\n"
+    )
+
+
+def test_reasons_are_counted_by_rule_whatever_their_numbers_are(capsys):
+    assert main(["sweep", "plan", "quickstart", "parallel.pp=4,8", "parallel.dp=4,8"]) == 2
+    output = capsys.readouterr().out
+    assert "4 refused (a point may break several rules)\n  4  parallel.dp=4: world = dp * tp * pp" in output
+    assert "\n  2  parallel.pp=8: the model has 4 layers and 1 chunk per rank" in output
+    assert output.endswith("     points: pp=8 dp=4, pp=8 dp=8\n")
 
 
 def test_each_point_has_its_own_nodes(capsys):
@@ -271,7 +283,7 @@ def test_each_point_has_its_own_nodes(capsys):
         ["1", "2"],
         ["2", "4"],
     ]
-    assert "  nodes=2 dp=1  cluster.nodes=2: 2 ranks fill 1 node of 2 devices.\n" in output
+    assert "cluster.nodes=2: 2 ranks fill 1 node of 2 devices.\n     points: nodes=2 dp=1\n" in output
 
 
 def test_a_misspelt_action_is_answered_with_the_nearest(capsys):
