@@ -1,6 +1,6 @@
 
-# srun ends the ranks of all parts when one fails, but on a busy machine now and then not those of the
-# other parts: they are ended here.
+# srun ends the ranks of all parts when one fails, once: those that were only starting live on, and are
+# ended here.
 end_parts() {
   local part job
   until tail -c +"$1" "$run/logs/executor.log" 2>/dev/null | grep -q '^srun: error: .*: tasks\? '; do sleep 1; done

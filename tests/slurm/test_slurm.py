@@ -42,7 +42,7 @@ def test_names_that_a_shell_would_take_apart_stay_whole(slurm):
 
 
 def test_a_failed_rank_is_named_with_its_exit_code_though_srun_ends_the_others(slurm):
-    slurm.submit('[ "$RANK" != 3 ] || exit 17; sleep 60')
+    slurm.submit('[ "$RANK" != 3 ] || exit 17; exec sleep 60')
     output = slurm.trireme("wait", "run", code=1)
     assert "rank 3 failed: ended with exit code 17\n" in output
     assert "rank 3 ended with exit code 17" in slurm.trireme("status", "run")

@@ -38,7 +38,7 @@ def test_servers_on_nodes_of_their_own_save_and_go_on_with_the_trainers(slurm):
 
 
 def test_the_server_that_fails_is_named_by_its_rank(slurm):
-    slurm.submit('[ "$RANK" != 5 ] || exit 17; sleep 60', *SERVERS)
+    slurm.submit('[ "$RANK" != 5 ] || exit 17; exec sleep 60', *SERVERS)
     output = slurm.trireme("wait", "run", code=1)
     assert "rank 5 failed: ended with exit code 17\n" in output
 

@@ -180,3 +180,15 @@ def test_a_plan_that_slurm_would_not_start_can_still_be_read(make_plan):
     assert note.startswith(
         "Planned, but it cannot be started like this: cluster.nodes=2: 2 ranks fill 1 node"
     )
+
+
+def test_any_option_of_sbatch_can_be_given_and_none_is_dropped(make_plan):
+    given = (
+        "site.nodelist='node[01-03]'",
+        "site.reservation=r",
+        "+site.options.switches='1@00:10:00'",
+        "+site.options.a-plugins-own=yes",
+    )
+    text = Slurm().render(make_plan("executor=slurm", *given), REQUEST).text
+    asked = ['--nodelist="node[01-03]"', "--reservation=r", "--switches=1@00:10:00", "--a-plugins-own=yes"]
+    assert [option for option in asked if f"#SBATCH {option}\n" not in text] == []

@@ -193,6 +193,15 @@ def test_a_literal_variable_reaches_the_ranks_as_it_was_written(stage, value):
     assert two.run()[0][4] == value
 
 
+def test_a_variable_of_several_lines_reaches_the_ranks_whole(stage):
+    two = stage(*TWO_BY_TWO)
+    two.write("python", '#!/bin/bash\nprintf %s "$EXTRA" >"$TOLD"\n')
+    site = replace(two.plan.config.site, env={"EXTRA": "a\nb\n'c'"})
+    two.plan = replace(two.plan, config=replace(two.plan.config, site=site))
+    two.run()
+    assert (two.folder / "told").read_text() == "a\nb\n'c'"
+
+
 def test_a_node_variable_is_expanded_on_the_node_and_runs_nothing(stage):
     two = stage(*TWO_BY_TWO)
     site = replace(two.plan.config.site, node_env={"EXTRA": "/opt/x:$GIVEN:${NOT_GIVEN} `id` $(id) \\ \"'"})
