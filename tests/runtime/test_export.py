@@ -59,7 +59,7 @@ def tokens_and_logits(rank: int, plan: Plan, root: Path | None) -> tuple[Tensor,
     with torch.no_grad():
         hidden = stage.prologue(batch)
         for block in stage.blocks:
-            hidden = block(hidden, batch)
+            hidden = block(hidden, *block.rows(batch))
         return batch.inputs, stage.epilogue.norm(hidden) @ stage.epilogue.head.weight.T
 
 
