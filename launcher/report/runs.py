@@ -55,7 +55,10 @@ class Run:
         words += [parallel.schedule] if mesh.pp > 1 else []
         words += [f"chunks={parallel.num_chunks}"] if parallel.num_chunks > 1 else []
         words += [f"zero={parallel.zero_stage}"] if parallel.zero_stage else []
-        words += [self._architecture] if config.architecture.name != "decentralized" else []
+        is_plain = config.architecture.name == "decentralized"
+        reduce = config.architecture.options.get("reduce", "flat")
+        words += [] if is_plain else [self._architecture]
+        words += [f"reduce={reduce}"] if is_plain and reduce != "flat" else []
         return " ".join(words)
 
     @property

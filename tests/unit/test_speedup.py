@@ -123,6 +123,13 @@ def test_median_of_an_even_number_of_runs_is_a_run_that_happened(tmp_path, base)
     assert compare(paths, base).results[0].median.run.name == "run50"
 
 
+def test_a_sum_in_two_levels_is_a_layout_of_its_own(tmp_path, base):
+    two_levels = dp2(config={"architecture": {"options": {"reduce": "hierarchical"}}})
+    runs = [dp2().write(tmp_path / "a"), two_levels.write(tmp_path / "b")]
+    layouts = [result.median.run.layout for result in compare(runs, base).results]
+    assert layouts == ["dp=2 tp=1 pp=1", "dp=2 tp=1 pp=1 reduce=hierarchical"]
+
+
 def test_layouts_are_separate_results(tmp_path, base):
     tp2 = FakeRun(mesh=Mesh(pp=1, dp=1, tp=2), kinds_ms={0: {"compute": 60}, 1: {"compute": 60}})
     report = compare([dp2().write(tmp_path / "dp"), tp2.write(tmp_path / "tp")], base)

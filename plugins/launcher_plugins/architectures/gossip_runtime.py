@@ -20,6 +20,7 @@ from launcher.runtime.api import (
 )
 from launcher.runtime.fragments import scalar_fragment
 from launcher.runtime.gradients import in_buckets
+from launcher.runtime.log import say
 from launcher.runtime.update import NativeUpdate
 
 _FP32_BYTES = 4
@@ -91,7 +92,7 @@ class GossipUpdate(NativeUpdate):
             return
         super().load(read)
         if found:
-            print(f"{found} replicas were saved: these {self._replicas.size} begin from their average")
+            say(f"{found} replicas were saved: these {self._replicas.size} begin from their average")
 
 
 def _own_name(name: str, rank: int) -> str:
