@@ -25,9 +25,14 @@ class RankError(AssertionError):
 
 
 def run_ranks(
-    num_ranks: int, function: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S
+    num_ranks: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = TIMEOUT_S,
+    before: Callable[[int], None] = lambda rank: None,
 ) -> list[Any]:
-    """The results of ``function(rank, *args)`` by rank, inside a gloo process group.
+    """The results of ``function(rank, *args)`` by rank, inside a gloo process group. ``before``: called on
+    each rank before it opens a connection.
 
     The parent must not have called torch.set_num_threads: children would abort now and then.
 
@@ -40,7 +45,8 @@ def run_ranks(
         pipes = [fork.Pipe(duplex=False) for _ in range(num_ranks)]
         children = [
             fork.Process(
-                target=_child, args=(rank, num_ranks, store, pipes[rank][1], timeout_s, function, args)
+                target=_child,
+                args=(rank, num_ranks, store, pipes[rank][1], timeout_s, before, function, args),
             )
             for rank in range(num_ranks)
         ]
@@ -78,11 +84,13 @@ def _child(
     store: Path,
     pipe: Connection,
     timeout_s: float,
+    before: Callable[[int], None],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     try:
+        before(rank)
         dist.init_process_group(
             "gloo",
             init_method=f"file://{store}",

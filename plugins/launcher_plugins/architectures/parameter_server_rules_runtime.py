@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import isfinite, sqrt
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from launcher_plugins.architectures.parameter_server_config import settings_of
 from launcher_plugins.architectures.parameter_server_shard_runtime import Shard
 from launcher_plugins.architectures.parameter_server_wire_runtime import Notice, Outbox, Wire
 
+_BUCKETS_AHEAD = 2
+"""Buckets that each worker may send before all workers have sent the first of them. Few keep the workers in
+step, so that sums are complete, and the way back is used, early; measured over slow links, 2 is best."""
 Write = Callable[[UpdateRecord], None]
 
 
@@ -43,10 +47,32 @@ class Desk:
             for _ in workers
         ]
         """Where each worker's gradients arrive, by bucket."""
+        places = [(worker, bucket) for worker in workers for bucket in shard.pieces]
+        self._posted: dict[tuple[int, int], SimpleQueue[Any]] = {place: SimpleQueue() for place in places}
+        """Receives under way, or why there can be none, by worker and bucket."""
         self._outboxes = [Outbox() for _ in workers]
         servers = list(range(wire.num_workers, ctx.plan.plan.world_size))
         self.group: Any = dist.new_group(servers, backend="gloo", use_local_synchronization=True)
         """All servers."""
+
+    def expect(self, worker: int, bucket: int) -> None:
+        """Starts receiving the worker's next gradients of a bucket, over those of the last step."""
+        posted = self._posted[worker, bucket]
+        try:
+            posted.put(self.wire.post_payload(worker, bucket, self.landing[worker][bucket]))
+        except RuntimeError as error:  # a worker that is gone: its own thread tells of it
+            posted.put(error)
+
+    def wait_for_push(self, worker: int, bucket: int) -> None:
+        """Returns when the gradients that a worker has announced are there.
+
+        Raises:
+            RuntimeError: when the worker is gone.
+        """
+        posted = self._posted[worker, bucket].get()
+        if isinstance(posted, RuntimeError):
+            raise posted
+        posted.wait()
 
     def gradient(self, worker: int, bucket: int) -> Tensor:
         """What a worker has pushed, fp32."""
@@ -103,6 +129,11 @@ class LockStep:
         self._ended: set[int] = set()
         """Workers that have pushed all of the step."""
         self._busy_ns = 0
+        self._order = list(shard.pieces)
+        self._ahead = min(_BUCKETS_AHEAD, len(self._order))
+        for worker in desk.present:
+            for bucket in self._order[: self._ahead]:
+                desk.expect(worker, bucket)
 
     def pushed(self, worker: int, bucket: int) -> None:
         """A worker's gradients of a bucket are here."""
@@ -139,6 +170,9 @@ class LockStep:
         gradient.copy_(self._desk.gradient(first, bucket))
         for worker in others:
             gradient.add_(self._desk.gradient(worker, bucket))
+        following = self._order[(self._order.index(bucket) + self._ahead) % len(self._order)]
+        for worker in self._arrived[bucket]:
+            self._desk.expect(worker, following)
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         self._squares[bucket] = float(norm.double().square())
         if not self._desk.clips:
@@ -192,6 +226,9 @@ class Apart:
         self._pulled_at = dict.fromkeys(desk.present, shard.num_updates)
         """Updates in the parameters that each worker has."""
         self._copies: dict[tuple[int, int], Tensor] = {}
+        for worker in desk.present:
+            for bucket in shard.pieces:
+                desk.expect(worker, bucket)
 
     def pushed(self, worker: int, bucket: int) -> None:
         """The gradients of a step are taken together."""
@@ -201,6 +238,7 @@ class Apart:
         start, lr = time.perf_counter_ns(), self._desk.lr(notice.step)
         for bucket, piece in self._shard.pieces.items():
             piece.gradient.copy_(self._desk.gradient(worker, bucket))
+            self._desk.expect(worker, bucket)
             piece.update(lr, notice.value)
         self._desk.answer(worker, (0.0, self._desk.signal))
         self._desk.num_done[worker] = notice.step + 1

@@ -1,7 +1,8 @@
 """A server: holds its key range, and updates it with what the workers push.
 
 One thread for each worker receives into memory of that worker; the main thread does everything else, in the
-order in which the notices came in. A worker that is gone is one more notice.
+order in which the notices came in. A worker that is gone is one more notice. Receives are posted as soon as
+their memory is free: gloo sends nothing before, and over a busy link the word that it may takes its time.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     first_step = chosen_step(ctx, root) if resume else 0
     layout = wire.receive_layout()
     shard = Shard(ctx, layout, ctx.plan.rank - wire.num_workers)
-    for piece in shard.pieces.values():  # the first worker's weights; what was saved takes their place
+    for bucket, piece in shard.pieces.items():  # the first worker's weights; what was saved replaces them
         wire.receive_notice(0)
         weights = torch.empty_like(piece.parameters())
-        wire.receive_payload(0, weights)
+        wire.post_payload(0, bucket, weights).wait()
         piece.master.copy_(weights)
     if resume:
         shard.load(checkpoint.Checkpoint(checkpoint.folder_of(root, first_step)).read)
@@ -116,7 +117,7 @@ class Server:
             try:
                 notice = self._desk.wire.receive_notice(worker)
                 if notice.kind == PUSH:
-                    self._desk.wire.receive_payload(worker, self._desk.landing[worker][notice.bucket])
+                    self._desk.wait_for_push(worker, notice.bucket)
             except RuntimeError as error:
                 say(f"worker {worker}: {error}")
                 notice = Notice(kind=LOST)

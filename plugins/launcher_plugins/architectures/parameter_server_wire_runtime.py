@@ -8,6 +8,7 @@ timeout, which then closes the connections to all the others, too), while one fr
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,9 +27,17 @@ from launcher_plugins.architectures.parameter_server_config import settings_of
 PUSH, DONE, SUM, MEET, LEAVE, LOST = range(6)
 """What a message says: a bucket of gradients follows; a step's are all pushed; a number to be added up over
 the workers; ready for an evaluation; going; and, by a server to itself, that a worker is gone."""
-_NOTICE, _PAYLOAD, _ANSWER, _LAYOUT = range(4)
-_FIRST_BUCKET = 8
-"""Tags; parameters of bucket b come under ``_FIRST_BUCKET + b``."""
+_NOTICES_AHEAD = 64
+_NOTICE, _ANSWER, _LAYOUT = range(3)
+"""Tags of small messages; those of a bucket have tags of their own."""
+
+
+def _gradients(bucket: int) -> int:
+    return 2 * bucket + 8
+
+
+def _parameters(bucket: int) -> int:
+    return 2 * bucket + 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +153,8 @@ class Wire:
             timeout=timedelta(seconds=plan.config.run.timeout_s),
         )
 
+        self._expected: dict[int, deque[tuple[Tensor, Any]]] = {}
+
     def send(self, tensor: Tensor, rank: int, tag: int, outbox: Outbox) -> None:
         """Starts sending a contiguous tensor of the host; it is received in the order of its tag."""
         outbox.add(dist.isend(tensor, rank, group=self._group, tag=tag), tensor)
@@ -161,11 +172,11 @@ class Wire:
     def push(self, server: int, notice: Notice, payload: Tensor, outbox: Outbox) -> None:
         """Sends gradients behind a notice."""
         self.notify(server, notice, outbox)
-        self.send(payload, self.num_workers + server, _PAYLOAD, outbox)
+        self.send(payload, self.num_workers + server, _gradients(notice.bucket), outbox)
 
     def post_pull(self, server: int, bucket: int, buffer: Tensor) -> Any:
         """Starts receiving a server's part of a bucket of parameters."""
-        return self.post(buffer, self.num_workers + server, _FIRST_BUCKET + bucket)
+        return self.post(buffer, self.num_workers + server, _parameters(bucket))
 
     def answer(self, server: int, num_values: int) -> list[float]:
         """Waits for a few numbers from a server."""
@@ -193,14 +204,19 @@ class Wire:
         return Layout.from_json(bytes(text.tolist()).decode(), self.num_servers)
 
     def receive_notice(self, worker: int) -> Notice:
-        """Waits for the next notice of a worker."""
-        tensor = torch.empty(5, dtype=torch.float64)
-        self.post(tensor, worker, _NOTICE).wait()
+        """Waits for the next notice of a worker. Many are expected at once: the word that one may be sent
+        would else wait behind the parameters on their way to that worker."""
+        expected = self._expected.setdefault(worker, deque())
+        while len(expected) < _NOTICES_AHEAD:
+            tensor = torch.empty(5, dtype=torch.float64)
+            expected.append((tensor, self.post(tensor, worker, _NOTICE)))
+        tensor, receive = expected.popleft()
+        receive.wait()
         return Notice.of(tensor)
 
-    def receive_payload(self, worker: int, buffer: Tensor) -> None:
-        """Waits for the gradients behind a notice."""
-        self.post(buffer, worker, _PAYLOAD).wait()
+    def post_payload(self, worker: int, bucket: int, buffer: Tensor) -> Any:
+        """Starts receiving a worker's next gradients of a bucket."""
+        return self.post(buffer, worker, _gradients(bucket))
 
     def reply(self, worker: int, values: Sequence[float], outbox: Outbox) -> None:
         """Sends a few numbers to a worker. One that is gone gets nothing: its own thread tells of it."""
@@ -210,4 +226,4 @@ class Wire:
     def give(self, worker: int, bucket: int, parameters: Tensor, outbox: Outbox) -> None:
         """Sends parameters to a worker, likewise."""
         with suppress(RuntimeError):
-            self.send(parameters, worker, _FIRST_BUCKET + bucket, outbox)
+            self.send(parameters, worker, _parameters(bucket), outbox)
