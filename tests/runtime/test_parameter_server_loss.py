@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from equality import CPU, job
 from ranks import RankError, run_ranks
 from server_simulation import Simulation
-from servers import GONE, assert_same, records, serve_and_train, servers_job
+from servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job
 from test_checkpoint import MODEL, first_half, losses_of, second_half, uninterrupted
 
 from launcher.jobs.script import STOP_NOTE
@@ -80,14 +81,21 @@ def test_a_server_that_is_gone_is_told_clearly_and_soon(
     def handle_some(server: Server, *notice: Any) -> None:
         seen.append(notice)
         if len(seen) == 20:
-            os._exit(1)
+            raise EOFError
         handle(server, *notice)
 
     monkeypatch.setattr(Server, "_handle", handle_some)
-    begin = time.monotonic()
+    (tmp_path / "metrics").mkdir()
+    plan, begin = servers_job(), time.monotonic()
     with pytest.raises(RankError, match="JobError: a parameter server does not answer"):
-        serve_and_train(servers_job(), tmp_path, num_steps=STEPS)
+        run_ranks(plan.world_size, until_the_server_ends, plan, tmp_path)
     assert time.monotonic() - begin < SOON_S
+
+
+def until_the_server_ends(rank: int, plan: Plan, run_dir: Path) -> None:
+    """The server's process ends without a word to anybody."""
+    with suppress(EOFError):
+        rank_of_servers(rank, plan, run_dir, None, STEPS, False)
 
 
 # Checkpoints carry no architecture.
