@@ -32,6 +32,7 @@ __all__ = [
     "KnowsExactness",
     "KnowsQueue",
     "KnowsSite",
+    "LimitsTime",
     "LayerShape",
     "ModelShape",
     "OwnsExchange",
@@ -344,6 +345,15 @@ class KnowsAllocation(Protocol):
 
     def time_left_s(self, job: str) -> float | None:
         """Seconds until the time limit of a job; None where there is no limit, or no such job."""
+        ...
+
+
+@runtime_checkable
+class LimitsTime(Protocol):
+    """An `Executor` whose jobs are ended when their time is up."""
+
+    def time_notes(self, job: JobShape, predicted_s: float) -> Iterable[str]:
+        """What a reader should know about a run that is predicted to take so long, each a sentence."""
         ...
 
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from launcher.config.schema import LaunchConfig, SiteConfig
-from launcher.interfaces import ComparesExchange, HasNotes, JobShape, KnowsExactness, OwnsUpdate, RoleGroup
+from launcher.interfaces import (
+    ComparesExchange,
+    HasNotes,
+    JobShape,
+    KnowsExactness,
+    LimitsTime,
+    OwnsUpdate,
+    RoleGroup,
+)
 from launcher.plan.fit import laid_out, memory_faults
 from launcher.plan.job import CheckedJob, Describe, examine, measured_once
 from launcher.plan.model import VERSION, BatchPlan, ExchangePlan, Plan, RolePlan
@@ -59,6 +67,8 @@ def _built(
     notes += chosen.architecture.notes(job) if isinstance(chosen.architecture, HasNotes) else ()
     notes += [f"Planned, but it cannot be started like this: {fault}" for fault in chosen.executor.check(job)]
     notes += chosen.executor.notes(job)
+    if isinstance(chosen.executor, LimitsTime):
+        notes += chosen.executor.time_notes(job, config.train.num_steps * schedule.step_s)
     if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
         notes += idle_note(
             sum(role.num_ranks for role in roles if role.num_nodes is None), job.cluster.num_devices

@@ -311,6 +311,14 @@ def test_a_life_that_cannot_be_is_refused(make_plan, overrides, message):
             ],
         ),
         (
+            (*SAVES, *CHAIN, "executor.save_lead_s=0"),
+            [
+                "It is submitted as 3 jobs. The first ends at its time limit, without a word to the ranks, "
+                "and the next goes on; those that are not needed are cancelled, and nothing is requeued "
+                "(executor.continuation=chain)."
+            ],
+        ),
+        (
             ("executor.continuation=none",),
             ["Nothing starts the run again when it is cut short (executor.continuation=none)."],
         ),
@@ -318,6 +326,33 @@ def test_a_life_that_cannot_be_is_refused(make_plan, overrides, message):
 )
 def test_the_plan_says_who_starts_the_run_again(make_plan, overrides, notes):
     assert list(make_plan(*TWO_BY_TWO, *overrides).notes)[-len(notes) :] == notes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rest"),
+    [
+        (("executor.continuation=none",), "going on takes executor.continuation=requeue and a train.checkpo"),
+        ((), "it is ended after site.time_limit = 00:10:00: going on takes a train.checkpoint_interval."),
+        ((*SAVES, "executor.save_lead_s=0"), "going on takes an executor.save_lead_s."),
+        ((*SAVES, "executor.max_starts=1"), "going on takes a larger executor.max_starts."),
+        (
+            (*SAVES, *CHAIN),
+            "3 starts (executor.max_starts) of 00:10:00 each (site.time_limit) are not enough.",
+        ),
+    ],
+)
+def test_the_plan_says_that_a_run_takes_longer_than_its_time_limit(make_plan, overrides, rest):
+    limited = (*TWO_BY_TWO, *overrides, "site.time_limit=00:10:00")
+    long, short = (make_plan(*limited, f"train.num_steps={steps}") for steps in (40000, 150))
+    note = long.notes[-1]
+    assert note.startswith("The run is predicted to take about 1 h ")
+    assert rest in note
+    assert not any("is predicted to take" in note for note in short.notes)
+
+
+def test_starts_enough_for_a_long_run_are_not_spoken_of(make_plan):
+    limited = (*TWO_BY_TWO, *SAVES, "site.time_limit=00:10:00", "train.num_steps=40000")
+    assert not any("is predicted to take" in note for note in make_plan(*limited).notes)
 
 
 def test_the_plan_says_how_long_a_run_that_hangs_takes_to_fail(make_plan):

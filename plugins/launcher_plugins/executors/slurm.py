@@ -17,7 +17,7 @@ from launcher.jobs.script import GroupRequest, JobHandle, JobRequest, JobScript,
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_array import array
 from launcher_plugins.executors.slurm_commands import ask, left_out
-from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of
+from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of, time_notes
 from launcher_plugins.executors.slurm_options import SEPARATOR, binding_faults, layout, option_faults
 from launcher_plugins.executors.slurm_queue import Jobs, ask_about
 from launcher_plugins.executors.slurm_roles import (
@@ -65,6 +65,10 @@ class Slurm:
         """Where the ranks meet, and who starts the run again when it is cut short."""
         config = job.config
         return (*role_notes(config, job.roles), *_network_notes(config), *life_notes(config))
+
+    def time_notes(self, job: JobShape, predicted_s: float) -> Iterable[str]:
+        """Whether the run is predicted to take longer than its time limits allow."""
+        return time_notes(job.config, predicted_s)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The batch script, and the command that submits it.

@@ -12,6 +12,7 @@ from typing import Literal
 from launcher.config.schema import Count, Index, LaunchConfig
 from launcher.errors import Fault
 from launcher.typed import Reading, read
+from launcher.units import format_duration
 from launcher_plugins.executors.restarts import restart_faults, restart_notes
 
 
@@ -84,8 +85,9 @@ def life_notes(config: LaunchConfig) -> Iterator[str]:
     if settings.continuation == "none":
         yield "Nothing starts the run again when it is cut short (executor.continuation=none)."
     elif settings.continuation == "chain":
+        end = at_limit if settings.save_lead_s else "at its time limit, without a word to the ranks"
         yield (
-            f"It is submitted as {settings.max_starts} jobs. The first ends {at_limit}, and the next goes "
+            f"It is submitted as {settings.max_starts} jobs. The first ends {end}, and the next goes "
             "on; those that are not needed are cancelled, and nothing is requeued "
             "(executor.continuation=chain)."
         )
@@ -101,6 +103,29 @@ def life_notes(config: LaunchConfig) -> Iterator[str]:
                 "end."
             )
     yield from restart_notes(config, settings.max_restarts)
+
+
+def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
+    """Says where the run is cut short by its time limit before it can be done."""
+    settings, limit = settings_of(config), config.site.time_limit
+    if not limit:
+        return
+    goes_on = {"requeue": save_signal(config) is not None, "chain": True, "none": False}
+    num_starts = settings.max_starts if goes_on[settings.continuation] else 1
+    if predicted_s <= num_starts * seconds(limit):
+        return
+    if num_starts > 1:
+        rest = f"{num_starts} starts (executor.max_starts) of {limit} each (site.time_limit) are not enough"
+    else:
+        missing = {
+            "executor.continuation=requeue": settings.continuation == "none",
+            "a train.checkpoint_interval": not saves(config),
+            "an executor.save_lead_s": not settings.save_lead_s and settings.continuation != "chain",
+            "a larger executor.max_starts": settings.max_starts == 1,
+        }
+        needed = " and ".join(what for what, is_missing in missing.items() if is_missing)
+        rest = f"it is ended after site.time_limit = {limit}: going on takes {needed}"
+    yield f"The run is predicted to take about {format_duration(predicted_s)}, and {rest}."
 
 
 def seconds(limit: str) -> int:
