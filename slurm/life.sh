@@ -15,7 +15,8 @@ tell_ranks() {
 }
 if [ "$saves" = yes ]; then trap tell USR1 TERM; fi
 
-# Starts the ranks and waits for their end, which a signal does not cut short.
+# Starts the ranks and waits for their end, which a signal does not cut short. A rank that fails ends the
+# others at once (--kill-on-bad-exit), one that is done before them ends none (--wait=0).
 start_ranks() {
   local num_before=$num_told
   "$@" &

@@ -6,7 +6,7 @@ task='
 trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit
 exec "$1" -m torch.distributed.run --node-rank="$SLURM_NODEID" "${@:2}"'
-start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
+start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
   --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${step[@]}" \
   bash -c "$task" torchrun \
   "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -46,6 +47,26 @@ def test_a_failed_rank_is_named_with_its_exit_code_though_srun_ends_the_others(s
     output = slurm.trireme("wait", "run", code=1)
     assert "rank 3 failed: ended with exit code 17\n" in output
     assert "rank 3 ended with exit code 17" in slurm.trireme("status", "run")
+
+
+GONE = f"""exec {sys.executable} - "$run" <<'PYTHON'
+import os, pathlib, signal, sys, time
+from launcher.runtime.supervise import supervise
+run, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+def work():
+    if rank in "01":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(4)  # longer than WaitTime, after which srun ends those that are left
+    (run / f"done-{{rank}}").touch()
+    return 0
+sys.exit(supervise(work))
+PYTHON"""
+
+
+def test_ranks_that_a_run_can_lose_are_gone_alone(slurm):
+    run, _ = slurm.submit(GONE)
+    assert "succeeded" in slurm.trireme("wait", "run") + slurm.trireme("status", "run")
+    assert sorted(path.name for path in run.glob("done-*")) == ["done-2", "done-3"]
 
 
 def test_a_job_is_cancelled_with_its_ranks(slurm):

@@ -41,6 +41,18 @@ def test_a_role_with_nodes_of_its_own_is_a_part_of_the_job(plan):
     assert text == (GOLDEN / "het.sh").read_text()
 
 
+def test_the_plan_says_that_a_run_which_can_lose_a_worker_cannot_lose_a_node():
+    words = ("architecture=parameter_server", *TWO_BY_TWO, "parallel.dp=3", "parallel.pp=1")
+    sizes = ("batch.global_size=12", "batch.micro_size=2")
+    lost, kept = (
+        make_plan("quickstart", (*words, *sizes, f"architecture.on_worker_loss={way}")).plan.notes
+        for way in ("continue", "fail")
+    )
+    assert set(lost) - set(kept) > {
+        "The others go on without a rank whose process ends; a node that fails ends them all."
+    }
+
+
 def test_without_nodes_of_its_own_a_role_is_on_the_devices_after_the_trainers(plan):
     together = plan(*TWO_BY_TWO, "cluster.devices_per_node=3")
     text = Slurm().render(together, REQUEST).text

@@ -17,7 +17,13 @@ from launcher.jobs.script import GroupRequest, JobHandle, JobRequest, JobScript,
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_array import array
 from launcher_plugins.executors.slurm_commands import ask, left_out
-from launcher_plugins.executors.slurm_life import SlurmConfig, life_faults, life_notes, settings_of, time_notes
+from launcher_plugins.executors.slurm_life import (
+    SlurmConfig,
+    life_faults,
+    life_notes,
+    settings_of,
+    time_notes,
+)
 from launcher_plugins.executors.slurm_options import SEPARATOR, binding_faults, layout, option_faults
 from launcher_plugins.executors.slurm_queue import Jobs, ask_about
 from launcher_plugins.executors.slurm_roles import (

@@ -70,7 +70,9 @@ def role_faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
 
 
 def role_notes(config: LaunchConfig, roles: Roles) -> Iterator[str]:
-    """Where the ranks of such a role are."""
+    """Where the ranks of such a role are, and what a run that can lose ranks cannot lose."""
+    if config.cluster.nodes > 1 and any(role.is_expendable for role in roles):
+        yield "The others go on without a rank whose process ends; a node that fails ends them all."
     for part in parts(config, roles):
         nodes = counted(part.place.num_nodes, "further node")
         where = f" of partition {part.site.partition}" if part.site.partition else ""

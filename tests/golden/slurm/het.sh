@@ -121,7 +121,8 @@ tell_ranks() {
 }
 if [ "$saves" = yes ]; then trap tell USR1 TERM; fi
 
-# Starts the ranks and waits for their end, which a signal does not cut short.
+# Starts the ranks and waits for their end, which a signal does not cut short. A rank that fails ends the
+# others at once (--kill-on-bad-exit), one that is done before them ends none (--wait=0).
 start_ranks() {
   local num_before=$num_told
   "$@" &
@@ -212,7 +213,7 @@ end_parts() {
 words=() rank=0
 for ((part = 0; part < parts; part++)); do
   declare -n options=step$part hosts_of_part=SLURM_JOB_NODELIST_HET_GROUP_$part
-  words+=(: --het-group="$part" --export=ALL --kill-on-bad-exit=1 --distribution=block
+  words+=(: --het-group="$part" --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block
     "${options[@]}" "${command[@]}")
   echo "trireme: ranks from $rank on $hosts_of_part"
   rank=$((rank + ranks_of_part[part]))

@@ -103,7 +103,8 @@ tell_ranks() {
 }
 if [ "$saves" = yes ]; then trap tell USR1 TERM; fi
 
-# Starts the ranks and waits for their end, which a signal does not cut short.
+# Starts the ranks and waits for their end, which a signal does not cut short. A rank that fails ends the
+# others at once (--kill-on-bad-exit), one that is done before them ends none (--wait=0).
 start_ranks() {
   local num_before=$num_told
   "$@" &
@@ -177,7 +178,7 @@ export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec "$@"'
 command=(bash -c "$task" rank
   "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
-start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
+start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
   --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
   "${command[@]}"
 conclude

@@ -104,7 +104,8 @@ tell_ranks() {
 }
 if [ "$saves" = yes ]; then trap tell USR1 TERM; fi
 
-# Starts the ranks and waits for their end, which a signal does not cut short.
+# Starts the ranks and waits for their end, which a signal does not cut short. A rank that fails ends the
+# others at once (--kill-on-bad-exit), one that is done before them ends none (--wait=0).
 start_ranks() {
   local num_before=$num_told
   "$@" &
@@ -176,7 +177,7 @@ task='
 trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit
 exec "$1" -m torch.distributed.run --node-rank="$SLURM_NODEID" "${@:2}"'
-start_ranks srun --export=ALL --kill-on-bad-exit=1 --distribution=block \
+start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
   --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${step[@]}" \
   bash -c "$task" torchrun \
   "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
