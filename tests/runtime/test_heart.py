@@ -20,7 +20,9 @@ from launcher.runtime.heart import Heart
 from launcher.runtime.loop import Trainer
 from launcher.runtime.rank import make_context
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 2.5
+LONG_TIMEOUT_S = 5.0
+"""Far longer than a busy machine may hold a rank up."""
 
 
 def planned(**layout: int) -> Plan:
@@ -38,10 +40,17 @@ def sleep_in_c_with_pythons_lock() -> None:
 
 
 def be_slow() -> None:
-    time.sleep(TIMEOUT_S * 0.6)
+    time.sleep(LONG_TIMEOUT_S * 0.55)
 
 
-def trained(rank: int, plan: Plan, run_dir: Path, doing: Callable[[], None], guilty: int) -> None:
+def trained(
+    rank: int,
+    plan: Plan,
+    run_dir: Path,
+    doing: Callable[[], None],
+    guilty: int,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
     """A run whose rank ``guilty`` does something else in the middle of each step from the second on."""
     (run_dir / "metrics").mkdir(exist_ok=True)
     begin = Trainer.step
@@ -51,7 +60,7 @@ def trained(rank: int, plan: Plan, run_dir: Path, doing: Callable[[], None], gui
         return begin(trainer, number, *args)
 
     Trainer.step = step
-    heart = Heart(run_dir, rank, TIMEOUT_S)
+    heart = Heart(run_dir, rank, timeout_s)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
     dist.barrier()
     heart.close()
@@ -71,7 +80,7 @@ def test_all_ranks_end_when_one_hangs_and_it_is_named_with_its_place(
     hang = find_hang(tmp_path)
     assert hang is not None
     assert (hang.rank, hang.heartbeat.step, hang.heartbeat.is_waiting) == (1, 1, False)
-    assert hang.silent_s < TIMEOUT_S + 1
+    assert hang.silent_s < TIMEOUT_S + 3
     assert doing.__name__ in hang.stack
 
 
@@ -82,14 +91,14 @@ def test_a_rank_alone_that_hangs_ends_too(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_slow_goes_on_and_leaves_no_file(tmp_path: Path) -> None:
-    run_ranks(2, trained, planned(dp=2), tmp_path, be_slow, 1)
+    run_ranks(2, trained, planned(dp=2), tmp_path, be_slow, 1, LONG_TIMEOUT_S)
     assert list(tmp_path.glob("exit/*")) == []
     assert find_hang(tmp_path) is None
 
 
 def without_beats(rank: int, plan: Plan, run_dir: Path) -> None:
     Heart.beat = lambda heart, doing: None
-    trained(rank, plan, run_dir, be_slow, 0)
+    trained(rank, plan, run_dir, be_slow, 0, LONG_TIMEOUT_S)
 
 
 def test_a_rank_whose_beats_are_lost_is_ended(tmp_path: Path) -> None:
@@ -103,5 +112,5 @@ def stop_itself() -> None:
 
 def test_a_rank_that_is_stopped_by_the_system_is_named_by_those_that_waited(tmp_path: Path) -> None:
     with pytest.raises(RankError):
-        run_ranks(2, trained, planned(dp=2), tmp_path, stop_itself, 1, timeout_s=4)
+        run_ranks(2, trained, planned(dp=2), tmp_path, stop_itself, 1, timeout_s=7)
     assert find_hang(tmp_path).rank == 1
