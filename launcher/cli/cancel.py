@@ -1,49 +1,80 @@
-"""``trireme cancel``: end a run, wherever it is."""
+"""``trireme cancel``: end a run, or all runs of a sweep, wherever they are."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
+from collections.abc import Sequence
 
-from launcher.cli.runs import one_run
+from launcher.cli.ending import shown
+from launcher.cli.runs import one_run, sweep_at
+from launcher.cli.sweep_status import is_waiting
 from launcher.cli.words import split_flags
 from launcher.errors import LauncherError
-from launcher.jobs.handle import load_handle, standing
+from launcher.jobs.handle import load_handle, standing, standings
 from launcher.jobs.store import ACTIVE, RunDirectory, follower, read_json
+from launcher.report.runs import named_base
+from launcher.sweep.store import read_sweep
+from launcher.units import counted
 
 HELP = """\
-trireme cancel RUN
+trireme cancel RUN|SWEEP
 
-Ends all ranks of a run and takes it out of the queue. The exit code is 0 when it has ended.
+Ends all ranks of a run and takes it out of the queue; of a sweep those of every point that has not ended.
+The exit code is 0 when it has ended.
 
   trireme cancel runs/quickstart-20250102-030405
+  trireme cancel runs/quickstart-sweep-20250102-030405
 """
 _TIMEOUT_S = 30
 _ASK_INTERVAL_S = 0.5
 
 
 def run(words: list[str]) -> int:
-    """Cancels a run; returns the exit code.
+    """Cancels a run or the points of a sweep; returns the exit code.
 
     Raises:
         LauncherError: when there is no such run, or it cannot be ended from here.
     """
     rest, _ = split_flags(words, {})
-    directory = one_run(rest, "cancel")
-    state = standing(directory)
-    if state.phase not in ACTIVE:
-        print(f"it has ended already: {state.phase}")
+    sweep = sweep_at(rest[0]) if len(rest) == 1 else None
+    if sweep is None:
+        directories = [one_run(rest, "cancel")]
+    else:
+        points = [point.directory for point in read_sweep(sweep).points]
+        directories = [directory for directory in points if not is_waiting(directory)]
+    going = _going(directories)
+    if not going:
+        ended = f"it has ended already: {standing(directories[0]).phase}" if sweep is None else ""
+        print(ended or "none of its points is going")
         return 0
-    _end(directory)
+    for directory in going:
+        _end(directory)
     deadline = time.monotonic() + _TIMEOUT_S
-    while (state := standing(directory)).phase in ACTIVE:
+    while left := _going(going):
         if time.monotonic() > deadline:
-            print(f"still {state.phase} after {_TIMEOUT_S} s; trireme status tells when it has ended")
+            what = standing(left[0]).phase if sweep is None else counted(len(left), "point") + " going"
+            print(f"still {what} after {_TIMEOUT_S} s; trireme status tells when it has ended")
             return 1
         time.sleep(_ASK_INTERVAL_S)
-    print(state.phase)
+    print(standing(going[0]).phase if sweep is None else f"ended {counted(len(going), 'point')}")
+    _tell_of_baselines(going)
     return 0
+
+
+def _going(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Those that have not ended."""
+    found = zip(directories, standings(directories), strict=True)
+    return [run for run, state in found if state.phase in ACTIVE]
+
+
+def _tell_of_baselines(ended: Sequence[RunDirectory]) -> None:
+    """Names those that were submitted beside the runs, and go on: other runs may need them."""
+    bases = {base for run in ended if (base := named_base(run.path))}
+    for run in _going([RunDirectory(base) for base in sorted(bases)]):
+        print(f"its baseline goes on: trireme cancel {shlex.quote(shown(run.path))}")
 
 
 def _end(directory: RunDirectory) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import LauncherError, did_you_mean
-from launcher.jobs.store import RunDirectory, absolute
+from launcher.jobs.store import SWEEP_FILE, RunDirectory, absolute
 from launcher.legible import shortened
 
 DEFAULT_ROOT = "runs"
@@ -21,6 +21,12 @@ def all_runs(root: str = DEFAULT_ROOT) -> list[RunDirectory]:
     return [RunDirectory(path) for path in paths if os.path.isfile(RunDirectory(path).job)]
 
 
+def sweep_at(word: str, root: str = DEFAULT_ROOT) -> Path | None:
+    """The directory of the sweep at a path, or of a name below ``root``; None where there is none."""
+    places = (absolute(word), absolute(root) / word)
+    return next((path for path in places if os.path.isfile(path / SWEEP_FILE)), None)
+
+
 def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
     """The run at a path, or of a name below ``root``.
 
@@ -30,9 +36,18 @@ def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
     for path in (absolute(word), absolute(root) / word):
         if os.path.isfile(RunDirectory(path).job):
             return RunDirectory(path)
+    if sweep := sweep_at(word, root):
+        raise LauncherError(
+            f"{shortened(word)} is a sweep, and each of its points is a run: give one of them, such as "
+            f"{_first_point(sweep)}. trireme sweep status shows them all."
+        )
     names = [run.path.name for run in all_runs(root)]
     hint = did_you_mean(Path(word).name, names) if names else f"There is no run in {absolute(root)}."
     raise LauncherError(f"no run directory at {shortened(word)}. {hint}")
+
+
+def _first_point(sweep: Path) -> str:
+    return shortened(os.path.relpath(next((run.path for run in all_runs(str(sweep))), sweep / "0-...")))
 
 
 def one_run(words: Sequence[str], verb: str) -> RunDirectory:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.cli.ending import shown
-from launcher.cli.runs import DEFAULT_ROOT
+from launcher.cli.runs import DEFAULT_ROOT, sweep_at
 from launcher.cli.status import last_step
 from launcher.cli.words import Words
 from launcher.errors import LauncherError, did_you_mean
 from launcher.jobs.handle import standing, standings
-from launcher.jobs.store import SWEEP_FILE, RunDirectory, absolute, read_json
+from launcher.jobs.store import RunDirectory, read_json
 from launcher.report.runs import load_run, named_base, read_plan
 from launcher.sweep.results import Outcome, outcomes, results
 from launcher.sweep.store import Sweep, read_sweep, stored_sweeps
@@ -40,9 +40,9 @@ def find_sweep(given: Words) -> Sweep:
     """
     sweeps = stored_sweeps(DEFAULT_ROOT)
     word = given.recipe
-    for path in (absolute(word), absolute(DEFAULT_ROOT) / word) if word else sweeps[-1:]:
-        if (path / SWEEP_FILE).is_file():
-            return read_sweep(path)
+    path = sweep_at(word) if word else next(reversed(sweeps), None)
+    if path:
+        return read_sweep(path)
     of_recipe = [sweep for sweep in map(read_sweep, sweeps) if sweep.recipe == word]
     if of_recipe:
         return of_recipe[-1]

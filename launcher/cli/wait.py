@@ -1,27 +1,34 @@
-"""``trireme wait``: follow a run to its end, as ``trireme run`` does."""
+"""``trireme wait``: follow a run to its end, as ``trireme run`` does, or a sweep to that of its points."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
+from pathlib import Path
 
 from launcher.cli.ending import finish, reporting_rank, say, shown
 from launcher.cli.progress import Progress
-from launcher.cli.runs import one_run
+from launcher.cli.runs import one_run, sweep_at
+from launcher.cli.sweep_status import print_outcomes, read_outcomes
 from launcher.cli.words import split_flags
-from launcher.jobs.handle import standing
+from launcher.jobs.handle import standing, standings
 from launcher.jobs.script import JobState
 from launcher.jobs.store import ACTIVE, RunDirectory
 from launcher.report.runs import named_base, read_plan
+from launcher.sweep.store import Sweep, read_sweep
+from launcher.units import counted
 
 HELP = """\
-trireme wait RUN
+trireme wait RUN|SWEEP
 
 Follows a run to its end: its state, then its steps, then those of its baseline where that is still
 on its way, and at last the speedup or the reason of its failure. Ctrl-C ends the waiting and leaves
-the run alone. The exit code is 0 when the run succeeded, and 1 when it failed or was cancelled.
+the run alone. The exit code is 0 when the run succeeded, and 1 when it failed or was cancelled. Of a
+sweep it says how many points are in which state, and at last shows its table.
 
   trireme wait runs/quickstart-20250102-030405
+  trireme wait runs/quickstart-sweep-20250102-030405
 """
 _DRAW_INTERVAL_S = 0.2
 _ASK_INTERVAL_S = 2.0
@@ -34,16 +41,43 @@ def run(words: list[str]) -> int:
         LauncherError: when there is no such run, or its scheduler gives no answer.
     """
     rest, _ = split_flags(words, {})
+    if len(rest) == 1 and (sweep := sweep_at(rest[0])):
+        return _wait_for_points(read_sweep(sweep))
     directory = one_run(rest, "wait")
     state = _wait(directory)
     if state.phase == "cancelled":
         print(f"cancelled. Run directory: {shown(directory.path)}", file=sys.stderr)
         return 1
     base = named_base(directory.path)
-    if state.phase == "succeeded" and base and standing(RunDirectory(base)).phase in ACTIVE:
-        say(f"the run succeeded; waits for its baseline {shown(base)}")
-        _wait(RunDirectory(base))
+    if state.phase == "succeeded" and base:
+        _wait_for_baseline(base)
     return finish(directory, state)
+
+
+def _wait_for_points(sweep: Sweep) -> int:
+    """Waits until every point has ended, and a baseline beside them; returns the exit code."""
+    directories, told = [point.directory for point in sweep.points], ""
+    while True:
+        phases = Counter(state.phase for state in standings(directories))
+        text = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+        if text != told:
+            say(f"{counted(len(directories), 'point')}: {text}")
+            told = text
+        if not phases.keys() & {*ACTIVE}:
+            break
+        time.sleep(_ASK_INTERVAL_S)
+    if phases["succeeded"]:
+        for base in {base for directory in directories if (base := named_base(directory.path))}:
+            _wait_for_baseline(base)
+    say("")
+    print_outcomes(sweep, read_outcomes(sweep))
+    return 0 if phases.keys() == {"succeeded"} else 1
+
+
+def _wait_for_baseline(base: Path) -> None:
+    if standing(RunDirectory(base)).phase in ACTIVE:
+        say(f"succeeded; waits for the baseline {shown(base)}")
+        _wait(RunDirectory(base))
 
 
 def _wait(directory: RunDirectory) -> JobState:

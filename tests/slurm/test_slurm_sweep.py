@@ -31,7 +31,8 @@ def test_four_points_are_one_array_of_which_the_failed_one_alone_is_run_again(sl
     output, runs = run_sweep(slurm, does, *words)
     (array,) = re.findall(r"submitted as the job array (\d+) of 4 tasks\n", output)
     assert [job_of(run) for run in runs] == [f"{array}_{task}" for task in range(4)]
-    wait_for(slurm, runs)
+    waited = slurm.trireme("wait", "sweep", code=1)
+    assert waited.endswith("4 points: 3 succeeded, 1 failed\n  trireme sweep retry sweep\n")
     assert len({told(run)[0][4] for run in runs}) == 4, "every point has a port of its own"
     assert all("trireme: job" in (run / "logs" / "executor.log").read_text() for run in runs)
     assert len(list(slurm.folder.rglob("source/lib"))) == 1
@@ -40,9 +41,20 @@ def test_four_points_are_one_array_of_which_the_failed_one_alone_is_run_again(sl
     assert "schedule=1f1b seed=1: rank 0 ended with exit code 3\n" in status
     (runs[2].parent / "mended").touch()
     assert "1 point of 4 again, in sweep\n" in slurm.trireme("sweep", "retry", "sweep", "--no-baseline")
-    wait_for(slurm, runs)
+    assert "4 points: 4 succeeded\n" in slurm.trireme("wait", "sweep")
     assert [len(told(run)) for run in runs] == [2, 2, 4, 2]
-    assert "4 points: 4 succeeded\n" in slurm.trireme("sweep", "status", "sweep")
+
+
+def test_a_sweep_is_cancelled_as_a_whole_what_runs_and_what_waits(slurm):
+    output, runs = run_sweep(slurm, "exec sleep 60", "seed=1,2,3", "parallel.pp=2", "--at-once=1")
+    assert "of 3 tasks" in output
+    wait_until(lambda: (runs[0] / "told").exists())
+    slurm.trireme("cancel", str(runs[2]))
+    assert "give one of them, such as sweep/0-seed_1." in slurm.trireme("logs", "sweep", code=2)
+    assert slurm.trireme("cancel", "sweep") == "ended 2 points\n"
+    wait_until(lambda: not slurm.ask("squeue", "--noheader"))
+    assert "3 points: 3 cancelled\n" in slurm.trireme("sweep", "status", "sweep")
+    assert slurm.trireme("cancel", "sweep") == "none of its points is going\n"
 
 
 def test_points_of_other_nodes_are_jobs_of_their_own_one_after_the_other_on_one_machine(slurm):

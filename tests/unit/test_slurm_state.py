@@ -160,9 +160,15 @@ def test_without_accounts_the_job_tells_by_its_own_record(monkeypatch, handle, t
     assert state(monkeypatch, handle, squeue=FORGOTTEN, sacct=NO_ACCOUNTS).phase == "succeeded"
 
 
-def test_a_job_that_nobody_knows_has_failed(monkeypatch, handle):
+def test_a_job_that_nobody_knows_has_failed(monkeypatch, handle, tmp_path):
+    (tmp_path / "logs" / "starts").write_text("7.0\n")
     found = state(monkeypatch, handle, squeue=FORGOTTEN, sacct=NO_ACCOUNTS)
     assert (found.phase, found.reason) == ("failed", "Slurm forgot job 7, and it left no record of its end")
+
+
+def test_a_job_that_nobody_knows_and_that_never_started_was_taken_out_of_the_queue(monkeypatch, handle):
+    found = state(monkeypatch, handle, squeue=FORGOTTEN, sacct=NO_ACCOUNTS)
+    assert (found.phase, found.reason) == ("cancelled", "left the queue before it started")
 
 
 def test_a_controller_that_is_away_is_no_verdict(monkeypatch, handle):
@@ -330,6 +336,8 @@ def test_a_chain_stands_as_the_last_job_that_was_needed(monkeypatch, tmp_path, s
 def test_many_runs_are_asked_about_in_one_command_and_the_forgotten_ones_in_another(monkeypatch, tmp_path):
     (tmp_path / "exit").mkdir()
     (tmp_path / "exit" / "job.json").write_text('{"job": "3", "exit_code": 0}\n')
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "starts").write_text("3.0\n")
     commands = Answers(
         squeue=Answer(code=0, output=QUEUE, error=""),
         sacct=Answer(code=0, output="8|COMPLETED|0:0\n", error=""),

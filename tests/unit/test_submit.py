@@ -22,7 +22,7 @@ case "$(basename "$0") $1" in
     }}
     ;;
   'sbatch --parsable') echo 7 ;;
-  'squeue --noheader') echo "7|$(cat {folder}/state)|0|0|Priority" ;;
+  'squeue --noheader') printf '%s|0|0|Priority\n' "7|$(cat {folder}/state)" '9|PENDING' ;;
   'scancel 7') echo CANCELLED >{folder}/state ;;
 esac
 """
@@ -494,6 +494,15 @@ def test_cancel_takes_a_job_out_of_the_queue(slurm, capsys, tmp_path):
     assert main(["cancel", "run"]) == 0
     assert capsys.readouterr().out == "it has ended already: cancelled\n"
     assert slurm.asked().count(["scancel", "7"]) == 1
+
+
+def test_cancel_names_the_baseline_that_goes_on(slurm, capsys, tmp_path):
+    main(["submit", "quickstart", *BASED])
+    (base,) = (tmp_path / "runs").iterdir()
+    (base / "handle.json").write_text('{"executor": "slurm", "id": "9"}\n')
+    capsys.readouterr()
+    assert main(["cancel", "run"]) == 0
+    assert capsys.readouterr().out == (f"cancelled\nits baseline goes on: trireme cancel runs/{base.name}\n")
 
 
 def test_logs_prints_the_jobs_output_and_that_of_its_ranks_or_of_one(slurm, capsys, tmp_path):

@@ -20,6 +20,8 @@ from launcher_plugins.executors.slurm_state import (
 
 END_RECORD = "exit/job.json"
 """What the script leaves in the run directory of how it ended."""
+STARTS = "logs/starts"
+"""Where the script notes each start of the ranks."""
 _SQUEUE = ("squeue", "--noheader", "--all", "--array", "--states=all", f"--Format={SQUEUE_FIELDS}")
 _SACCT = ("sacct", "-X", "-P", "-n", "-D", f"--format={SACCT_FIELDS}")
 _MOST = 500
@@ -49,6 +51,9 @@ class Jobs:
             return left
         if self.silence:
             raise JobError(f"Slurm does not say how job {job} stands: {self.silence}")
+        if not (Path(run_dir) / STARTS).is_file():
+            # Slurm keeps every job that waits, but of an array no task that was cancelled before its start.
+            return JobState(phase="cancelled", reason="left the queue before it started")
         return JobState(phase="failed", reason=f"Slurm forgot job {job}, and it left no record of its end")
 
 
