@@ -173,7 +173,11 @@ class RoleGroup:
 
 
 class Schedule(Protocol):
-    """The order of forwards and backwards on each pipeline rank. Pure."""
+    """The order of forwards and backwards on each pipeline rank. Pure.
+
+    A schedule with options declares them as a frozen dataclass ``Config`` and is made with an instance of it,
+    or without anything, which means the defaults.
+    """
 
     splits_backward: bool
     """Whether the schedule runs the two halves of a backward apart: B then computes the gradient of

@@ -108,7 +108,7 @@ class ParallelConfig:
     schedule: str
     """Name of a schedule plugin, such as ``1f1b``."""
     schedule_options: Mapping[str, Any]
-    """Settings of the schedule plugin, checked against its ``Config``."""
+    """Settings of the schedule plugin (its ``Config``): ``uneven_groups`` of ``interleaved_1f1b``."""
     layers_per_stage: tuple[int, ...] | Literal["even", "auto"]
     """``even``; ``auto`` = by predicted time, embedding and head counted; or the number of layers of
     every stage in stage order (length pp * num_chunks)."""

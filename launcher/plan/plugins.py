@@ -46,12 +46,32 @@ def choose(config: LaunchConfig) -> Chosen:
     named += [("launcher.parallels", name) for name in names]
     schedule, architecture, executor, *parallels = (registry.load(group, name) for group, name in named)
     return Chosen(
-        schedule=schedule,
+        schedule=_configured(schedule, config),
         architecture=architecture,
         executor=executor,
         parallels=tuple(parallels),
         records=tuple(registry.record(group, name) for group, name in named),
     )
+
+
+def _configured(schedule: Schedule, config: LaunchConfig) -> Schedule:
+    """The schedule with its options; it never sees the configuration, as the other plugins do.
+
+    Raises:
+        PluginError: when it declares options and cannot be made with them.
+    """
+    declared = getattr(schedule, "Config", None)
+    if declared is None:
+        return schedule
+    options = read(declared, config.parallel.schedule_options, Reading())
+    try:
+        made: Schedule = type(schedule)(options)  # type: ignore[call-arg]
+    except TypeError as error:
+        raise PluginError(
+            f"the schedule {config.parallel.schedule!r} declares options, and cannot be made with them: "
+            f"{error}"
+        ) from error
+    return made
 
 
 @contextmanager

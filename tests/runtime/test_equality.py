@@ -48,6 +48,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp4 gpipe llama dropout": (LLAMA | DROPOUT, {"pp": 4, "schedule": "gpipe"}),
     "pp2 interleaved tied": (GPT, INTERLEAVED),
     "pp2 interleaved llama dropout": (LLAMA | DROPOUT, INTERLEAVED),
+    "pp3 interleaved in uneven groups": (
+        GPT | {"num_layers": 6},
+        INTERLEAVED | {"pp": 3, "schedule_options": {"uneven_groups": True}},
+    ),
     "pp2 recompute dropout": (GPT | DROPOUT, {"pp": 2, "recompute": "full"}),
     "pp2 naive": (LLAMA, {"pp": 2, "schedule": "naive"}),
     "pp2 zero bubble tied": (GPT, {"pp": 2, "schedule": "zb_h1"}),

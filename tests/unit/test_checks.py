@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from launcher.config.schema import PluginChoice, PrecisionConfig
-from launcher.errors import PlanError
+from launcher.errors import PlanError, PluginError
 from launcher.plan.build import build
 from launcher.typed import Source
+from launcher_plugins.schedules.interleaved_1f1b import InterleavedConfig
+from launcher_plugins.schedules.one_f_one_b import OneFOneB
 from tests.unit.plan_jobs import LLAMA3_8B, MIXED, launch_config
 
 NO_IDLE = {"allow_idle_devices": False}
@@ -252,7 +254,22 @@ def test_interleaving_refuses_a_number_of_microbatches_that_pp_does_not_divide()
     parallel = {"pp": 4, "num_chunks": 2, "schedule": "interleaved_1f1b"}
     (fault,) = refusal(launch_config(model={"num_layers": 8}, batch={"global_size": 10}, parallel=parallel))
     assert fault.startswith("batch.global_size=10: num_microbatches = ")
-    assert fault.endswith("Set batch.global_size=8 or 12.")
+    assert fault.endswith("Set batch.global_size=8 or 12, or parallel.schedule_options.uneven_groups=true.")
+
+
+def test_options_of_a_schedule_reach_it():
+    options = {"schedule_options": {"uneven_groups": True}}
+    parallel = {"pp": 4, "num_chunks": 2, "schedule": "interleaved_1f1b", **options}
+    plan = build(launch_config(model={"num_layers": 8}, batch={"global_size": 10}, parallel=parallel))
+    assert plan.batch.num_microbatches == 10
+
+
+def test_a_schedule_that_cannot_be_made_with_the_options_it_declares_is_refused(monkeypatch):
+    monkeypatch.setattr(OneFOneB, "Config", InterleavedConfig, raising=False)
+    with pytest.raises(
+        PluginError, match="the schedule '1f1b' declares options, and cannot be made with them: "
+    ):
+        build(launch_config())
 
 
 @pytest.mark.parametrize(("warmup_steps", "is_noted"), [(1, False), (2, True), (9, True)])

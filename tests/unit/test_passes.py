@@ -201,7 +201,9 @@ class Given:
 
 
 def test_lower_raises_the_faults_of_a_refused_shape() -> None:
-    with pytest.raises(PlanError, match=r"batch.num_microbatches=10.*Set batch.num_microbatches=8 or 12\."):
+    with pytest.raises(
+        PlanError, match=r"batch.num_microbatches=10.*Set batch.num_microbatches=8 or 12, or "
+    ):
         lower(Interleaved1F1B(), shape_of(4, 2, 10))
 
 

@@ -129,7 +129,8 @@ def test_ways_of_faults_that_hang_together_mend_them_all():
         (f"{LLAMA3_70B} batch.global_size=10", "batch.global_size=10: num_microbatches = "),
         (
             f"{LLAMA3_70B} batch.global_size=10",
-            "Set batch.global_size=8 or 16. [override batch.global_size=10]",
+            "Set batch.global_size=8 or 16, or parallel.schedule_options.uneven_groups=true. "
+            "[override batch.global_size=10]",
         ),
         ("quickstart batch.micro_size=3", "batch.micro_size=3: global_size = 16 must be a multiple of "),
         (

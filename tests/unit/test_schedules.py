@@ -14,13 +14,14 @@ from launcher.schedule.phases import phases
 from launcher.schedule.simulate import Costs, peak_held, simulate, textbook_costs
 from launcher.testing.conformance import ScheduleConformance
 from launcher_plugins.schedules.gpipe import GPipe
-from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
+from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B, InterleavedConfig
 from launcher_plugins.schedules.naive import Naive
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
 from launcher_plugins.schedules.zb_h1 import ZBH1
 
 SINGLE_CHUNK = [(p, m) for p in range(1, 9) for m in range(1, 17)]
-INTERLEAVED = [(p, v, m) for p, v, m in product(range(1, 9), range(2, 5), range(1, 17)) if m % p == 0]
+UNEVEN = [(p, v, m) for p, v, m in product(range(1, 9), range(2, 5), range(1, 17)) if m >= p]
+INTERLEAVED = [(p, v, m) for p, v, m in UNEVEN if m % p == 0]
 
 
 def shape_of(p: int, v: int, m: int) -> PipelineShape:
@@ -49,6 +50,13 @@ class TestOneFOneBConforms(ScheduleConformance):
 class TestInterleaved1F1BConforms(ScheduleConformance):
     plugin = Interleaved1F1B
     name = "interleaved_1f1b"
+
+
+class UnevenGroups(Interleaved1F1B):
+    """Interleaved 1F1B that takes any number of microbatches from p on."""
+
+    def __init__(self) -> None:
+        super().__init__(InterleavedConfig(uneven_groups=True))
 
 
 class TestZBH1Conforms(ScheduleConformance):
@@ -140,7 +148,8 @@ def test_one_chunk_schedules_refuse_two_and_name_the_one_that_interleaves(schedu
         (
             (4, 2, 10),
             "batch.num_microbatches=10: interleaved_1f1b runs microbatches in groups of pp=4, so they must "
-            "be a multiple of 4. Set batch.num_microbatches=8 or 12.",
+            "be a multiple of 4. Set batch.num_microbatches=8 or 12, or "
+            "parallel.schedule_options.uneven_groups=true.",
         ),
         (
             (6, 2, 3),
@@ -168,9 +177,38 @@ def test_what_interleaved_offers_it_accepts() -> None:
     for p, m in product(range(2, 9), range(1, 30)):
         for fault in Interleaved1F1B().check(shape_of(p, 2, m)):
             for way in fault.ways:
+                schedule = (
+                    UnevenGroups() if "parallel.schedule_options.uneven_groups" in way else Interleaved1F1B()
+                )
                 if "parallel.schedule" not in way:
                     sizes = way.get("parallel.pp", p), 2, way.get("batch.num_microbatches", m)
-                    assert not list(Interleaved1F1B().check(shape_of(*sizes)))
+                    assert not list(schedule.check(shape_of(*sizes)))
+
+
+def test_uneven_groups_run_any_number_of_microbatches_from_p_on_in_the_same_idle_time() -> None:
+    for p, v, m in UNEVEN:
+        shape = shape_of(p, v, m)
+        lower(UnevenGroups(), shape)
+        assert_bubble(UnevenGroups(), shape, (p - 1) / (v * m + p - 1))
+
+
+def test_uneven_groups_change_nothing_where_p_divides_the_microbatches() -> None:
+    for p, v, m in INTERLEAVED:
+        assert texts(UnevenGroups(), shape_of(p, v, m)) == texts(Interleaved1F1B(), shape_of(p, v, m))
+
+
+def test_uneven_groups_hold_what_their_largest_group_asks_for() -> None:
+    for p, v, m in UNEVEN:
+        largest = -(-m // (m // p))
+        expected = tuple(min(v * m, (v - 1) * largest + 2 * (p - 1 - r) + 1) for r in range(p))
+        assert held(UnevenGroups(), shape_of(p, v, m)) == expected
+
+
+def test_uneven_groups_of_five_microbatches_on_two_ranks() -> None:
+    assert texts(UnevenGroups(), shape_of(2, 2, 5)) == [
+        "0F0 0F1 0F2 2F0 2F1 2F2 2B0 0F3 2B1 0F4 2B2 2F3 0B0 2F4 0B1 0B2 2B3 2B4 0B3 0B4",
+        "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1F3 1B0 1F4 1B1 3F3 1B2 3F4 3B3 3B4 1B3 1B4",
+    ]
 
 
 @pytest.mark.parametrize("schedule", [GPipe(), OneFOneB()], ids=["gpipe", "1f1b"])

@@ -10,6 +10,10 @@ A microbatch passes every rank v times, each time through 1/v of the rank's laye
 pipeline fills v times faster: the idle time is that of 1F1B divided by v, at the price of more
 messages, (p*v - 1) / (p - 1) times as many.
 
+A group may be larger than p: what comes round early waits, and no rank idles longer. So any number of
+microbatches from p on can be cut into groups; with g the largest, rank r holds up to
+(v-1)*g + 2(p-1-r) + 1 stage inputs, where groups of p hold the least. `uneven_groups` allows it.
+
 Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM (2021), section 2.2.2.
 """
@@ -17,18 +21,32 @@ Megatron-LM (2021), section 2.2.2.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
 
 from launcher.interfaces import Action, Fault, PipelineShape
 from launcher.schedule.actions import B, F
 
 
-class Interleaved1F1B:
-    """1F1B over v model chunks per rank, in groups of p microbatches."""
+@dataclass(frozen=True, kw_only=True)
+class InterleavedConfig:
+    """Settings of the schedule."""
 
+    uneven_groups: bool = False
+    """Whether p need not divide the microbatches: groups are then larger than p, and hold more."""
+
+
+class Interleaved1F1B:
+    """1F1B over v model chunks per rank, in groups of p microbatches, or of a few more."""
+
+    Config = InterleavedConfig
     splits_backward = False
 
+    def __init__(self, config: InterleavedConfig | None = None) -> None:
+        self._config = config or InterleavedConfig()
+
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
-        """At least two chunks, and a multiple of p microbatches."""
+        """At least two chunks and p microbatches, and a multiple of p unless groups may be uneven."""
         p, m = shape.num_pp_ranks, shape.num_microbatches
         if shape.num_chunks < 2:
             yield Fault(
@@ -44,13 +62,17 @@ class Interleaved1F1B:
                 f"{p} ranks need at least {p} microbatches; you have {m}",
                 ways=({"batch.num_microbatches": p}, {"parallel.pp": m}, {"parallel.schedule": "1f1b"}),
             )
-        elif m % p:
+        elif m % p and not self._config.uneven_groups:
             below = m // p * p
             yield Fault(
                 "batch.num_microbatches",
                 m,
                 f"interleaved_1f1b runs microbatches in groups of pp={p}, so they must be a multiple of {p}",
-                ways=({"batch.num_microbatches": below}, {"batch.num_microbatches": below + p}),
+                ways=(
+                    {"batch.num_microbatches": below},
+                    {"batch.num_microbatches": below + p},
+                    {"parallel.schedule_options.uneven_groups": True},
+                ),
             )
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
@@ -58,7 +80,7 @@ class Interleaved1F1B:
         p, v = shape.num_pp_ranks, shape.num_chunks
         forwards = _rounds(shape, pp_rank, F)
         backwards = _rounds(shape, pp_rank, B)
-        num_warmup = min(len(forwards), 2 * (p - 1 - pp_rank) + (v - 1) * p)
+        num_warmup = min(len(forwards), 2 * (p - 1 - pp_rank) + (v - 1) * len(_groups(shape)[0]))
         yield from forwards[:num_warmup]
         for forward, backward in zip(forwards[num_warmup:], backwards, strict=False):
             yield forward
@@ -76,12 +98,24 @@ class Interleaved1F1B:
         return (p - 1) / (v * m + p - 1)
 
 
+def _groups(shape: PipelineShape) -> list[range]:
+    """The microbatches that go round together: p of them or a few more, the larger groups first.
+
+    >>> _groups(PipelineShape(num_pp_ranks=4, num_microbatches=9))
+    [range(0, 5), range(5, 9)]
+    """
+    num_groups = max(1, shape.num_microbatches // shape.num_pp_ranks)
+    size, over = divmod(shape.num_microbatches, num_groups)
+    starts = [group * size + min(group, over) for group in range(num_groups + 1)]
+    return [range(start, end) for start, end in pairwise(starts)]
+
+
 def _rounds(shape: PipelineShape, pp_rank: int, kind: str) -> list[Action]:
-    """All forwards or all backwards of a rank: p microbatches through each chunk in turn, then the next p."""
-    p, stages = shape.num_pp_ranks, shape.stages(pp_rank)
+    """All forwards or all backwards of a rank: one group through each chunk in turn, then the next."""
+    stages = shape.stages(pp_rank)
     return [
         action
-        for first in range(0, shape.num_microbatches, p)
+        for group in _groups(shape)
         for stage in (stages if kind == F else reversed(stages))
-        for action in Action.each(stage, kind, range(first, first + p))
+        for action in Action.each(stage, kind, group)
     ]
