@@ -20,6 +20,7 @@ from launcher.plan.resolve import padded_vocabulary, resolve, resolve_model
 from launcher.plan.shapes import has_sizes, model_shape
 from launcher.plan.world import axes, rank_order_faults, solve_dp, world_faults
 from launcher.schedule.actions import PipelineShape
+from launcher.schedule.given import given_faults
 from launcher.topology.cluster import Cluster
 from launcher.topology.mesh import AXES, Mesh
 from launcher.typed import Source
@@ -69,7 +70,7 @@ def examine(
     verdicts = [*fusion_faults(solved, chosen.schedule)]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
-        rules = [*chosen.schedule.check(job.pipeline), *length_faults(job.pipeline, config.batch)]
+        rules = [*given_faults(chosen.schedule, job.pipeline), *length_faults(job.pipeline, config.batch)]
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)

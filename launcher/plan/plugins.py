@@ -17,6 +17,12 @@ from launcher.typed import Reading, Source, read
 
 PARALLEL_OF_AXIS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 """Name of the plugin that spreads the work along each axis, in order of application."""
+_KINDS = {
+    "launcher.schedules": Schedule,
+    "launcher.parallels": Parallel,
+    "launcher.architectures": Architecture,
+    "launcher.executors": Executor,
+}
 ZERO = "zero"
 """The plugin of the ``dp`` axis where the replicas split the model states."""
 
@@ -36,7 +42,7 @@ def choose(config: LaunchConfig) -> Chosen:
     """Loads the plugins that a configuration without `plugin_faults` names.
 
     Raises:
-        PluginError: when one of them fails to load.
+        PluginError: when one of them fails to load, or is not all that its kind has to be.
     """
     sizes = {"tp": config.parallel.tp, "pp": config.parallel.pp, "dp": config.parallel.dp}
     names = [name for axis, name in PARALLEL_OF_AXIS.items() if sizes[axis] != 1]
@@ -44,14 +50,28 @@ def choose(config: LaunchConfig) -> Chosen:
         names = [name for name in names if name != PARALLEL_OF_AXIS["dp"]] + [ZERO]
     named = [(group, name) for _, group, name, _ in _single_choices(config)]
     named += [("launcher.parallels", name) for name in names]
-    schedule, architecture, executor, *parallels = (registry.load(group, name) for group, name in named)
+    records = tuple(registry.record(group, name) for group, name in named)
+    loaded = [registry.load(group, name) for group, name in named]
+    for plugin, found in zip(loaded, records, strict=True):
+        _require_methods(plugin, found)
+    schedule, architecture, executor, *parallels = loaded
     return Chosen(
         schedule=_configured(schedule, config),
         architecture=architecture,
         executor=executor,
         parallels=tuple(parallels),
-        records=tuple(registry.record(group, name) for group, name in named),
+        records=records,
     )
+
+
+def _require_methods(plugin: object, found: PluginRecord) -> None:
+    """Refuses a plugin that lacks methods of its kind, before it is asked for one in the middle of a plan."""
+    needed = [name for name, value in vars(_KINDS[found.group]).items() if callable(value) and name[0] != "_"]
+    if missing := [name for name in needed if not callable(getattr(plugin, name, None))]:
+        raise PluginError(
+            f"the {_kind(found)} {found.name!r} of {found.distribution} {found.version} has no "
+            f"{' and no '.join(missing)}; see {_KINDS[found.group].__name__} in launcher/interfaces.py"
+        )
 
 
 def _configured(schedule: Schedule, config: LaunchConfig) -> Schedule:
@@ -87,19 +107,26 @@ def plugin_errors() -> Iterator[None]:
         raise
     except Exception as error:
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-            if found := _plugin_of(str(frame.f_globals.get("__name__"))):
-                kind, code = found.group.removeprefix("launcher.").removesuffix("s"), frame.f_code
+            if found := _plugin_of(str(frame.f_globals.get("__name__")), type(frame.f_locals.get("self"))):
+                code = frame.f_code
                 raise PluginError(
-                    f"the {kind} {found.name!r} of {found.distribution} {found.version} failed in "
+                    f"the {_kind(found)} {found.name!r} of {found.distribution} {found.version} failed in "
                     f"{code.co_name}: {type(error).__name__}: {error} ({code.co_filename}:{line})"
                 ) from error
         raise
 
 
-def _plugin_of(module: str) -> PluginRecord | None:
-    """The plugin that a module defines."""
-    records = (record for group in registry.GROUPS for record in registry.plugins(group).values())
-    return next((record for record in records if record.target.partition(":")[0] == module), None)
+def _plugin_of(module: str, owner: type) -> PluginRecord | None:
+    """The plugin that is of a class, else one that a module defines."""
+    records = [record for group in registry.GROUPS for record in registry.plugins(group).values()]
+    by_target = {record.target: record for record in reversed(records)}
+    by_module = {record.target.partition(":")[0]: record for record in reversed(records)}
+    return by_target.get(f"{owner.__module__}:{owner.__qualname__}", by_module.get(module))
+
+
+def _kind(found: PluginRecord) -> str:
+    """``schedule`` for ``launcher.schedules``."""
+    return found.group.removeprefix("launcher.").removesuffix("s")
 
 
 def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[Fault, ...]:

@@ -28,6 +28,7 @@ from launcher.schedule.actions import RB, RF, SB, SF, Action, F, PipelineShape
 from launcher.schedule.collector import paused_collector
 from launcher.schedule.depth import deadlines, smallest_depth
 from launcher.schedule.flow import ABSENT, Flow, Lists
+from launcher.schedule.given import given_actions, given_faults
 from launcher.schedule.validate import validate, validate_compute
 
 OVERLAP_DEPTH = 2
@@ -45,10 +46,11 @@ def lower(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Action, ...],
 
     Raises:
         PlanError: when the schedule refuses the shape, or its lists cannot run.
+        PluginError: when it gives something else than faults and actions.
     """
-    if faults := tuple(schedule.check(shape)):
+    if faults := given_faults(schedule, shape):
         raise PlanError(faults)
-    compute = [tuple(schedule.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
+    compute = given_actions(schedule, shape)
     is_split = splits_backward(schedule)
     flow = validate_compute(compute, shape, splits_backward=is_split)
     deadline = deadlines(flow)

@@ -10,7 +10,9 @@ import pytest
 from launcher.config.schema import ModelConfig
 from launcher.errors import LauncherError, PluginError
 from launcher.plan.build import build
-from launcher.plan.model import LayerShape, ModelShape, Plan
+from launcher.plan.model import LayerShape, ModelShape, Plan, PluginRecord
+from launcher.plan.plugins import plugin_errors
+from launcher_plugins.schedules.gpipe import GPipe
 from tests.unit.plan_jobs import MIXED, launch_config
 
 LAYOUTS = [
@@ -38,6 +40,39 @@ def test_an_error_inside_a_plugin_names_the_plugin_and_its_line(monkeypatch):
     message = (
         r"the schedule 'gpipe' of trireme-launcher \S+ failed in actions: AttributeError: 'NoneType' object "
         r"has no attribute 'each' \(\S+/gpipe\.py:\d+\)"
+    )
+    with pytest.raises(PluginError, match=message):
+        build(launch_config(parallel={"pp": 2, "schedule": "gpipe"}))
+
+
+class First:
+    def actions(self):
+        return 1 // 0
+
+
+class Second(First):
+    pass
+
+
+def test_of_two_plugins_in_one_module_the_one_that_failed_is_named(monkeypatch):
+    records = {
+        name: PluginRecord(
+            group="launcher.schedules", name=name, distribution="d", version="1", target=f"{__name__}:{name}"
+        )
+        for name in ("First", "Second")
+    }
+    monkeypatch.setattr(
+        "launcher.registry.plugins", lambda group: records if group == "launcher.schedules" else {}
+    )
+    expected = "the schedule 'Second' of d 1 failed in actions: ZeroDivisionError"
+    with pytest.raises(PluginError, match=expected), plugin_errors():
+        Second().actions()
+
+
+def test_a_plugin_without_a_method_of_its_kind_is_named_with_it(monkeypatch):
+    monkeypatch.delattr(GPipe, "bubble_fraction")
+    message = (
+        r"the schedule 'gpipe' of trireme-launcher \S+ has no bubble_fraction; see Schedule in launcher/"
     )
     with pytest.raises(PluginError, match=message):
         build(launch_config(parallel={"pp": 2, "schedule": "gpipe"}))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import Fault, PlanError
+from launcher.errors import Fault, PlanError, PluginError
 from launcher.interfaces import Schedule
 from launcher.schedule.actions import (
     COMPUTE,
@@ -205,6 +205,21 @@ def test_lower_raises_the_faults_of_a_refused_shape() -> None:
         PlanError, match=r"batch.num_microbatches=10.*Set batch.num_microbatches=8 or 12, or "
     ):
         lower(Interleaved1F1B(), shape_of(4, 2, 10))
+
+
+@pytest.mark.parametrize(
+    ("faults", "lists", "message"),
+    [
+        (None, [[]], r"Given\.check gave None: it has to yield or return each Fault, if any"),
+        (["no"], [[]], r"Given\.check gave 'no', which is no Fault"),
+        ((), [["0F0", "0B0"]], r"Given\.actions of pp_rank 0 gave '0F0', which is no Action"),
+        ((), [[(0, "F", 0)]], r"Given\.actions of pp_rank 0 gave \(0, 'F', 0\), which is no Action"),
+        ((), [None], r"Given\.actions of pp_rank 0 gave None: it has to yield or return each Action, if any"),
+    ],
+)
+def test_lower_names_a_schedule_that_gives_something_else(faults: Any, lists: Any, message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        lower(Given(lists, faults), shape_of(1, 1, 1))
 
 
 def test_lower_names_a_cycle_in_the_data_flow() -> None:
