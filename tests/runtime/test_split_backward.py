@@ -60,6 +60,36 @@ def test_each_product_runs_once_per_microbatch_and_in_its_own_half(model: dict[s
         assert split["B"][0] == split["W"][0] > 0
 
 
+def waiting_bytes(rank: int, plan: Plan) -> tuple[int, int]:
+    """The most microbatches that wait for their W at once, and the bytes that their products keep."""
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
+    weights = {p.untyped_storage().data_ptr() for m in trainer.part.modules.values() for p in m.parameters()}
+    found: list[tuple[int, int]] = []
+    finish = trainer.executor._finish_backward
+
+    def looking(action: Any, step: Any, update: Any, *, last: bool) -> None:
+        products = [product for waiting in step.put_off.values() for product in waiting.products]
+        cells = [cell.cell_contents for product in products for cell in product.compute.__closure__]
+        storages = [kept.untyped_storage() for kept in cells if isinstance(kept, torch.Tensor)]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        found.append((len(step.put_off), sum(sizes[place] for place in sizes.keys() - weights)))
+        finish(action, step, update, last=last)
+
+    trainer.executor._finish_backward = looking  # type: ignore[method-assign]
+    trainer.step(0, next(steps))
+    return max(found)
+
+
+@pytest.mark.parametrize(("family", "recompute"), [("gpt", "none"), ("llama", "full")])
+def test_what_waits_for_its_weight_gradients_is_no_more_than_planned(family: str, recompute: str) -> None:
+    parallel = {"pp": 2, "schedule": "zb_h1", "recompute": recompute}
+    plan = job(model={"family": family, "hidden_size": 64}, parallel=parallel)
+    num_waiting, found = run_ranks(2, waiting_bytes, plan)[-1]
+    assert num_waiting == plan.memory[-1].peak_microbatches == 2
+    assert 0.7 < found / plan.memory[-1].activations_bytes <= 1
+
+
 def test_a_linear_gives_the_gradients_of_torchs() -> None:
     torch.manual_seed(0)
     weight, bias, x = (
