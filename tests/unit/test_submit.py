@@ -22,7 +22,10 @@ case "$(basename "$0") $1" in
     }}
     ;;
   'sbatch --parsable') echo 7 ;;
-  'squeue --noheader') printf '%s|0|0|Priority\n' "7|$(cat {folder}/state)" '9|PENDING' ;;
+  'squeue --noheader')
+    echo '9|PENDING|0|0|Priority'
+    echo "7|$(cat {folder}/state)|0|0|Priority"
+    ;;
   'scancel 7') echo CANCELLED >{folder}/state ;;
 esac
 """
