@@ -53,6 +53,8 @@ COMPOSE_MODULES = {f"launcher.config.{name}" for name in ("compose", "override_g
 COMPOSE_LIBRARIES = {"hydra", "omegaconf", "yaml", "antlr4"}
 RUNTIME_LIBRARIES = {"torch", "numpy", "safetensors", "deepspeed"}
 TESTING_LIBRARIES = {"pytest"}
+PEERS = ("torch.distributed.pipelining", "deepspeed.pipe", "deepspeed.runtime.pipe")
+"""Pipeline engines that ours is measured beside, and never runs on."""
 
 
 def modules() -> dict[str, Path]:
@@ -99,6 +101,8 @@ def faults(module: str, source: str, known: set[str]) -> Iterator[str]:
         elif name in known:
             if not _may_import(module, name):
                 yield f"{module} imports {name}, which is above it"
+        elif name.startswith(PEERS):
+            yield f"{module} imports {name}: the pipeline is our own"
         elif top not in _libraries(module):
             yield f"{module} imports {name}: not on this floor"
 
@@ -158,6 +162,8 @@ def test_no_import_at_the_head_of_a_module_closes_a_cycle():
         ("launcher_plugins.parallel.data", "import torch"),
         ("launcher_plugins.parallel.data", "from launcher_plugins.parallel import data_runtime"),
         ("launcher.jobs.store", "from rich import print"),
+        ("launcher.runtime.pipeline", "from torch.distributed import pipelining"),
+        ("launcher_plugins.parallel.pipeline_runtime", "from deepspeed.pipe import PipelineModule"),
     ],
 )
 def test_the_check_finds_what_it_is_for(module, source):
