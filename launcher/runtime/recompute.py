@@ -59,10 +59,14 @@ def not_keeping(x: Tensor) -> AbstractContextManager[Any]:
 def standing_in(x: Tensor, value: Callable[[], Tensor]) -> AbstractContextManager[Any]:
     """Inside, what would keep ``x`` for its backward keeps ``value`` instead, and asks it then."""
     place, size = x.data_ptr(), x.numel()  # autograd keeps the hooks: they must not hold x itself
+    form, in_order = (x.shape, x.stride()), x.is_contiguous()
 
     def pack(tensor: Tensor) -> Tensor | _StandIn:
-        is_it = tensor.data_ptr() == place and tensor.numel() == size
-        return _StandIn(value, tensor.shape) if is_it else tensor  # a product may keep it as a matrix
+        if tensor.data_ptr() != place or tensor.numel() != size:
+            return tensor
+        is_it = (tensor.shape, tensor.stride()) == form
+        is_matrix = in_order and tensor.is_contiguous()  # how a product may keep it; a transpose is kept
+        return _StandIn(value, tensor.shape) if is_it or is_matrix else tensor
 
     def unpack(saved: Tensor | _StandIn) -> Tensor:
         return saved.value().view(saved.shape) if isinstance(saved, _StandIn) else saved

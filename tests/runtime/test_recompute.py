@@ -50,6 +50,18 @@ def test_gradients_are_those_of_what_is_kept() -> None:
         assert torch.allclose(found, expected, rtol=1e-12, atol=0)
 
 
+def test_a_product_with_the_transpose_has_the_gradients_of_what_is_kept() -> None:
+    found = []
+    for make in (light, lambda function, x: function(x)):
+        x, weight = INPUT.clone().requires_grad_(), INPUT.clone().requires_grad_()
+        y = make(torch.tanh, x)
+        with not_keeping(y):
+            loss = (y.T @ weight).square().sum()
+        found.append(torch.autograd.grad(loss, [x, weight]))
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours, expected, rtol=1e-12, atol=0)
+
+
 def test_a_function_that_gives_something_else_the_second_time_shows_in_every_gradient() -> None:
     for found, expected in zip(gradients(Counted(torch.sin)), gradients(None), strict=True):
         assert not torch.allclose(found, expected, rtol=1e-3)
