@@ -13,19 +13,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from launcher.runtime.loop import Trainer
 
 
-class OutOfMemoryError(MemoryError):
-    """A step held more than its limit."""
-
-
 class HeldBytes:
-    """Follows what autograd holds while it is entered: each storage once, parameters not at all.
+    """Follows what autograd holds while it is entered: each storage once, parameters not at all."""
 
-    With a limit it raises `OutOfMemoryError` as soon as more is held, as a device of that size would.
-    """
-
-    def __init__(self, trainer: Trainer, limit_bytes: int | None = None) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.peak = self._now = 0
-        self._limit = limit_bytes
         self._uses: dict[int, int] = {}
         self._own = {
             p.untyped_storage().data_ptr() for m in trainer.part.modules.values() for p in m.parameters()
@@ -52,10 +44,6 @@ class HeldBytes:
             self._now += storage.nbytes()
             self.peak = max(self.peak, self._now)
         self._uses[address] += 1
-        if self._limit is not None and self._now > self._limit:
-            raise OutOfMemoryError(
-                f"out of memory: {self._now} bytes of activations, allowed are {self._limit}"
-            )
 
     def drop(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()
@@ -86,6 +74,12 @@ def reset_peak_resident() -> int:
 def peak_resident_bytes() -> int:
     """The peak resident size since `reset_peak_resident`."""
     return _status_bytes("VmHWM")
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Lets this process allocate so much more, and no more: a device of that size."""
+    allowed = _status_bytes("VmData") + more_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
 
 
 def _status_bytes(name: str) -> int:
