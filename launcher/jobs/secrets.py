@@ -55,9 +55,15 @@ def check_folder(folder: Path, secrets: Mapping[str, bytes]) -> None:
         names = [name for name, value in secrets.items() if value in data]
         if names:
             path.unlink()
-            leaks.append(_message(str(path.relative_to(folder)), names[0]))
+            leaks.append(_message(_veiled(str(path.relative_to(folder)), secrets), names[0]))
     if leaks:
         raise JobError("\n".join(leaks))
+
+
+def _veiled(text: str, secrets: Mapping[str, bytes]) -> str:
+    for value in secrets.values():
+        text = text.replace(value.decode(errors="surrogateescape"), "***")
+    return text
 
 
 def _message(what: str, name: str) -> str:

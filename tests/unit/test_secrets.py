@@ -27,6 +27,14 @@ def test_a_file_with_a_secret_is_removed_and_named_without_the_value(tmp_path):
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["good.py"]
 
 
+def test_a_path_with_a_secret_is_told_without_the_value(tmp_path):
+    folder = tmp_path / f"name_{CANARY.decode()}"
+    folder.mkdir()
+    (folder / "plan.json").write_bytes(CANARY)
+    with pytest.raises(JobError, match=r"^name_\*\*\*/plan\.json would hold the value of HF_TOKEN\."):
+        check_folder(tmp_path, {"HF_TOKEN": CANARY})
+
+
 def test_a_text_with_a_secret_is_refused():
     check_text("all is well", "the job script", {"HF_TOKEN": CANARY})
     with pytest.raises(JobError, match=r"the job script would hold .* site\.secrets=\[HF_TOKEN\]"):

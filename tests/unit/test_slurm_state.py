@@ -177,6 +177,12 @@ def test_a_controller_that_is_away_is_no_verdict(monkeypatch, handle):
         state(monkeypatch, handle, squeue=away, sacct=NO_ACCOUNTS)
 
 
+def test_without_a_cluster_the_way_to_one_is_told(monkeypatch, handle):
+    away = Answer(code=1, output="", error="squeue: fatal: Could not establish a configuration source")
+    with pytest.raises(JobError, match=r"a configuration source\. SLURM_CONF leads to a cluster$"):
+        state(monkeypatch, handle, squeue=away, sacct=NO_ACCOUNTS)
+
+
 def test_the_guilty_rank_is_that_of_the_newest_start(monkeypatch, handle, tmp_path):
     (tmp_path / EXECUTOR_LOG).write_text(
         "trireme: job 7, restart 0, by srun: rendezvous 7.0 at a:1\n"

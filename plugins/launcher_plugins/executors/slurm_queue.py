@@ -27,6 +27,7 @@ _SACCT = ("sacct", "-X", "-P", "-n", "-D", f"--format={SACCT_FIELDS}")
 _MOST = 500
 """Ids that one command is given."""
 _FORGOTTEN = "Invalid job id"
+_NO_CLUSTER = "configuration source"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,8 @@ class Jobs:
         if (left := from_record(text, job)) is not None:
             return left
         if self.silence:
-            raise JobError(f"Slurm does not say how job {job} stands: {self.silence}")
+            hint = ". SLURM_CONF leads to a cluster" if _NO_CLUSTER in self.silence else ""
+            raise JobError(f"Slurm does not say how job {job} stands: {self.silence}{hint}")
         if not (Path(run_dir) / STARTS).is_file():
             # Slurm keeps every job that waits, but of an array no task that was cancelled before its start.
             return JobState(phase="cancelled", reason="left the queue before it started")
