@@ -90,3 +90,5 @@ class JobState:
     reason: str = ""
     rank: int | None = None
     """The rank that ended first, where the executor knows it."""
+    since_s: float | None = field(default=None, compare=False, repr=False)
+    """When it came to stand so, in seconds since the epoch; None: when that was noticed."""

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -78,7 +79,8 @@ class RunDirectory:
 
     def write_state(self, state: JobState) -> None:
         """Records how the job of the run stands."""
-        self._write_status(state.phase, exit_code=state.exit_code, reason=state.reason, rank=state.rank)
+        details = {"exit_code": state.exit_code, "reason": state.reason, "rank": state.rank}
+        self._write_status(state.phase, state.since_s, **details)
 
     def state(self) -> JobState:
         """How the job stood when that was recorded last."""
@@ -91,13 +93,16 @@ class RunDirectory:
             rank=status.get("rank"),
         )
 
-    def _write_status(self, phase: RunPhase, **details: Any) -> None:
-        now = datetime.now().astimezone().isoformat(timespec="microseconds")
+    def _write_status(self, phase: RunPhase, since_s: float | None = None, **details: Any) -> None:
+        now, changed = (
+            datetime.fromtimestamp(time_s).astimezone().isoformat(timespec="microseconds")
+            for time_s in (time.time(), time.time() if since_s is None else since_s)
+        )
         status = {
             "phase": phase,
             **details,
             "started": read_json(self.status_file).get("started", now),
-            "changed": now,
+            "changed": changed,
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
         }

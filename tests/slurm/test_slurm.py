@@ -100,6 +100,7 @@ def test_submitting_from_inside_an_allocation_takes_nothing_of_it_along(slurm):
 
 def test_a_dry_run_prints_what_ran(slurm):
     run, job = slurm.submit("true")
+    slurm.trireme("wait", "run")  # it writes into its directory
     shutil.rmtree(run)
     words = ("submit", *TWO_BY_TWO, f"site.python={slurm.folder}/rank", "run.dir=run", "--dry-run")
     done = subprocess.run(

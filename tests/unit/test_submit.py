@@ -1,8 +1,10 @@
 """`trireme submit` and the verbs about submitted runs, with a stand-in for Slurm's commands."""
 
 import json
+import os
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -449,6 +451,22 @@ def test_status_asks_slurm_and_shows_a_run_by_name(slurm, tmp_path, capsys):
     assert head.split() == ["run", "state", "job", "step", "since"]
     assert row.split()[:3] == [run.name, "pending", "7"]
     assert row.endswith("waits: Priority")
+
+
+def test_status_tells_since_when_it_is_so_not_since_when_somebody_knows(slurm, tmp_path, capsys):
+    main(["submit", "quickstart", *TWO])
+    for name, age_s in (("logs/starts", 7200), ("exit/job.json", 3600)):
+        path = tmp_path / "run" / name
+        path.write_text("7.0\n")
+        os.utime(path, (time.time() - age_s,) * 2)
+    told = []
+    for state in ("RUNNING", "COMPLETED"):
+        slurm.set(state)
+        capsys.readouterr()
+        main(["status", "run"])
+        told.append(" ".join(capsys.readouterr().out.split()))
+    assert "running 7 2 h 0 min" in told[0]
+    assert "succeeded 7 1 h 0 min" in told[1]
 
 
 def test_two_hundred_runs_take_one_question_and_one_screen(slurm, tmp_path, capsys, monkeypatch):

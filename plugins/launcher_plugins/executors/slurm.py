@@ -25,7 +25,7 @@ from launcher_plugins.executors.slurm_life import (
     time_notes,
 )
 from launcher_plugins.executors.slurm_options import SEPARATOR, binding_faults, layout, option_faults
-from launcher_plugins.executors.slurm_queue import Jobs, ask_about
+from launcher_plugins.executors.slurm_queue import Jobs, ask_about, since_when
 from launcher_plugins.executors.slurm_roles import (
     Roles,
     num_cluster_ranks,
@@ -161,7 +161,8 @@ class Slurm:
     def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
         """How many jobs stand, asked in one go; as `state`."""
         jobs = ask_about([job for handle in handles for job in handle.id.split(SEPARATOR)])
-        return [with_end(_state(handle, jobs), handle.run_dir) for handle in handles]
+        states = [with_end(_state(handle, jobs), handle.run_dir) for handle in handles]
+        return [since_when(state, run.run_dir) for state, run in zip(states, handles, strict=True)]
 
     def cancel(self, handle: JobHandle) -> None:
         """Has Slurm end the job, wherever it is; of a chain those first that wait.

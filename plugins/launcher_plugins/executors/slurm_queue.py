@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import JobError
@@ -73,6 +74,14 @@ def ask_about(jobs: Sequence[str]) -> Jobs:
         if accounts.code == 0:
             states |= read_sacct(accounts.output, part)
     return Jobs(states=states, silence=silence)
+
+
+def since_when(state: JobState, run_dir: str) -> JobState:
+    """A state with its time, by what the script leaves of its start and of its end."""
+    left = {"running": STARTS, "succeeded": END_RECORD, "failed": END_RECORD, "cancelled": END_RECORD}
+    with suppress(OSError, KeyError):
+        return replace(state, since_s=(Path(run_dir) / left[state.phase]).stat().st_mtime)
+    return state
 
 
 def _parts(jobs: Sequence[str]) -> Iterator[Sequence[str]]:
