@@ -229,10 +229,9 @@ def transport() -> None:
             times["updating"].append(served_s(plan, work))
         moved = 2 * workers * work.num_bytes / 1e6
         speed = {name: moved / statistics.median(values) for name, values in times.items()}
-        shown = "   ".join(
-            f"{speed[name]:5.0f} ({speed[name] / speed['raw']:4.0%})" for name in list(speed)[1:]
-        )
-        print(f"{workers:7}  {1:7}   {work.num_bytes / 1e6:11.1f}   {raw:8.0f}   {shown}")
+        best = speed.pop("raw")
+        shown = "   ".join(f"{value:5.0f} ({value / best:4.0%})" for value in speed.values())
+        print(f"{workers:7}  {1:7}   {work.num_bytes / 1e6:11.1f}   {best:8.0f}   {shown}")
 
 
 def overlap() -> None:
