@@ -15,7 +15,8 @@ from launcher.cli.words import split_flags
 from launcher.errors import LauncherError
 from launcher.jobs.handle import standing
 from launcher.jobs.script import EXECUTOR_LOG
-from launcher.jobs.store import ACTIVE, RunDirectory
+from launcher.jobs.store import ACTIVE, RunDirectory, read_json
+from launcher.units import counted
 
 HELP = """\
 trireme logs [-f] RUN [--rank N]
@@ -68,7 +69,7 @@ def run(words: list[str]) -> int:
         ["--follow" if word == "-f" else word for word in words], {"follow": False, "rank": True}
     )
     directory = one_run(rest, "logs")
-    rank = _rank(str(flags["rank"])) if flags["rank"] else None
+    rank = _rank(str(flags["rank"]), directory) if flags["rank"] else None
     sources: dict[Path, _Source] = {}
     if flags["follow"]:
         _follow(directory, rank, sources)
@@ -80,10 +81,16 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _rank(word: str) -> int:
+def _rank(word: str, directory: RunDirectory) -> int:
     if not word.isdecimal():
         raise LauncherError(f"--rank={word}: must be a whole number of at least 0.")
-    return int(word)
+    rank, num_ranks = int(word), read_json(directory.job).get("world_size")
+    (log, _) = next(_files(directory, rank))
+    if isinstance(num_ranks, int) and rank >= num_ranks and not log.is_file():
+        raise LauncherError(
+            f"--rank={word}: the run has {counted(num_ranks, 'rank')}, of which 0 is the first."
+        )
+    return rank
 
 
 def _files(directory: RunDirectory, rank: int | None) -> Iterator[tuple[Path, str]]:

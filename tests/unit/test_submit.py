@@ -549,6 +549,12 @@ def test_of_many_ranks_the_first_are_printed(slurm, capsys, tmp_path):
     assert capsys.readouterr().out == "".join(f"rank {rank}: here\n" for rank in range(16))
 
 
+def test_logs_of_a_rank_that_the_run_does_not_have_are_not_waited_for(slurm, capsys):
+    main(["submit", "quickstart", *TWO])
+    assert main(["logs", "-f", "run", "--rank", "2"]) == 2
+    assert "--rank=2: the run has 2 ranks, of which 0 is the first.\n" in capsys.readouterr().err
+
+
 def test_logs_that_are_followed_end_with_the_run(slurm, capsys, tmp_path):
     main(["submit", "quickstart", *TWO])
     (tmp_path / "run" / "logs" / "executor.log").write_text("begun\n")
