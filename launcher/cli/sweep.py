@@ -38,7 +38,8 @@ there is none that can run, and 130 after Ctrl-C.
 
   trireme sweep plan quickstart parallel.pp=1,2,4 parallel.schedule=gpipe,1f1b
   trireme sweep run quickstart parallel.pp=1,2 train.num_steps=30
-  trireme sweep run quickstart site=box cluster.nodes=1,2 cluster.devices_per_node=2 parallel.dp=auto
+  trireme sweep run quickstart site=box cluster.nodes=1,2 cluster.devices_per_node=2 parallel.dp=auto \\
+      cluster.allow_idle_devices=false
   trireme sweep status
 """
 _RUN_FLAGS = {"no-baseline": False, "at-once": True}

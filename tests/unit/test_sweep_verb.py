@@ -9,6 +9,7 @@ import pytest
 
 from launcher.cli import starts
 from launcher.cli.main import main
+from launcher.cli.sweep import HELP
 from launcher.jobs.script import JobState
 from launcher.jobs.store import read_json
 from launcher.plan.model import Plan
@@ -284,6 +285,17 @@ def test_each_point_has_its_own_nodes(capsys):
         ["2", "4"],
     ]
     assert "cluster.nodes=2: 2 ranks fill 1 node of 2 devices.\n     points: nodes=2 dp=1\n" in output
+
+
+def test_every_point_of_the_examples_in_the_help_can_run(capsys):
+    lines = HELP.replace("\\\n", "").splitlines()
+    examples = [
+        line.split()[3:] for line in lines if line.startswith(("  trireme sweep plan", "  trireme sweep run"))
+    ]
+    assert len(examples) == 3
+    for words in examples:
+        assert main(["sweep", "plan", *words]) == 0
+        assert "refused" not in capsys.readouterr().out
 
 
 def test_a_misspelt_action_is_answered_with_the_nearest(capsys):
