@@ -74,7 +74,8 @@ def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
 def _target_faults(target: str, source_roots: tuple[str, ...]) -> list[Fault]:
     """A fault of a user's own dataset whose module is nowhere; it is not imported."""
     name = target.partition(":")[0].partition(".")[0]
-    if PathFinder.find_spec(name, [*source_roots, *sys.path]):
+    beside = PathFinder.find_spec(name, source_roots)
+    if beside or any(finder.find_spec(name, None) for finder in sys.meta_path):  # editable installs have one
         return []
     rule = f"no module {name} is beside the recipe, in the current folder, or installed"
     return [Fault("data.target", target, rule, f"Put {name}.py beside the recipe.")]

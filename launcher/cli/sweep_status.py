@@ -13,6 +13,7 @@ from launcher.cli.words import Words
 from launcher.errors import LauncherError, did_you_mean
 from launcher.jobs.handle import standing, standings
 from launcher.jobs.store import RunDirectory, read_json
+from launcher.report.claims import claims
 from launcher.report.runs import load_run, named_base, read_plan
 from launcher.sweep.results import Outcome, outcomes, results
 from launcher.sweep.store import Sweep, read_sweep, stored_sweeps
@@ -74,6 +75,8 @@ def print_outcomes(sweep: Sweep, found: Sequence[Outcome]) -> None:
     print("\n".join(results(found)))
     for line in _details(found):
         print(f"  {line}")
+    if table := claims([(outcome.label, outcome.plan, outcome.run) for outcome in found]):
+        print("\n" + "\n".join(table))
     counts = Counter(outcome.standing for outcome in found)
     total = ", ".join(f"{count} {standing}" for standing, count in counts.items())
     refused = f"; {len(sweep.refused)} more refused" if sweep.refused else ""

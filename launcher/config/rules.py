@@ -7,13 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launcher.config.recipes import safe_name
-from launcher.config.schema import DataConfig, DeviceConfig, ModelConfig, ReportConfig, TrainConfig
+from launcher.config.schema import (
+    DataConfig,
+    DeviceConfig,
+    FusionConfig,
+    ModelConfig,
+    ParallelConfig,
+    ReportConfig,
+    TrainConfig,
+)
 from launcher.config.site import Broken, secret_variable_rules, site_rules
 from launcher.errors import nearest
 from launcher.typed import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FOLLOWED_STEPS = 2
+"""Steps of a start by whose end the gauge of the memory has looked."""
 _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -82,6 +92,21 @@ def _measure_rules(train: TrainConfig, report: ReportConfig) -> Iterator[Broken]
         yield "report.warmup_steps", report.warmup_steps, rule, fix
 
 
+def _claims_rules(report: ReportConfig, parallel: ParallelConfig, fusion: FusionConfig) -> Iterator[Broken]:
+    if not report.claims:
+        return
+    fix = "Set report.claims=false"
+    if parallel.pp == 1:
+        rule = "is about pipelines, and parallel.pp is 1"
+        yield "report.claims", "true", rule, f"{fix}, or a larger parallel.pp."
+    if fusion.compile != "none":
+        rule = "follows what every operation keeps, and fusion.compile makes one of many"
+        yield "report.claims", "true", rule, f"{fix} or fusion.compile=none."
+    if report.warmup_steps < _FOLLOWED_STEPS:
+        rule = "counts the second step, which report.claims slows down"
+        yield "report.warmup_steps", report.warmup_steps, rule, f"Set report.warmup_steps={_FOLLOWED_STEPS}."
+
+
 def _control_characters(value: Any, path: str) -> Iterator[Broken]:
     """Line breaks and their like, which would tear a job script or a log apart."""
     if isinstance(value, Mapping):
@@ -103,6 +128,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
     (("train",), _interval_rules),
     (("train", "data"), _evaluation_rules),
     (("train", "report"), _measure_rules),
+    (("report", "parallel", "fusion"), _claims_rules),
     (("site",), secret_variable_rules),
     (("site",), site_rules),
 )

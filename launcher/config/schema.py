@@ -292,6 +292,9 @@ class ReportConfig:
     """``auto``, ``none``, or the directory of a finished run."""
     warmup_steps: Index
     """First steps that no measured number includes."""
+    claims: bool = False
+    """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
+    own. What autograd holds is then followed through the second step, which has to be warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def one_device(plan: Plan) -> LaunchConfig:
         ),
         site=replace(config.site, nodelist=None),
         architecture=PluginChoice(name="decentralized", options={}),
-        report=replace(config.report, baseline="none"),
+        report=replace(config.report, baseline="none", claims=False),
         run=replace(config.run, dir=None),
     )
 

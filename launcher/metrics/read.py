@@ -233,7 +233,13 @@ def step_problem(record: StepRecord) -> str:
 
     The kinds must sum to the duration, and the calls of every collective to their kind.
     """
-    counts = (record.step, record.start_ns, record.duration_ns, record.num_receives)
+    counts = (
+        record.step,
+        record.start_ns,
+        record.duration_ns,
+        record.num_receives,
+        record.first_backward_ns or 0,
+    )
     if not _are_counts(counts) or not _are_counts((record.num_tokens, record.num_samples)):
         return f"step {record.step}: times and counts must be whole numbers of at least 0"
     if not record.num_tokens or not record.num_samples:

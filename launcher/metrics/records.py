@@ -104,6 +104,8 @@ class StepRecord:
     grad_norm: float | None = None
     """Norm of the whole model's gradient before clipping; None where it overflowed."""
     lr: float | None = None
+    first_backward_ns: int | None = None
+    """From the start of the step to that of its first B."""
     is_skipped: bool = False
     """The gradient overflowed, and the parameters stayed as they were."""
     disagreement: float | None = None
@@ -136,6 +138,11 @@ class MemoryRecord:
     peak_bytes: int
     """The most in use since before the model was built: on CUDA what the allocator gave out, on a CPU the
     growth of the process's resident memory, libraries included."""
+    held_peak_bytes: int | None = None
+    """The most that autograd held at once during the schedule of one step, each storage once, parameters
+    not at all; None where that was not followed."""
+    held_total_bytes: int | None = None
+    """The sum over all storages that it came to hold in that step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,17 @@ def split_step(records: RunRecords, step: int) -> tuple[dict[str, int], ...]:
     return tuple(split)
 
 
+def waited_ns(records: RunRecords, step: int, kinds: Sequence[str]) -> int:
+    """Time that all ranks together waited in these collective kinds for the member that came last."""
+    headers, rows = records.headers, records.steps[step]
+    total = 0
+    for kind in kinds:
+        for places in groups(headers, kind):
+            blocked = sum(rows[place].kinds_ns.get(kind, 0) for place in places)
+            total += blocked - len(places) * _transfer_ns(headers, rows, kind, places)
+    return total
+
+
 def groups(headers: Sequence[Header], kind: str) -> list[list[int]]:
     """The groups of a collective kind, each as places in ``headers``."""
     last_pp_rank = max(header.pp_rank for header in headers)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher.metrics.records import COMPUTE, PIPELINE_WAIT
+from launcher.metrics.split import waited_ns
 from launcher.report.runs import Run
 from launcher.schedule.actions import COMPUTE as COMPUTE_ACTIONS
 from launcher.schedule.actions import Action, PipelineShape, from_text
 from launcher.schedule.simulate import replay
 
 NS = 1e-9
+_OVER_STAGES = ("tied", "model")
+"""Collectives whose members are of several stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,8 @@ class Bubble:
     """Idle share of the pipeline ranks' time: idle / (idle + compute)."""
 
     measured: float
-    """Waiting for another stage, as the ranks recorded it."""
+    """Waiting for another stage, as the ranks recorded it: for its messages, and once their own part of the
+    schedule is done, in the first collective that all stages are needed for."""
     replayed: float
     """By simulation of the run's own schedule with every action's own measured time and free messages:
     the part that the schedule and uneven stages explain."""
@@ -45,7 +49,8 @@ def bubble(run: Run) -> Bubble | None:
     lists = [from_text(actions) for actions in plan.schedule.actions]
     times = [_median_times(run, pp_rank) for pp_rank in range(plan.mesh.pp)]
     kinds = run.work.kinds_ns
-    idle = kinds[PIPELINE_WAIT]
+    at_the_end = sum(waited_ns(run.records, step, _OVER_STAGES) for step in run.measured)
+    idle = kinds[PIPELINE_WAIT] + at_the_end
     return Bubble(
         measured=idle / (idle + kinds[COMPUTE]),
         replayed=replay(lists, plan.pipeline, times, transfer_s=0.0).bubble_fraction,

@@ -44,7 +44,7 @@ class Trainer:
 
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
-        self.memory = MemoryGauge(ctx.device)
+        self.memory = MemoryGauge(ctx.device, follows=ctx.config.report.claims)
         self.update: Update = resolve(ctx.plan.plan.update)(ctx)
         modules = self.update.prepare(build_chunks(ctx))
         self.part = pipeline_part(ctx, modules)
@@ -55,7 +55,8 @@ class Trainer:
         """Forwards, backwards and the update of one step."""
         self.update.begin(step)
         num_targets = self._num_targets(microbatches, together=not self._steps_alone)
-        result = self.executor.train(microbatches, self.update, self.update.loss_scale / num_targets)
+        with self.memory.following(self.part.modules.values()):
+            result = self.executor.train(microbatches, self.update, self.update.loss_scale / num_targets)
         with self.ctx.clock.section(SINGLE_RANK):
             self.memory.look()
         outcome = self.update.apply(step)

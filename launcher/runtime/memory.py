@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import resource
 import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from launcher.metrics.records import MemoryRecord
+from launcher.runtime.held import HeldBytes
 
 _LOOK_AT = 2
 """The step of a start whose end of the schedule is looked at: by then the optimizer has its state."""
@@ -19,11 +22,21 @@ _LOOK_AT = 2
 class MemoryGauge:
     """Made before the model is built; looks once at what is held, and in the end at the peak."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, follows: bool = False) -> None:
+        """``follows``: it also counts what autograd holds in the step that it looks at."""
         self._device = device
+        self._follows = follows
+        self._held: HeldBytes | None = None
         self._resident = resident_bytes()
         self._num_steps = 0
         self._states: int | None = None
+
+    def following(self, modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
+        """To be entered around the schedule of every step."""
+        if not self._follows or self._num_steps + 1 != _LOOK_AT:
+            return nullcontext()
+        self._held = HeldBytes(param for module in modules for param in module.parameters())
+        return self._held
 
     def look(self) -> None:
         """Between the schedule of a step and its update, when every gradient is there."""
@@ -39,7 +52,14 @@ class MemoryGauge:
             peak = torch.cuda.max_memory_allocated(self._device)
         else:
             peak = max(0, peak_resident_bytes() - self._resident)
-        return MemoryRecord(step=step, states_bytes=self._states, peak_bytes=peak)
+        held = self._held
+        return MemoryRecord(
+            step=step,
+            states_bytes=self._states,
+            peak_bytes=peak,
+            held_peak_bytes=held.peak if held else None,
+            held_total_bytes=held.total if held else None,
+        )
 
 
 def live_bytes(device: torch.device) -> int:

@@ -49,12 +49,13 @@ class Clock:
         self._marks: list[tuple[Any, str]] = []
         self._events: list[torch.cuda.Event] = []
         self._computes: list[int] = []
+        self._first_backward: int | None = None
         self._start_ns = 0
         self._sealed = False
 
     def start(self) -> None:
         """Begins the first step. Before it sections are ignored."""
-        self._stack, self._marks, self._computes = [OTHER], [], []
+        self._stack, self._marks, self._computes, self._first_backward = [OTHER], [], [], None
         self._start_ns = time.perf_counter_ns()
         if self.heart:
             self.heart.watch()
@@ -67,8 +68,11 @@ class Clock:
         """
         return _Section(self, kind, sealed=sealed)
 
-    def action(self) -> _Section:
-        """A compute section that is also kept by itself (one F or B)."""
+    def action(self, *, is_backward: bool = False) -> _Section:
+        """A compute section that is also kept by itself (one F or B); of the backwards, when the first of
+        the step begins."""
+        if is_backward and self._first_backward is None:
+            self._first_backward = len(self._computes)
         return _Section(self, COMPUTE, is_action=True)
 
     def _open(self, kind: str, *, sealed: bool) -> int | None:
@@ -114,13 +118,15 @@ class Clock:
         """
         self._mark()
         start_ns, now_ns = self._start_ns, time.perf_counter_ns()
-        marks, computes = self._marks, self._computes
+        marks, computes, backward = self._marks, self._computes, self._first_backward
         times = self._times_ns(marks)
         self._start_ns = now_ns
-        self._marks, self._computes = marks[-1:], []
+        self._marks, self._computes, self._first_backward = marks[-1:], [], None
         if self._cuda:  # the last event begins the next step: it must not be recorded again
             self._events[0], self._events[len(marks) - 1] = self._events[len(marks) - 1], self._events[0]
-        return {"start_ns": start_ns, **_fields(marks, times, computes)}
+        first_backward_ns = None if backward is None else times[computes[backward]] - times[0]
+        fields = _fields(marks, times, computes)
+        return {"start_ns": start_ns, "first_backward_ns": first_backward_ns, **fields}
 
     def _mark(self) -> None:
         if not self._cuda:

@@ -197,7 +197,7 @@ class PipelineExecutor:
         held = step.held.pop((stage, index))
         buffers = grad_buffer, held.buffer
         chunk, split = self._chunk(stage), self._part.split
-        with self._clock.action():
+        with self._clock.action(is_backward=True):
             if split.is_enabled:
                 with split.collecting() as products:
                     update.backward(held.root, grad, chunk=chunk, last=last)

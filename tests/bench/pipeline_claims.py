@@ -22,7 +22,7 @@ import torch
 _ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
 from equality import job
-from held_bytes import HeldBytes, limit_memory, peak_resident_bytes, reset_peak_resident
+from held_bytes import limit_memory, peak_resident_bytes, reset_peak_resident
 from ranks import run_ranks
 from sleeping_stages import Costs, Measured, SleepingPipeline
 
@@ -30,6 +30,7 @@ from launcher.errors import PlanError
 from launcher.plan.model import Plan
 from launcher.registry import load
 from launcher.runtime.data import Loader
+from launcher.runtime.held import HeldBytes
 from launcher.runtime.loop import Trainer
 from launcher.runtime.main import is_out_of_memory
 from launcher.runtime.rank import make_context
@@ -117,7 +118,8 @@ def memory_rank(rank: int, plan: Plan) -> tuple[int, int]:
     steps = Loader(trainer.ctx).steps(0)
     batch = next(steps)
     resident = reset_peak_resident()
-    with HeldBytes(trainer) as held:
+    modules = trainer.part.modules.values()
+    with HeldBytes(param for module in modules for param in module.parameters()) as held:
         trainer.step(0, batch)
     return held.peak, peak_resident_bytes() - resident
 

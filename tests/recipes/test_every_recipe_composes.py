@@ -3,17 +3,20 @@ from pathlib import Path
 import pytest
 
 from launcher import resources
-from launcher.config.compose import compose
+from launcher.cli.main import main
+from launcher.config.compose import compose, draft
 from launcher.config.load import load
 from launcher.config.recipes import description, shipped
 from launcher.config.schema import LaunchConfig
+from launcher.sweep.grid import SECTION
 
 RECIPES = sorted(shipped())
 MAX_LINES = 40
 
 
 def loaded(name: str, *words: str) -> LaunchConfig:
-    composed = compose(name, words)
+    is_sweep = SECTION in draft(name).values
+    composed = compose(name, [*words, *([f"~{SECTION}"] if is_sweep else [])])
     return load(composed.values, composed.sources)
 
 
@@ -36,12 +39,14 @@ def test_recipe_trains_whole_layers_with_whole_microbatches(name: str) -> None:
     num_devices = config.cluster.nodes * config.cluster.devices_per_node
     dp = num_devices // (parallel.tp * parallel.pp) if parallel.dp == "auto" else parallel.dp
     num_stages = parallel.pp * parallel.num_chunks
-    assert config.model.num_layers is not None
+    model = config.model
+    num_layers = model.options["num_layers"] if model.family == "custom" else model.num_layers
+    assert num_layers is not None
     if isinstance(parallel.layers_per_stage, tuple):
         assert len(parallel.layers_per_stage) == num_stages
-        assert sum(parallel.layers_per_stage) == config.model.num_layers
+        assert sum(parallel.layers_per_stage) == num_layers
     else:
-        assert config.model.num_layers % num_stages == 0
+        assert num_layers % num_stages == 0
     assert batch.global_size is not None
     assert batch.micro_size is not None
     assert batch.global_size % (batch.micro_size * dp) == 0
@@ -90,3 +95,10 @@ def test_405b_recipe_has_every_layer() -> None:
     assert isinstance(config.parallel.layers_per_stage, tuple)
     assert sum(config.parallel.layers_per_stage) == config.model.num_layers == 126
     assert config.cluster.nodes * config.cluster.devices_per_node == 16384
+
+
+def test_the_claims_of_pipelines_are_planned_without_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "plan", "pipeline_claims"]) == 0
+    output = capsys.readouterr().out
+    assert "\n7 can run" in output
+    assert "refused" not in output

@@ -98,3 +98,16 @@ def test_a_line_cut_by_a_kill_stays_apart_from_what_a_resumed_rank_writes(tmp_pa
     assert cut == '{"type": "st'
     assert json.loads(first)["rank"] == 3
     assert json.loads(second) == {"type": "eval", "step": 1, "loss": 2.0, "num_tokens": 3}
+
+
+def test_the_first_backward_of_each_step_is_told_from_its_start() -> None:
+    clock = Clock(CPU)
+    clock.start()
+    with clock.action():
+        time.sleep(0.02)
+    for _ in range(2):
+        with clock.action(is_backward=True):
+            time.sleep(0.02)
+    first, second = clock.lap(), clock.lap()
+    assert 20 * MS <= first["first_backward_ns"] < first["duration_ns"] - 40 * MS + MS
+    assert second["first_backward_ns"] is None

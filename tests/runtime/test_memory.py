@@ -11,6 +11,7 @@ from ranks import run_ranks
 
 from launcher.plan.model import Plan
 from launcher.runtime.data import Loader
+from launcher.runtime.held import HeldBytes
 from launcher.runtime.loop import Trainer
 from launcher.runtime.memory import MemoryGauge, live_bytes, peak_resident_bytes, resident_bytes
 from launcher.runtime.rank import make_context
@@ -78,3 +79,46 @@ def test_the_peak_is_what_was_resident_though_it_is_gone() -> None:
     ((found, size),) = run_ranks(1, peak)
     slack = 64 * MEGABYTE  # a forked process maps the pages of its libraries as it comes to use them
     assert size - slack < found < size + slack
+
+
+def held_by_schedule(rank: int, plans: list[Plan]) -> list[tuple[int, int]]:
+    return [held_bytes(plan, rank) for plan in plans]
+
+
+def held_bytes(plan: Plan, rank: int) -> tuple[int, int]:
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
+    for step in range(2):
+        trainer.step(step, next(steps))
+    found = trainer.memory.record(2)
+    assert found is not None
+    return found.held_peak_bytes or 0, found.held_total_bytes or 0
+
+
+def test_gpipe_holds_every_microbatch_and_1f1b_those_that_are_on_their_way() -> None:
+    plans = [
+        job(
+            batch={"global_size": 8, "micro_size": 2},
+            parallel={"pp": 2, "schedule": schedule},
+            report={"claims": True, "warmup_steps": 2},
+            train={"num_steps": 3},
+        )
+        for schedule in ("gpipe", "1f1b")
+    ]
+    for pp_rank, (gpipe, one_f_one_b) in enumerate(run_ranks(2, held_by_schedule, plans)):
+        assert 4 * gpipe[0] / gpipe[1] == pytest.approx(4, rel=0.01)
+        assert 4 * one_f_one_b[0] / one_f_one_b[1] == pytest.approx(2 - pp_rank, rel=0.01)
+
+
+def test_what_autograd_holds_is_not_followed_unless_it_is_asked_for() -> None:
+    plan = job(parallel={"pp": 2})
+    assert run_ranks(2, held_by_schedule, [plan]) == [[(0, 0)], [(0, 0)]]
+
+
+def test_a_storage_is_held_once_until_its_last_use_is_gone() -> None:
+    weight, x = torch.ones(4, requires_grad=True), torch.ones(4)
+    with HeldBytes([weight]) as held:
+        out = (x * weight).sum() + (x * 2 * weight).sum() + (x * weight).sum()
+        assert (held.now, held.total) == (32, 32)  # x, used twice, and x * 2; not the weight
+        out.backward()
+    assert (held.now, held.peak, held.total) == (0, 32, 32)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.schema import LaunchConfig, LinkConfig
-from launcher.metrics.records import EvalRecord, Header, StepRecord
+from launcher.metrics.records import EvalRecord, Header, MemoryRecord, StepRecord
 from launcher.plan.model import BatchPlan, MemoryPlan, Plan, RolePlan, SchedulePlan
 from launcher.schedule.actions import Action, B, F, to_text
 from launcher.topology.mesh import Mesh
@@ -21,6 +21,7 @@ CUDA = {"device": {"kind": "cuda"}}
 MS = 1_000_000
 """Nanoseconds in a millisecond."""
 SEQ_LENGTH = 16
+Record = Header | StepRecord | EvalRecord | MemoryRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,10 @@ class FakeRun:
     """Settings that differ from the fake recipe, by group."""
     header: Mapping[str, Any] = field(default_factory=dict)
     eval_loss: float | None = None
+    held_bytes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By rank, what autograd held at once at most, and in a whole step; of the others nothing is known."""
+    first_backward_ms: Mapping[int, int] = field(default_factory=dict)
+    """By rank, when the first backward of a step began."""
     exact: bool = True
 
     def write(self, path: Path, *, baseline: Path | str | None = None) -> Path:
@@ -95,15 +100,27 @@ class FakeRun:
             source_roots=(),
         )
 
-    def records(self, rank: int) -> list[Header | StepRecord | EvalRecord]:
+    def records(self, rank: int) -> list[Record]:
         """What one rank writes."""
-        records: list[Header | StepRecord | EvalRecord] = [self._header(rank)]
+        records: list[Record] = [self._header(rank)]
         start_ns = 0
         for step in range(self.num_steps):
-            records.append(self._step(rank, step, start_ns))
-            start_ns += records[-1].duration_ns
+            made = self._step(rank, step, start_ns)
+            records.append(made)
+            start_ns += made.duration_ns
         if self.eval_loss is not None and self.mesh.coordinates(rank).pp == self.mesh.pp - 1:
             records.append(EvalRecord(step=self.num_steps, loss=self.eval_loss, num_tokens=64))
+        if rank in self.held_bytes:
+            peak, total = self.held_bytes[rank]
+            records.append(
+                MemoryRecord(
+                    step=self.num_steps,
+                    states_bytes=1,
+                    peak_bytes=1,
+                    held_peak_bytes=peak,
+                    held_total_bytes=total,
+                )
+            )
         return records
 
     def _header(self, rank: int) -> Header:
@@ -141,6 +158,7 @@ class FakeRun:
             num_tokens=self.global_size * SEQ_LENGTH,
             num_samples=self.global_size,
             loss=3.0 - step / 10 if is_last_stage else None,
+            first_backward_ns=self.first_backward_ms[rank] * MS if rank in self.first_backward_ms else None,
         )
 
     def _actions(self, stage: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def test_equal_stages_give_the_closed_form(tmp_path: Path) -> None:
     assert [(stage.forward_s, stage.backward_s, stage.weight_s) for stage in found.stages] == [
         pytest.approx((0.01, 0.02, 0.0))
     ] * 2
+
+
+def test_waiting_for_the_last_stage_after_the_schedule_is_idle_time_too(tmp_path: Path) -> None:
+    kinds = {
+        0: {"compute": 240, "pipeline": 40, "model": 2},
+        1: {"compute": 240, "pipeline": 20, "model": 22},
+    }
+    found = bubble(load_run(replace(pipeline(), kinds_ms=kinds).write(tmp_path / "run")))
+    assert found is not None
+    assert found.measured == pytest.approx((40 + 20 + 20) / (40 + 20 + 20 + 480))
 
 
 def test_a_slow_stage_shows_in_the_replay(tmp_path: Path) -> None:

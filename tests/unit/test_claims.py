@@ -1,0 +1,130 @@
+"""A pipeline's promises beside what its ranks measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.config.compose import compose
+from launcher.config.load import load
+from launcher.config.schema import ReportConfig
+from launcher.errors import ConfigError
+from launcher.jobs.baseline import one_device
+from launcher.plan.build import build
+from launcher.plan.model import Plan
+from launcher.report.claims import claims, first_backwards_s, held_microbatches, num_messages
+from launcher.report.runs import Run, load_run
+from launcher.report.tables import speedup_text
+from launcher.topology.mesh import Mesh
+from tests.unit.fake_runs import FakeRun
+from tests.unit.plan_jobs import launch_config
+
+MICROBATCHES = 4
+GPIPE = FakeRun(
+    mesh=Mesh(pp=2, dp=1, tp=1),
+    kinds_ms={0: {"compute": 120, "pipeline": 30}, 1: {"compute": 120, "pipeline": 30}},
+    global_size=MICROBATCHES,
+    config={"report": {"claims": True}},
+    held_bytes={0: (400, 400), 1: (200, 800)},
+    first_backward_ms={0: 70, 1: 50},
+)
+"""Two ranks, all forwards first; the second is said to have let go of half of it in between."""
+
+
+def _plan(schedule: str, *, num_chunks: int, num_layers: int, pp: int = 2) -> Plan:
+    report = ReportConfig(baseline="none", warmup_steps=2, claims=True)
+    return build(
+        launch_config(
+            model={"num_layers": num_layers},
+            batch={"global_size": MICROBATCHES},
+            parallel={"pp": pp, "schedule": schedule, "num_chunks": num_chunks},
+            report=report,
+        )
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return load_run(GPIPE.write(tmp_path / "run"))
+
+
+def test_microbatches_held_are_bytes_over_the_bytes_of_one(run: Run) -> None:
+    assert held_microbatches(run) == [4.0, 1.0]
+
+
+def test_microbatches_held_are_unknown_where_one_rank_was_not_followed(tmp_path: Path) -> None:
+    run = load_run(replace(GPIPE, held_bytes={0: (400, 400)}).write(tmp_path / "run"))
+    assert held_microbatches(run) is None
+
+
+def test_a_chunk_of_a_microbatch_counts_as_one(run: Run) -> None:
+    parallel = replace(run.plan.config.parallel, num_chunks=2)
+    config = replace(run.plan.config, parallel=parallel)
+    assert held_microbatches(replace(run, plan=replace(run.plan, config=config))) == [8.0, 2.0]
+
+
+def test_the_first_backward_is_told_of_every_pipeline_rank(run: Run) -> None:
+    assert first_backwards_s(run) == [0.07, 0.05]
+
+
+def test_messages_are_those_of_one_replica(tmp_path: Path) -> None:
+    kinds = {rank: {"compute": 120, "pipeline": 30} for rank in range(4)}
+    two = replace(GPIPE, mesh=Mesh(pp=2, dp=2, tp=1), kinds_ms=kinds)
+    assert num_messages(load_run(two.write(tmp_path / "run"))) == 8  # 4 receives on each rank
+
+
+def test_the_table_sets_theory_beside_what_was_measured(run: Run) -> None:
+    plan = _plan("gpipe", num_chunks=1, num_layers=4)
+    times = replace(plan.schedule, forward_s=(0.01, 0.01), backward_s=(0.02, 0.02), transfer_s=0.0)
+    plan = replace(plan, schedule=times)
+    assert claims([("here", plan, run), ("later", plan, None)]) == [
+        "What the schedule promises, and what was measured",
+        "  point  bubble  measured  messages  measured  layers of rank 0",
+        "  here   20.0 %    20.0 %         8         8               1-2",
+        "  later  20.0 %                   8                         1-2",
+        "",
+        "On each rank of the pipeline: microbatches held at once, and ms until the first backward",
+        "  point  held  measured  first backward  measured",
+        "  here    4 4   4.0 1.0           70 50     70 50",
+        "  later   4 4                     70 50",
+    ]
+
+
+def test_layers_are_placed_as_in_the_textbook() -> None:
+    plan = _plan("interleaved_1f1b", num_chunks=2, num_layers=16, pp=4)
+    assert claims([("here", plan, None)])[2].endswith("1-2, 9-10")
+
+
+def test_runs_that_do_not_ask_have_no_table(run: Run) -> None:
+    report = replace(run.plan.config.report, claims=False)
+    plan = replace(run.plan, config=replace(run.plan.config, report=report))
+    assert claims([("here", plan, run)]) == []
+
+
+def test_the_report_of_a_run_that_asks_ends_with_the_table(run: Run) -> None:
+    text = speedup_text([run.path], None, ascii_only=True)
+    assert "What the schedule promises, and what was measured\n  point" in text
+    assert "4.0 1.0" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["parallel.pp=1"], "report.claims=true: is about pipelines, and parallel.pp is 1. "
+         "Set report.claims=false, or a larger parallel.pp."),
+        (["fusion.compile=block"], "makes one of many. Set report.claims=false or fusion.compile=none."),
+        (["report.warmup_steps=1"], "report.warmup_steps=1: counts the second step, which report.claims "
+         "slows down. Set report.warmup_steps=2."),
+    ],
+)  # fmt: skip
+def test_claims_that_cannot_be_measured_are_refused(words: list[str], message: str) -> None:
+    composed = compose("quickstart", ["report.claims=true", *words])
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(composed.values, composed.sources)
+
+
+def test_the_baseline_of_a_run_that_asks_does_not() -> None:
+    assert not one_device(_plan("gpipe", num_chunks=1, num_layers=4)).report.claims
