@@ -22,7 +22,7 @@ import torch
 _ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
 from equality import job
-from held_bytes import limit_memory, peak_resident_bytes, reset_peak_resident
+from process_memory import limit_memory, peak_resident_bytes, reset_peak_resident
 from ranks import run_ranks
 from sleeping_stages import Costs, Measured, SleepingPipeline
 

@@ -1,4 +1,4 @@
-"""A device of few bytes, and the memory of the process."""
+"""The memory of this process: its size, its peak and its limit."""
 
 from __future__ import annotations
 
