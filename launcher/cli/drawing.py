@@ -7,9 +7,8 @@ from pathlib import Path
 from launcher.cli.new_file import check_new, write_new
 from launcher.errors import LauncherError
 from launcher.plan.model import Plan
-from launcher.schedule.actions import from_text
 from launcher.schedule.collector import paused_collector
-from launcher.schedule.simulate import Costs, Timeline, simulate
+from launcher.schedule.planned import planned_timeline
 from launcher.schedule.spans_csv import csv_text
 from launcher.schedule.svg import svg_text
 from launcher.schedule.trace import trace_text
@@ -42,18 +41,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
 @paused_collector()
 def _drawing(plan: Plan, ending: str) -> str:
     title, shape = f"{plan.config.name}: {plan.schedule.name}", plan.pipeline
-    timeline = _timeline(plan)
+    timeline = planned_timeline(plan)
     if ending == ".svg":
         return svg_text(timeline, shape, title=title)
     return csv_text(timeline) if ending == ".csv" else trace_text(timeline, shape, title=title)
-
-
-def _timeline(plan: Plan) -> Timeline:
-    schedule = plan.schedule
-    costs = Costs(
-        forward_s=schedule.forward_s,
-        backward_s=schedule.backward_s,
-        weight_s=schedule.weight_s,
-        transfer_s=schedule.transfer_s,
-    )
-    return simulate([from_text(actions) for actions in schedule.actions], plan.pipeline, costs)

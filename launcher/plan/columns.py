@@ -1,7 +1,8 @@
-"""Rows of words as aligned columns."""
+"""Rows of words as aligned columns, and text behind a heading."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -34,3 +35,15 @@ def cropped(items: Sequence[T], first: int, last: int) -> tuple[list[T], list[T]
     if len(items) <= first + last:
         return list(items), []
     return list(items[:first]), list(items[-last:])
+
+
+def wrapped(head: str, text: str, width: int) -> str:
+    """``text`` after ``head``, later lines indented as far; names are never cut."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -114,27 +114,26 @@ def _stages(plan: Plan) -> list[str]:
     first, last = cropped(plan.stages, 6, 2)
     halves = ["input gradient", "weight gradients"]
     times = ["forward", *(halves if plan.schedule.splits_backward else ["backward"])]
-    again = ["recomputed"] if any(stage.recompute != "none" for stage in plan.stages) else []
-    rows = [["stage", "pp_rank", "chunk", "layers", "", *again, *times]]
-    rows += [_stage_row(plan, stage) for stage in [*first, *last]]
+    recomputes = any(stage.recompute != "none" for stage in plan.stages)
+    rows = [["stage", "pp_rank", "chunk", "layers", "", *["recomputed"] * recomputes, *times]]
+    rows += [_stage_row(plan, stage, recomputes=recomputes) for stage in [*first, *last]]
     table = columns(rows, left=0)
     if last:
         table.insert(1 + len(first), f"... {len(plan.stages) - len(first) - len(last)} more stages")
     return table
 
 
-def _stage_row(plan: Plan, stage: StagePlan) -> list[str]:
+def _stage_row(plan: Plan, stage: StagePlan, *, recomputes: bool) -> list[str]:
     layers = f"{stage.first_layer}" if stage.num_layers == 1 else f"{stage.layers[0]}-{stage.layers[-1]}"
     times = plan.schedule.forward_s, plan.schedule.backward_s, plan.schedule.weight_s
     ends = ["embedding"] * stage.has_prologue + ["head"] * stage.has_epilogue
-    again = [stage.recompute] if any(other.recompute != "none" for other in plan.stages) else []
     return [
         str(stage.stage),
         str(stage.pp_rank),
         str(stage.chunk),
         f"{stage.num_layers} ({layers})",
         " ".join(f"+ {end}" for end in ends),
-        *again,
+        *[stage.recompute] * recomputes,
         *(format_duration(seconds[stage.stage]) for seconds in times if seconds),
     ]
 

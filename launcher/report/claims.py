@@ -20,8 +20,8 @@ from launcher.plan.columns import columns
 from launcher.plan.model import Plan
 from launcher.report.bubble import NS, bubble
 from launcher.report.runs import Run
-from launcher.schedule.actions import B, from_text
-from launcher.schedule.simulate import Costs, simulate
+from launcher.schedule.actions import B
+from launcher.schedule.planned import planned_timeline
 
 Item = tuple[str, Plan, Run | None]
 """A label, what is to run, and what was measured of it, once it has run."""
@@ -103,15 +103,7 @@ def _first_backwards(plan: Plan, run: Run | None) -> tuple[str, str]:
 
 
 def _planned_backwards_s(plan: Plan) -> Iterator[float]:
-    schedule = plan.schedule
-    costs = Costs(
-        forward_s=schedule.forward_s,
-        backward_s=schedule.backward_s,
-        weight_s=schedule.weight_s,
-        transfer_s=schedule.transfer_s,
-    )
-    timeline = simulate([from_text(actions) for actions in schedule.actions], plan.pipeline, costs)
-    for spans in timeline.spans:
+    for spans in planned_timeline(plan).spans:
         yield next(start for action, start, _ in spans if action.kind == B)
 
 

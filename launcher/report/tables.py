@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.metrics.records import COMPUTE, SERVER, UpdateRecord
+from launcher.plan.columns import wrapped
 from launcher.report.bubble import bubble
 from launcher.report.claims import claims
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
@@ -108,7 +109,7 @@ def _compared(report: SpeedupReport, width: int) -> Iterator[str]:
     rows += [("repeats", _repeats_text(result, _unit(report))) for result in report.results]
     rows += [("scaling", _scaling_text(result)) for result in report.results if result.scaling]
     for label, text in dict.fromkeys(rows):
-        yield _wrapped(f"  {label:<9} ", text, width)
+        yield wrapped(f"  {label:<9} ", text, width)
 
 
 def _run_text(run: Run) -> str:
@@ -297,19 +298,7 @@ def _notes(report: SpeedupReport, width: int) -> Iterator[str]:
     if report.notes:
         yield "Notes"
     for note in report.notes:
-        yield _wrapped("  - ", note, width)
-
-
-def _wrapped(head: str, text: str, width: int) -> str:
-    """``text`` after ``head``, later lines indented as far; names are never cut."""
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield wrapped("  - ", note, width)
 
 
 def _counts_tokens(report: SpeedupReport) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import Fault
-from launcher.plan.columns import columns
+from launcher.plan.columns import columns, wrapped
 from launcher.plan.model import Plan
 from launcher.units import format_bytes, format_count, format_duration
 
@@ -75,9 +74,9 @@ def refusals(refused: Sequence[Refusal], width: int) -> Iterator[str]:
     size = len(str(max(len(labels) for _, labels in rules)))
     for fault, labels in rules:
         rule = str(Fault(fault.path, fault.given, fault.allowed))
-        yield _wrapped(f"  {len(labels):>{size}}  ", rule, width)
+        yield wrapped(f"  {len(labels):>{size}}  ", rule, width)
         whole = ", ".join(label.replace(" ", _NO_BREAK) for label in labels)
-        yield _wrapped(f"  {'':>{size}}  ", f"points: {whole}", width).replace(_NO_BREAK, " ")
+        yield wrapped(f"  {'':>{size}}  ", f"points: {whole}", width).replace(_NO_BREAK, " ")
 
 
 def _by_rule(refused: Sequence[Refusal]) -> list[tuple[Fault, list[str]]]:
@@ -92,14 +91,3 @@ def _by_rule(refused: Sequence[Refusal]) -> list[tuple[Fault, list[str]]]:
 def _words(rule: str) -> str:
     """A rule without what differs from point to point."""
     return _NUMBER.sub("N", _ORIGINS.sub("", rule))
-
-
-def _wrapped(head: str, text: str, width: int) -> str:
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -9,6 +9,7 @@ import torch
 from equality import CPU, job
 from ranks import run_ranks
 
+from launcher.metrics.records import MemoryRecord
 from launcher.plan.model import Plan
 from launcher.runtime.data import Loader
 from launcher.runtime.held import HeldBytes
@@ -27,13 +28,17 @@ MEGABYTE = 1 << 20
 
 def measured_states(rank: int, plan: Plan) -> int:
     before = live_bytes(CPU)
+    return after_two_steps(plan, rank).states_bytes - before
+
+
+def after_two_steps(plan: Plan, rank: int) -> MemoryRecord:
     ctx = make_context(plan.rank(rank), CPU)
     trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
     for step in range(2):
         trainer.step(step, next(steps))
     found = trainer.memory.record(2)
     assert found is not None
-    return found.states_bytes - before
+    return found
 
 
 @pytest.mark.usefixtures("deepspeed_in_parent")
@@ -86,12 +91,7 @@ def held_by_schedule(rank: int, plans: list[Plan]) -> list[tuple[int, int]]:
 
 
 def held_bytes(plan: Plan, rank: int) -> tuple[int, int]:
-    ctx = make_context(plan.rank(rank), CPU)
-    trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
-    for step in range(2):
-        trainer.step(step, next(steps))
-    found = trainer.memory.record(2)
-    assert found is not None
+    found = after_two_steps(plan, rank)
     return found.held_peak_bytes or 0, found.held_total_bytes or 0
 
 
