@@ -11,6 +11,7 @@ from torch import Tensor
 from launcher.runtime.adamw import adamw
 from launcher.runtime.api import DTYPES, FragmentReader, GlobalFragment, GlobalSlice, RankContext
 from launcher.runtime.fragments import KINDS, MOMENTS, STEP, boxes, scalar_fragment, state_name
+from launcher_plugins.architectures.parameter_server_config import settings_of
 from launcher_plugins.architectures.parameter_server_wire_runtime import Held, Layout
 
 
@@ -95,12 +96,18 @@ def _fragments(part: Part, kind: str, flat: Tensor) -> Iterator[GlobalFragment]:
 
 
 class Shard:
-    """All pieces of a server."""
+    """All pieces of a server.
+
+    In lock-step all servers have made the same updates. Else each counts its own, and saves that count
+    beside the first server's, which is what another architecture goes on with.
+    """
 
     def __init__(self, ctx: RankContext, layout: Layout, server: int) -> None:
         self.pieces = {bucket: Piece(ctx, layout, bucket, server) for bucket in layout.pieces(server)}
         self.num_updates = 0
         self._is_first = server == 0
+        self._counts_alone = not settings_of(ctx.config).is_lockstep
+        self._own_step = f"{STEP}_of_server_{server}"
 
     def state(self) -> Iterator[GlobalFragment]:
         """What is saved of this server."""
@@ -108,9 +115,11 @@ class Shard:
             yield from piece.state()
         if self._is_first:
             yield scalar_fragment(STEP, self.num_updates)
+        if self._counts_alone:
+            yield scalar_fragment(self._own_step, self.num_updates)
 
     def load(self, read: FragmentReader) -> None:
         """Takes back what `state` gave, under any layout."""
-        self.num_updates = int(read(STEP, (), ()))
+        self.num_updates = int(read(self._own_step if self._counts_alone else STEP, (), ()))
         for piece in self.pieces.values():
             piece.load(read, self.num_updates)
