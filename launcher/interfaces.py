@@ -322,6 +322,15 @@ class Executor(Protocol):
 
 
 @runtime_checkable
+class TellsRanks(Protocol):
+    """An `Executor` that can tell the ranks of a running job to save and end."""
+
+    def tell_to_end(self, handle: JobHandle) -> None:
+        """Tells every rank, and returns at once. Those that do not save end like any process."""
+        ...
+
+
+@runtime_checkable
 class KnowsQueue(Protocol):
     """An `Executor` that can say of many jobs at once how they stand."""
 

@@ -23,6 +23,7 @@ HELP = """\
 trireme cancel RUN|SWEEP
 
 Ends all ranks of a run and takes it out of the queue; of a sweep those of every point that has not ended.
+On this machine they save first, as on Ctrl-C.
 The exit code is 0 when it has ended.
 
   trireme cancel runs/quickstart-20250102-030405
@@ -56,7 +57,10 @@ def run(words: list[str]) -> int:
     while left := _going(going):
         if time.monotonic() > deadline:
             what = standing(left[0]).phase if sweep is None else counted(len(left), "point") + " going"
-            print(f"still {what} after {_TIMEOUT_S} s; trireme status tells when it has ended")
+            print(
+                f"still {what} after {_TIMEOUT_S} s: ranks that save first take their time. trireme status "
+                "tells when it has ended; on this machine a second trireme cancel ends them at once"
+            )
             return 1
         time.sleep(_ASK_INTERVAL_S)
     print(standing(going[0]).phase if sweep is None else f"ended {counted(len(going), 'point')}")

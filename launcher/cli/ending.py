@@ -48,7 +48,7 @@ def saved_text(directory: RunDirectory) -> str:
         return f"Saved after step {steps[-1]}: --resume goes on from there."
     plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
     if plan.config.train.checkpoint_interval:
-        return "Nothing is saved: it had made no step yet."
+        return "Nothing is saved: no checkpoint was complete."
     return "Nothing is saved, as train.checkpoint_interval is 0."
 
 

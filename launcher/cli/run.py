@@ -10,7 +10,8 @@ trireme run [RECIPE] [key=value ...] [--resume | --overwrite] [--no-baseline]
 
 Plans the recipe, starts its ranks on this machine, shows the training live, and ends with the
 speedup against one device. Everything is kept in the run directory: run.dir, or a new one under
-run.root. Ctrl-C ends all ranks.
+run.root. Ctrl-C ends all ranks; with train.checkpoint_interval they save first, which is waited for
+at most executor.save_wait_s, and a second Ctrl-C ends them at once. SIGTERM and SIGUSR1 do the same.
 
   --resume       go on from the newest checkpoint in run.dir
   --overwrite    move an existing run.dir aside to <run.dir>.<time>, then start anew

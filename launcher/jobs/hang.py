@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.jobs.script import JobState
-from launcher.metrics.heartbeat import SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
+from launcher.metrics.heartbeat import SERVING, SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
 from launcher.units import format_duration
 
 _NAME = re.compile(r"rank-(\d+)\.heartbeat")
@@ -53,6 +53,12 @@ def find_hang(run_dir: Path) -> Hang | None:
         stack=_main_stack(run_dir / stacks_name(guilty)),
         waiting=tuple(sorted(rank for rank, beat in beats.items() if beat.is_waiting and rank != guilty)),
     )
+
+
+def all_have_begun(run_dir: Path) -> bool:
+    """Whether every rank that has not ended well is past its start: it trains, or serves those that do."""
+    beats = [beat for _, beat in _heartbeats(run_dir)]
+    return bool(beats) and all(beat.step >= 0 or beat.doing == SERVING for beat in beats)
 
 
 def with_hang(state: JobState, run_dir: Path) -> JobState:

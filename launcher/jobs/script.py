@@ -50,6 +50,8 @@ class JobScript:
     """Jobs that it is submitted as; each waits for the one before, and goes on where that one saved."""
     max_restarts: int = 0
     """Times that whoever follows the job starts it again after a failure."""
+    save_wait_s: float = 0
+    """Seconds that whoever follows the job waits for ranks that are told to save and end; 0: none do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,9 +58,13 @@ def is_alive(pid):
 
 
 def ignores_sigterm(pid):
+    return ignored(pid, signal.SIGTERM)
+
+
+def ignored(pid, number):
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
-    return bool(mask >> (signal.SIGTERM - 1) & 1)
+    return bool(mask >> (number - 1) & 1)
 
 
 def wait_until(condition, timeout_s=10):
@@ -201,6 +205,47 @@ def test_cancel_ends_a_rank_that_ignores_sigterm_in_a_session_of_its_own(run_dir
     Torchrun().cancel(handle)
     assert handle.process.poll() == -signal.SIGTERM
     wait_until(lambda: not is_alive(rank_pid))
+
+
+SAVING_RANK = """
+import signal, sys, time
+def save(*_):
+    time.sleep(1)
+    open(sys.argv[2] + ".saved", "x").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+time.sleep(60)
+"""
+
+
+def test_ranks_are_told_to_end_themselves_and_not_by_their_starter(run_dir):
+    starter = STARTER.replace("time.sleep(60)", "sys.exit(process.wait())")
+    pid_file, plan = run_dir / "pid", f"{run_dir}/plan.json"
+    handle = start(run_dir, sys.executable, "-c", starter, SAVING_RANK, plan, str(pid_file))
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    wait_until(lambda: ignored(int(pid_file.read_text()), signal.SIGUSR2))
+    Torchrun().tell_to_end(handle)
+    assert handle.process.wait(10) == 0
+    assert Path(f"{plan}.saved").exists()
+
+
+def test_a_starter_that_has_no_ranks_yet_is_ended_when_they_are_told(run_dir):
+    handle = start(run_dir, sys.executable, "-c", "import time; time.sleep(60)")
+    Torchrun().tell_to_end(handle)
+    assert handle.process.wait(10) == -signal.SIGTERM
+
+
+def test_ranks_that_save_are_waited_for_as_long_as_the_recipe_says(make_plan):
+    saves = "train.checkpoint_interval=5"
+    assert Torchrun().render(make_plan(saves), REQUEST).save_wait_s == 600
+    assert Torchrun().render(make_plan(saves, "executor.save_wait_s=30"), REQUEST).save_wait_s == 30
+    assert Torchrun().render(make_plan(), REQUEST).save_wait_s == 0
+
+
+def test_a_wait_for_a_save_that_is_not_made_is_refused(make_plan):
+    with pytest.raises(PlanError, match=r"save_wait_s=30.*checkpoint_interval is 0\. Set train\.checkpoint_"):
+        Torchrun().render(make_plan("executor.save_wait_s=30"), REQUEST)
 
 
 def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):

@@ -1,12 +1,15 @@
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from launcher.jobs.script import JobHandle, JobScript, JobState
 from launcher.jobs.watch import follow, stop_requests
+from launcher.metrics.heartbeat import SIZE, pack_into
 
 SCRIPT = JobScript(argv=("x",), environment={}, run_dir="/runs/a")
 
@@ -65,11 +68,120 @@ def test_whatever_happens_no_rank_is_left():
     executor = Scripted("running")
 
     def fail():
-        raise BrokenPipeError
+        raise ZeroDivisionError
 
-    with stop_requests() as stop, pytest.raises(BrokenPipeError):
+    with stop_requests() as stop, pytest.raises(ZeroDivisionError):
         follow(executor, SCRIPT, stop, fail)
     assert executor.cancelled == 1
+
+
+class Saving(Scripted):
+    """An executor whose ranks save when they are told to end."""
+
+    def __init__(self, *phases, after):
+        super().__init__(*phases)
+        self.after = after
+        self.told = 0
+
+    def tell_to_end(self, handle):
+        self.told += 1
+        self.phases = list(self.after)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time passes only in sleeps."""
+    now = [100.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def stopped(executor, script, *, again=None, number=signal.SIGINT):
+    """How a job ends that is told to stop at once, and once more in the tick ``again``."""
+    ticks = []
+
+    def tick():
+        ticks.append(1)
+        if len(ticks) in (1, again):
+            os.kill(os.getpid(), number)
+
+    with stop_requests() as stop:
+        return follow(executor, script, stop, tick), len(ticks)
+
+
+def test_ranks_that_save_are_told_and_waited_for_and_the_user_reads_how_long(clock, capsys, tmp_path):
+    executor = Saving("running", after=["running"] * 30 + ["succeeded"])
+    script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
+    state, ticks = stopped(executor, script)
+    assert state == JobState(phase="cancelled", exit_code=130, reason="SIGINT")
+    assert (executor.told, ticks) == (1, 31)
+    assert capsys.readouterr().err == (
+        "\nstopped by SIGINT: the ranks end their step and save; waits for it at most 1 min 0 s "
+        "(executor.save_wait_s). Ctrl-C again ends them at once.\n"
+    )
+
+
+def test_a_second_signal_ends_ranks_that_save(clock, tmp_path):
+    executor = Saving("running", after=["running"])
+    script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
+    state, ticks = stopped(executor, script, again=20)
+    assert state.reason == "SIGINT and, before the ranks had saved, a second signal, SIGINT"
+    assert (ticks, executor.cancelled) == (20, 1)
+
+
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGINT, 3), (signal.SIGUSR1, 20), (signal.SIGHUP, 20)])
+def test_a_signal_that_is_sent_twice_by_the_system_is_one_request(clock, tmp_path, number, again):
+    executor = Saving("running", after=["running"] * 30 + ["succeeded"])
+    script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
+    assert stopped(executor, script, again=again, number=number)[0].reason == number.name
+
+
+def test_ranks_that_do_not_save_in_time_are_ended(clock, tmp_path):
+    executor = Saving("running", after=["running"])
+    script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=2)
+    state, ticks = stopped(executor, script)
+    assert state.reason == "SIGINT and, before the ranks had saved, the end of executor.save_wait_s = 2 s"
+    assert 20 <= ticks <= 24
+
+
+def test_ranks_that_save_nothing_are_not_waited_for(clock):
+    executor = Saving("running", after=["running"])
+    state, ticks = stopped(executor, SCRIPT)
+    assert (state.reason, executor.told, ticks) == ("SIGINT", 0, 1)
+
+
+def leave(run_dir, step, **failure):
+    """What a rank leaves that failed after some steps."""
+    (run_dir / "exit").mkdir()
+    beat = bytearray(SIZE)
+    pack_into(beat, 1.0, step, b"compute")
+    (run_dir / "exit" / "rank-0.heartbeat").write_bytes(beat)
+    record = {"rank": 0, "time": 2.0, "error_type": "JobError", "message": "no space", "traceback": ""}
+    (run_dir / "exit" / "rank-0.json").write_text(json.dumps(record | failure))
+
+
+@pytest.mark.parametrize(("step", "phase"), [(3, "failed"), (-1, "cancelled")])
+def test_a_save_that_fails_is_told_and_a_start_that_is_cut_short_is_none(clock, tmp_path, step, phase):
+    leave(tmp_path, step)
+    executor = Saving("running", after=["running", "failed"])
+    script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
+    assert stopped(executor, script)[0].phase == phase
+
+
+def test_a_reader_of_the_output_that_is_gone_is_a_request_to_stop(clock, tmp_path):
+    executor = Saving("running", after=["running", "succeeded"])
+
+    def tick():
+        raise BrokenPipeError
+
+    with stop_requests() as stop:
+        state = follow(executor, replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60), stop, tick)
+    assert (state.reason, state.exit_code, executor.told) == ("SIGPIPE", 141, 1)
 
 
 def test_the_handlers_of_before_are_put_back():

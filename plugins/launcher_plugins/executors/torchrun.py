@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import Index, LaunchConfig
+from launcher.config.schema import Index, LaunchConfig, Positive
 from launcher.errors import Fault, PlanError
 from launcher.interfaces import JobShape
 from launcher.jobs.script import (
@@ -36,7 +36,8 @@ from launcher_plugins.executors.restarts import restart_faults, restart_notes
 
 ENTRY_MODULE = "launcher.runtime.main"
 """What every rank runs."""
-_GRACE_S = 10
+_GRACE_S = 3
+"""Longest wait for torchrun to end ranks that are not to save: the signal ends all but the stubborn."""
 _PR_SET_PDEATHSIG = 1
 _REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) ")
 _INHERITED = ("PET_", "TORCHELASTIC_", "PYTHON_EXEC")
@@ -49,6 +50,9 @@ class TorchrunConfig:
 
     max_restarts: Index = 0
     """Times that the ranks are started again after a failure, from the newest good checkpoint."""
+    save_wait_s: Positive = 600
+    """Seconds that ranks have to save when the run is told to stop (Ctrl-C, SIGTERM, SIGUSR1), after which
+    they are ended as they are; without a checkpoint_interval they end at once."""
 
 
 class Torchrun:
@@ -63,7 +67,7 @@ class Torchrun:
 
     def notes(self, job: JobShape) -> Iterable[str]:
         """When the ranks are started again. The job lives as long as whoever follows it."""
-        return restart_notes(job.config, _max_restarts(job.config))
+        return restart_notes(job.config, _settings(job.config).max_restarts)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The torchrun command and its environment.
@@ -88,9 +92,13 @@ class Torchrun:
             *("--module", ENTRY_MODULE, f"{request.run_dir}/plan.json", "--sha256", request.plan_sha256),
             *(("--resume",) if request.resume else ()),
         )
-        max_restarts = _max_restarts(plan.config)
+        settings = _settings(plan.config)
         return JobScript(
-            argv=argv, environment=environment, run_dir=request.run_dir, max_restarts=max_restarts
+            argv=argv,
+            environment=environment,
+            run_dir=request.run_dir,
+            max_restarts=settings.max_restarts,
+            save_wait_s=settings.save_wait_s if plan.config.train.checkpoint_interval else 0,
         )
 
     def submit(self, script: JobScript) -> JobHandle:
@@ -120,6 +128,15 @@ class Torchrun:
             return JobState(phase="succeeded", exit_code=0)
         log = Path(handle.run_dir) / EXECUTOR_LOG
         return failed_state(log.read_text(errors="replace"), code)
+
+    def tell_to_end(self, handle: JobHandle) -> None:
+        """Sends SIGTERM to the ranks themselves: torchrun, told instead, would kill them after 30 s."""
+        ranks = list(_rank_pids(handle.run_dir))
+        for pid in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        if not ranks:  # none is there yet, or they cannot be found here
+            _signal_group(_process(handle).pid, signal.SIGTERM)
 
     def cancel(self, handle: JobHandle) -> None:
         """Ends torchrun and every rank; returns when none is left."""
@@ -163,14 +180,20 @@ def ending(status: int) -> str:
     return f"killed by signal {-status}"
 
 
-def _max_restarts(config: LaunchConfig) -> int:
+def _settings(config: LaunchConfig) -> TorchrunConfig:
     settings = read(TorchrunConfig, config.executor.options, Reading(), "executor")
     assert settings is not None, "the plan was made with options that its executor does not know"
-    return settings.max_restarts
+    return settings
 
 
 def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
-    yield from restart_faults(config, _max_restarts(config))
+    settings = _settings(config)
+    yield from restart_faults(config, settings.max_restarts)
+    usual = TorchrunConfig().save_wait_s
+    if settings.save_wait_s != usual and not config.train.checkpoint_interval:
+        rule = "the ranks end at once when they are told to, as train.checkpoint_interval is 0"
+        fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}, or leave it out."
+        yield Fault("executor.save_wait_s", settings.save_wait_s, rule, fix)
     if config.cluster.nodes > 1:
         others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
         rule = f"starts ranks on this machine alone, and cluster.nodes={config.cluster.nodes}"
