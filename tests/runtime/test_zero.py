@@ -27,6 +27,7 @@ from launcher.runtime.loop import Trainer
 from launcher.runtime.model import build_chunks
 from launcher.runtime.rank import make_context
 from launcher.runtime.saving import restore, save
+from launcher_plugins.parallel import zero_keys
 from launcher_plugins.parallel.zero_engine_runtime import check_alike
 from launcher_plugins.parallel.zero_json import deepspeed_json
 from launcher_plugins.parallel.zero_runtime import Zero1Update
@@ -397,3 +398,11 @@ def stages_that_differ(rank: int) -> None:
 def test_stages_that_deepspeed_would_wait_between_for_ever_are_refused() -> None:
     with pytest.raises(RankError, match=r"only parameters with weight decay .* set parallel\.zero_stage=0"):
         run_ranks(2, stages_that_differ)
+
+
+def test_deepspeed_knows_every_key_that_may_be_set() -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = DeepSpeedZeroConfig.model_fields
+    known = {name for field, info in fields.items() for name in (field, info.alias)}
+    assert known >= {*zero_keys._EVERY_STAGE, *zero_keys._STAGE_3, *zero_keys._ELSEWHERE}

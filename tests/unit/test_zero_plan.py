@@ -165,6 +165,33 @@ def test_settings_of_zero_without_zero_are_refused():
             "parallel.zero_options.zero_optimisation.stage=1: has no effect here: the launcher runs the "
             "loop, and DeepSpeed the update of the weights. Did you mean zero_optimization?",
         ),
+        (
+            {"zero_optimization": {"overlap_com": True}},
+            "parallel.zero_options.zero_optimization.overlap_com=true: is no key that may be set here. "
+            "Did you mean overlap_comm?",
+        ),
+        (
+            {"zero_optimization": {"overlap_comm": "yes"}},
+            "parallel.zero_options.zero_optimization.overlap_comm=yes: must be true or false. "
+            "Remove parallel.zero_options.zero_optimization.overlap_comm.",
+        ),
+        (
+            {"zero_optimization": {"stage3_max_live_parameters": 10}},
+            "parallel.zero_options.zero_optimization.stage3_max_live_parameters=10: has an effect at stage 3 "
+            "alone, and parallel.zero_stage=1. "
+            "Remove parallel.zero_options.zero_optimization.stage3_max_live_parameters.",
+        ),
+        (
+            {"zero_optimization": {"offload_param": {"device": "cpu"}}},
+            "parallel.zero_options.zero_optimization.offload_param.device=cpu: would keep states where "
+            "neither the plan nor a checkpoint has them. "
+            "Remove parallel.zero_options.zero_optimization.offload_param.device.",
+        ),
+        (
+            {"fp16": {"hysteresis": 2}},
+            "parallel.zero_options.fp16.hysteresis=2: has no effect, as precision.compute=fp32. "
+            "Remove parallel.zero_options.fp16.hysteresis.",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -183,7 +210,8 @@ def test_further_keys_pass_through_and_what_agrees_is_no_fault():
 
 
 def test_a_whole_number_written_as_a_float_becomes_an_int():
-    found = generated(options(zero_optimization={"stage3_max_live_parameters": 5e8}))
+    given = {"zero_optimization": {"stage3_max_live_parameters": 5e8}}
+    found = generated(zero(3, parallel={"zero_options": given}))
     assert found["zero_optimization"]["stage3_max_live_parameters"] == 500_000_000
     assert isinstance(found["zero_optimization"]["stage3_max_live_parameters"], int)
 

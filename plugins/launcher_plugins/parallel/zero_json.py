@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, did_you_mean
+from launcher_plugins.parallel.zero_keys import key_fault
 
 OPTIONS = "parallel.zero_options"
 _FP32_BYTES = 4
@@ -76,6 +77,9 @@ def option_faults(config: LaunchConfig, num_parameters: int) -> Iterator[Fault]:
             yield _fault(key, value, asked, _way_out(key, source))
         elif key not in fixed and source:
             yield _fault(key, value, f"{source} decides on it", _way_out(key, source))
+        elif key not in fixed and (found := key_fault(key, value, config)) is not None:
+            rule, hint = found
+            yield _fault(key, value, rule, hint or _way_out(key, None))
 
 
 def _fixed(config: LaunchConfig, num_parameters: int) -> dict[str, Any]:
