@@ -306,7 +306,11 @@ class RunConfig:
     root: Annotated[str, Filled()]
     """Folder of all runs."""
     timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
-    """Longest wait for another rank before the job fails."""
+    """Seconds after which a rank ends that has given no sign of life, and with it the job; from its first
+    step on."""
+    start_timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
+    """Seconds that a rank may take from its start to its first step: libraries, process groups, the model,
+    data, a checkpoint. Compilation is a part of the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.jobs.script import JobState
-from launcher.metrics.heartbeat import SERVING, SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
+from launcher.metrics.heartbeat import SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
 from launcher.units import format_duration
 
 _NAME = re.compile(r"rank-(\d+)\.heartbeat")
@@ -32,7 +32,10 @@ class Hang:
     """The ranks that waited for others then."""
 
     def __str__(self) -> str:
-        return f"hung {self.heartbeat}: not heard from for {format_duration(self.silent_s)} (run.timeout_s)"
+        silent = format_duration(self.silent_s)
+        if self.heartbeat.is_starting:
+            return f"hung {self.heartbeat}: no step within run.start_timeout_s, not heard from for {silent}"
+        return f"hung {self.heartbeat}: not heard from for {silent} (run.timeout_s)"
 
 
 def find_hang(run_dir: Path) -> Hang | None:
@@ -58,7 +61,7 @@ def find_hang(run_dir: Path) -> Hang | None:
 def all_have_begun(run_dir: Path) -> bool:
     """Whether every rank that has not ended well is past its start: it trains, or serves those that do."""
     beats = [beat for _, beat in _heartbeats(run_dir)]
-    return bool(beats) and all(beat.step >= 0 or beat.doing == SERVING for beat in beats)
+    return bool(beats) and not any(beat.is_starting for beat in beats)
 
 
 def with_hang(state: JobState, run_dir: Path) -> JobState:

@@ -1,8 +1,8 @@
 """What a rank says of itself while it works: when it was last heard from, in which step, and what it did.
 
 A few bytes in ``exit/rank-N.heartbeat``, written over and over. A rank that is not heard from for
-``run.timeout_s`` leaves where it was in ``exit/rank-N.stacks`` and ends; both files are gone after a good
-end.
+``run.timeout_s``, or has made no step ``run.start_timeout_s`` after its start, leaves where it was in
+``exit/rank-N.stacks`` and ends; both files are gone after a good end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from launcher.metrics.records import (
 PEERS = "peers"
 """Blocked in a message to all ranks that is not part of a step: the end, a save, a resume."""
 SERVING = "serving"
-"""A rank without a model, which works when others ask it to."""
+"""A rank without a model that has nothing to do until others ask it to."""
+UPDATING = "updating"
+"""A rank without a model that does what others have asked for."""
+BUILDING, RESTORING = "building", "restoring"
+"""Parts of a start."""
 DOING: Mapping[str, str] = {
     COMPUTE: "in a forward or backward",
     REPLICATED: "in the optimizer",
@@ -34,6 +38,9 @@ DOING: Mapping[str, str] = {
     PIPELINE: "waiting for another stage",
     SERVER: "waiting for a server",
     SERVING: "waiting for ranks to serve",
+    UPDATING: "serving other ranks",
+    BUILDING: "building the model",
+    RESTORING: "reading a checkpoint",
     OTHER: "between two parts of a step",
     **dict.fromkeys((*COLLECTIVE_KINDS, PEERS), "waiting for other ranks"),
 }
@@ -62,8 +69,18 @@ class Heartbeat:
         return self.doing in WAITING
 
     def __str__(self) -> str:
-        place = f"of step {self.step + 1}" if self.step >= 0 else "before the first step"
-        return f"{DOING.get(self.doing, self.doing)} {place}"
+        if self.is_starting:
+            return "in its start" if self.doing == OTHER else f"{self._words} before the first step"
+        return f"{self._words} of step {self.step + 1}"
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether its first step was still to come."""
+        return self.step < 0
+
+    @property
+    def _words(self) -> str:
+        return DOING.get(self.doing, self.doing)
 
 
 def heartbeat_name(rank: int) -> str:

@@ -31,6 +31,7 @@ from launcher.bench.records import (
 from launcher.plan.model import Plan
 from launcher.runtime.bench_cases import Case, make_case, real_bytes
 from launcher.runtime.groups import Group, backend
+from launcher.runtime.heart import Heart
 from launcher.runtime.log import say
 from launcher.runtime.metrics import device_name
 from launcher.runtime.place import Place
@@ -47,7 +48,7 @@ _ABSENT_WORDS = ("not support", "unsupported", "not implement", "no backend")
 """In what a library says of an operation that it has not got."""
 
 
-def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
+def run(plan: Plan, place: Place, run_dir: Path, heart: Heart, *, resume: bool) -> None:
     """Measures as this rank of the plan; rank 0 writes what was found. ``resume`` changes nothing: there
     is nothing to go on from."""
     request = read(BenchRequest, plan.documents[REQUEST_FILE], Reading())
@@ -55,6 +56,7 @@ def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
     device = choose_device(plan, place)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
     dist.init_process_group(backend(plan), timeout=timeout)
+    heart.close()  # a collective takes as long as it takes; one that hangs has its own timeout
     result = Bench(request, place.rank, device, timeout).result()
     if place.rank == 0:
         unfinished = run_dir / f".{RESULT_FILE}.unfinished"

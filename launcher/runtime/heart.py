@@ -1,4 +1,4 @@
-"""A rank's heartbeat, and the watchdog that ends the rank when it stops.
+"""A rank's heartbeat, and the watchdog that ends the rank when it stops, or when its start takes too long.
 
 The watchdog is a thread of the interpreter's own, which needs no lock of Python's: it ends a rank that
 hangs in C code, too, after writing where each of its threads is.
@@ -23,7 +23,8 @@ _MOST_BETWEEN_S = 1.0
 class Heart:
     """Beats whenever the rank begins something else; made once per process."""
 
-    def __init__(self, run_dir: Path, rank: int, timeout_s: float) -> None:
+    def __init__(self, run_dir: Path, rank: int, timeout_s: float, start_timeout_s: float) -> None:
+        """From now on the rank has ``start_timeout_s`` until its first step (`watch`), beats or not."""
         self._paths = [run_dir / heartbeat_name(rank), run_dir / stacks_name(rank)]
         beats, stacks = self._paths
         beats.parent.mkdir(exist_ok=True)
@@ -38,6 +39,7 @@ class Heart:
         """When the watchdog was set last."""
         self.step = -1
         self.beat(OTHER)
+        faulthandler.dump_traceback_later(start_timeout_s, exit=True, file=self._stacks)
 
     def beat(self, doing: str) -> None:
         """Tells what the rank is at from now on; a key of `DOING`."""
@@ -47,7 +49,7 @@ class Heart:
             self.watch()
 
     def watch(self) -> None:
-        """From now on the rank ends when it is not heard from for the timeout."""
+        """The start is over: from now on the rank ends when it is not heard from for the timeout."""
         self._set_at = time.time()
         faulthandler.dump_traceback_later(self._timeout_s, exit=True, file=self._stacks)
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.metrics.heartbeat import PEERS
+from launcher.metrics.heartbeat import BUILDING, PEERS
 from launcher.metrics.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
 from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
@@ -46,7 +46,9 @@ class Trainer:
         self.ctx = ctx
         self.memory = MemoryGauge(ctx.device, follows=ctx.config.report.claims)
         self.update: Update = resolve(ctx.plan.plan.update)(ctx)
-        modules = self.update.prepare(build_chunks(ctx))
+        with ctx.clock.doing(BUILDING):
+            chunks = build_chunks(ctx)
+        modules = self.update.prepare(chunks)
         self.part = pipeline_part(ctx, modules)
         self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
         self._holds_loss = self.part.shape.num_stages - 1 in self.part.modules

@@ -19,6 +19,7 @@ from typing import NoReturn
 from launcher import registry
 from launcher.errors import JobError, LauncherError
 from launcher.plan.model import Plan, sha256
+from launcher.runtime.heart import Heart
 from launcher.runtime.place import Place, place_from_environment
 from launcher.runtime.supervise import supervise
 
@@ -46,8 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         try:
+            heart = Heart(run_dir, place.rank, plan.config.run.timeout_s, plan.config.run.start_timeout_s)
             program = registry.resolve(plan.program)  # imports torch
-            program(plan, place, run_dir, resume=arguments.resume)
+            program(plan, place, run_dir, heart, resume=arguments.resume)
         except BaseException as error:
             _fail(run_dir, place, error)
         return 0

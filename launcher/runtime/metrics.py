@@ -57,9 +57,17 @@ class Clock:
         """Begins the first step. Before it sections are ignored."""
         self._stack, self._marks, self._computes, self._first_backward = [OTHER], [], [], None
         self._start_ns = time.perf_counter_ns()
+        self.watch()
+        self._mark()
+
+    def watch(self) -> None:
+        """Tells that the start is over, so that the rank has to be heard from."""
         if self.heart:
             self.heart.watch()
-        self._mark()
+
+    def beat(self) -> None:
+        """Tells once more what the rank is at: it waits, and is well."""
+        self._tell(self._doing)
 
     def section(self, kind: str, *, sealed: bool = False) -> _Section:
         """Attributes the time inside to ``kind``, less what inner sections take.

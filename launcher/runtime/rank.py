@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from launcher.metrics.heartbeat import PEERS, SERVING
+from launcher.metrics.heartbeat import PEERS
 from launcher.metrics.records import OTHER
 from launcher.plan.model import Plan, RankPlan
 from launcher.registry import resolve
@@ -23,21 +23,21 @@ from launcher.runtime.place import Place, prepare_compiler
 from launcher.runtime.split_backward import SplitBackward
 
 
-def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
+def run(plan: Plan, place: Place, run_dir: Path, heart: Heart, *, resume: bool) -> None:
     """Does the work of this rank of the plan: trains, or serves those that do."""
     sys.path[:0] = list(plan.source_roots)
     role = plan.rank(place.rank).role
     if plan.config.fusion.compile != "none":
         prepare_compiler(plan.config.device.kind)
     device = choose_device(plan, place)
-    heart = Heart(run_dir, place.rank, plan.config.run.timeout_s)
     timeout = timedelta(seconds=message_timeout_s(plan))
     # Not bound to the device: NCCL would then run all messages of a group on one stream, in one order
     # for all pairs of ranks, and pipelines of four and more ranks would wait in a circle.
+    heart.beat(PEERS)
     dist.init_process_group(backend(plan), timeout=timeout)
+    heart.beat(OTHER)
     ctx = make_context(plan.rank(place.rank), device, heart)
-    with ctx.clock.doing(OTHER if role.trains else SERVING):
-        (resolve(role.serve) if role.serve else train)(ctx, run_dir, resume=resume)
+    (resolve(role.serve) if role.serve else train)(ctx, run_dir, resume=resume)
     if all(role.trains for role in plan.roles):
         with ctx.clock.doing(PEERS):
             dist.barrier()  # a rank that left early would look dead to one that is still at work
@@ -46,8 +46,9 @@ def run(plan: Plan, place: Place, run_dir: Path, *, resume: bool) -> None:
 
 
 def message_timeout_s(plan: Plan) -> float:
-    """How long a message waits for another rank."""
-    return plan.config.run.timeout_s + MESSAGE_GRACE_S
+    """How long a message waits for another rank: no shorter than any watchdog, which knows who hung."""
+    limits = plan.config.run
+    return max(limits.timeout_s, limits.start_timeout_s) + MESSAGE_GRACE_S
 
 
 def choose_device(plan: Plan, place: Place) -> torch.device:

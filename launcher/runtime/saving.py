@@ -22,7 +22,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from launcher.errors import JobError, LauncherError
-from launcher.metrics.heartbeat import PEERS
+from launcher.metrics.heartbeat import PEERS, RESTORING
 from launcher.runtime import checkpoint
 from launcher.runtime.api import GlobalFragment, RankContext, Stateful
 from launcher.runtime.log import say
@@ -156,8 +156,9 @@ def save(trainer: HasState, root: Path, step: int) -> None:
 def restore(holder: HasState, root: Path) -> int:
     """Loads the newest good checkpoint; returns the number of steps it has behind it. Collective over all
     ranks."""
-    step = chosen_step(holder.ctx, root)
-    holder.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
+    with holder.ctx.clock.doing(RESTORING):
+        step = chosen_step(holder.ctx, root)
+        holder.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
     say(f"resumed after step {step}")
     return step
 

@@ -142,6 +142,6 @@ def _default_config() -> LaunchConfig:
         },
         "cluster": {"name": "local", "intra_node": link, "inter_node": link},
         "parallel": {"bucket_bytes": 1 << 20},
-        "run": {"timeout_s": 30.0},
+        "run": {"timeout_s": 30.0, "start_timeout_s": 30.0},
     }
     return with_settings(launch_config(seed=7), sections)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp": 2, "zero_stage": 1},
     {"pp": 2},
 )
+SOON_S = 10.0
+"""Longest time from the death of a rank to the end of all."""
 MOMENTS = ("in a step", "writing a shard", "completing")
 
 
@@ -60,12 +63,13 @@ def planned(layout: dict[str, Any]) -> Plan:
     return job(model={"vocab_size": 257, "dropout": 0.1}, batch=batch, parallel=layout, train=train)
 
 
-def die(*args: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def arm(kill: Kill) -> None:
+def arm(kill: Kill, run_dir: Path) -> None:
     """Has this process be killed."""
+
+    def die(*args: Any) -> None:
+        (run_dir / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
     begin, write, finish = Trainer.step, saving.save_shard, checkpoint.complete
 
     def step(trainer: Trainer, number: int, *args: Any) -> Any:
@@ -94,7 +98,7 @@ def start(rank: int, plan: Plan, run_dir: Path, kill: Kill | None, sabotage: Cal
     """One start of the run, to its end or until a rank is killed."""
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
     if kill is not None and kill.rank == rank:
-        arm(kill)
+        arm(kill, run_dir)
     sabotage()
     ctx = make_context(plan.rank(rank), CPU)
     loop.train(ctx, run_dir, resume=saved_step(run_dir) > 0)
@@ -137,6 +141,8 @@ def run_with_kills(
             run_ranks(plan.world_size, start, plan, run_dir, kill, sabotage)
         except RankError:
             assert is_killed, "nobody was killed, and the start failed"
+            assert time.time() - (run_dir / "killed").stat().st_mtime < SOON_S
+            (run_dir / "killed").unlink()
             begins.append(saved_step(run_dir))
     return begins
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +15,20 @@ import pytest
 import torch.distributed as dist
 from equality import CPU, job
 from ranks import RankError, run_ranks
+from servers import servers_job
 
 from launcher.jobs.hang import find_hang
 from launcher.plan.model import Plan
+from launcher.registry import resolve
 from launcher.runtime import loop
 from launcher.runtime.heart import Heart
 from launcher.runtime.loop import Trainer
 from launcher.runtime.rank import make_context
+from launcher_plugins.architectures import parameter_server_serve_runtime
+from launcher_plugins.architectures.parameter_server_shard_runtime import Piece
 
 TIMEOUT_S = 2.5
+START_TIMEOUT_S = 20.0
 LONG_TIMEOUT_S = 5.0
 """Far longer than a busy machine may hold a rank up."""
 
@@ -60,7 +68,7 @@ def trained(
         return begin(trainer, number, *args)
 
     Trainer.step = step
-    heart = Heart(run_dir, rank, timeout_s)
+    heart = Heart(run_dir, rank, timeout_s, START_TIMEOUT_S)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
     dist.barrier()
     heart.close()
@@ -114,3 +122,104 @@ def test_a_rank_that_is_stopped_by_the_system_is_named_by_those_that_waited(tmp_
     with pytest.raises(RankError):
         run_ranks(2, trained, planned(dp=2), tmp_path, stop_itself, 1, timeout_s=7)
     assert find_hang(tmp_path).rank == 1
+
+
+START_S = 3.0
+"""What the ranks have until their first step."""
+
+
+def started(rank: int, plan: Plan, run_dir: Path) -> None:
+    """A run whose rank 1 hangs while it makes its model."""
+    (run_dir / "metrics").mkdir(exist_ok=True)
+    build = loop.build_chunks
+    loop.build_chunks = lambda ctx: sleep_for_ever() if rank == 1 else build(ctx)
+    heart = Heart(run_dir, rank, LONG_TIMEOUT_S, START_S)
+    loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
+
+
+def test_a_rank_that_hangs_before_its_first_step_ends_all_and_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RankError):
+        run_ranks(2, started, planned(dp=2), tmp_path)
+    hang = find_hang(tmp_path)
+    assert (hang.rank, hang.heartbeat.doing, hang.heartbeat.step) == (1, "building", -1)
+    assert "sleep_for_ever" in hang.stack
+    assert hang.silent_s < START_S + 3
+
+
+LAZY_PROGRAM = """
+import sys, time
+from launcher.runtime import main
+main.read_plan = lambda path, sha256: main.Plan.from_json(path.read_text())
+main.registry.resolve = lambda name: time.sleep(60)
+main.main([sys.argv[1], "--sha256", "0"])
+"""
+
+
+def test_a_rank_whose_libraries_do_not_load_ends_too(tmp_path: Path) -> None:
+    plan = job(model={"num_layers": 2}, run={"start_timeout_s": 1.0})
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    environment = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    command = [sys.executable, "-c", LAZY_PROGRAM, str(tmp_path / "plan.json")]
+    assert subprocess.run(command, env=environment, timeout=30, check=False).returncode == 1
+    hang = find_hang(tmp_path)
+    assert str(hang).startswith("hung in its start: no step within run.start_timeout_s")
+    assert "main.py" in hang.stack
+
+
+# Parameter servers: rank 2 is one.
+SERVER_TIMEOUT_S = 3.5
+
+
+def served(rank: int, plan: Plan, run_dir: Path, sabotage: Callable[[], None]) -> None:
+    """A run with a server."""
+    (run_dir / "metrics").mkdir(exist_ok=True)
+    sabotage()
+    is_server = plan.rank(rank).role.serve
+    heart = Heart(run_dir, rank, SERVER_TIMEOUT_S if is_server else START_TIMEOUT_S, START_TIMEOUT_S)
+    ctx = make_context(plan.rank(rank), CPU, heart)
+    (resolve(is_server) if is_server else loop.train)(ctx, run_dir, resume=False)
+    heart.close()
+
+
+def hang_in_an_update() -> None:
+    Piece.update = lambda *_: sleep_for_ever()
+
+
+def test_a_server_that_hangs_ends_all_and_is_named(tmp_path: Path) -> None:
+    plan = servers_job(train={"num_steps": 3})
+    with pytest.raises(RankError):
+        run_ranks(plan.world_size, served, plan, tmp_path, hang_in_an_update)
+    hang = find_hang(tmp_path)
+    assert (hang.rank, hang.heartbeat.doing) == (2, "updating")
+    assert "sleep_for_ever" in hang.stack
+
+
+def let_the_server_wait() -> None:
+    """Longer than the timeout, for workers that are slow and well in their second step."""
+    begin = Trainer.step
+
+    def step(trainer: Trainer, number: int, *args: object) -> object:
+        for _ in range(8 * number):
+            trainer.ctx.clock.beat()
+            time.sleep(SERVER_TIMEOUT_S * 0.16)
+        return begin(trainer, number, *args)
+
+    Trainer.step = step
+
+
+def test_a_server_that_waits_for_slow_workers_goes_on(tmp_path: Path) -> None:
+    plan = servers_job(train={"num_steps": 2})
+    run_ranks(plan.world_size, served, plan, tmp_path, let_the_server_wait)
+    assert find_hang(tmp_path) is None
+
+
+def wait_without_a_beat() -> None:
+    let_the_server_wait()
+    parameter_server_serve_runtime._BEAT_INTERVAL_S = 60
+
+
+def test_a_server_that_waits_without_a_beat_would_be_ended(tmp_path: Path) -> None:
+    plan = servers_job(train={"num_steps": 2})
+    with pytest.raises(RankError):
+        run_ranks(plan.world_size, served, plan, tmp_path, wait_without_a_beat)
+    assert find_hang(tmp_path).rank == 2

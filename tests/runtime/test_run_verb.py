@@ -22,6 +22,8 @@ SMALL = (
     "report.warmup_steps=1",
 )
 ENDLESS = "train.num_steps=1000000"
+SOON_S = 10.0
+"""Longest time from the failure of a rank to the end of all."""
 
 
 @pytest.fixture
@@ -99,7 +101,9 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     assert sorted(rank_pids(tmp_path / "second")) == [0, 1]
 
     os.kill(rank_pids(tmp_path / "second")[1], signal.SIGKILL)
+    killed_at = time.monotonic()
     _, error = second.communicate(timeout=60)
+    assert time.monotonic() - killed_at < SOON_S
     assert second.returncode == 1
     assert error.startswith("rank 1 failed: killed by signal 9 (SIGKILL)\n")
     assert "torch.distributed" not in error
@@ -150,6 +154,8 @@ def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_pat
     target = ("data.source=null", "data.target=mine:build")
     process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", *target)
     _, error = process.communicate(timeout=120)
+    raised_at = min(json.loads(path.read_text())["time"] for path in tmp_path.glob("mine/exit/rank-*.json"))
+    assert time.time() - raised_at < SOON_S
     assert process.returncode == 1
     assert " failed: ValueError: no such planet\n\nTraceback (most recent call last)" in error
     assert error.startswith("rank ")
@@ -172,6 +178,7 @@ def test_a_rank_out_of_memory_is_named_as_such(start, tmp_path):
     assert "A smaller batch.micro_size, parallel.recompute=full" in error
 
 
+TIMEOUT_S = 5
 HANGS_ONCE = """
 import os, time, torch
 
@@ -195,10 +202,12 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(star
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
     words = ("data.source=null", "data.target=mine:Texts", "parallel.pp=1", "parallel.dp=2")
     saves = ("train.num_steps=20", "train.checkpoint_interval=2", "executor.max_restarts=1")
-    process = start(*words, *saves, "run.timeout_s=5", "run.dir=mine", "--no-baseline")
+    process = start(*words, *saves, f"run.timeout_s={TIMEOUT_S}", "run.dir=mine", "--no-baseline")
     output, error = process.communicate(timeout=180)
     assert (process.returncode, error) == (0, "")
     assert re.search(r"\nrank 1 hung waiting for data of step \d+: not heard from for", output)
     assert re.search(r"\nrestart 1 of 1: goes on after step \d+", output)
     assert re.search(r"mine lost \d+ steps? with starts that failed", output)
+    (set_aside,) = (tmp_path / "mine").glob("exit.*")
+    assert set_aside.stat().st_ctime - (tmp_path / "hung").stat().st_mtime < TIMEOUT_S + SOON_S
     assert len(losses(tmp_path / "mine")) >= 20

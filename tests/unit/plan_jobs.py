@@ -56,7 +56,7 @@ def launch_config(
         architecture=PluginChoice(name="decentralized", options={}),
         executor=PluginChoice(name="torchrun", options={}),
         report=ReportConfig(baseline="none", warmup_steps=0),
-        run=RunConfig(dir=None, root="runs", timeout_s=60),
+        run=RunConfig(dir=None, root="runs", timeout_s=60, start_timeout_s=60),
     )
     return replace(config, **others)
 

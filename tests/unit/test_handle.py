@@ -82,7 +82,7 @@ def test_the_directory_of_a_waiting_job_is_not_used_again(directory, queue):
     from launcher.jobs.store import new_directory
 
     submitted(directory, queue)
-    run = RunConfig(dir=str(directory.path), root="runs", timeout_s=60)
+    run = RunConfig(dir=str(directory.path), root="runs", timeout_s=60, start_timeout_s=60)
     with pytest.raises(
         JobError, match=r"belongs to job 7, .* trireme status .* trireme cancel .* ends it\.$"
     ):

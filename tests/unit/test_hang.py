@@ -81,6 +81,19 @@ def test_the_state_names_the_rank_that_hung_in_place_of_the_one_that_ended_first
     assert state.reason == ("hung in a forward or backward of step 4: not heard from for 5 s (run.timeout_s)")
 
 
+@pytest.mark.parametrize(
+    ("doing", "words"), [("building", "building the model before the first step"), ("other", "in its start")]
+)
+def test_a_start_that_takes_too_long_is_told_as_such(run_dir, doing, words):
+    beat(run_dir, 0, 101.0, "peers", STACKS, step=-1)
+    beat(run_dir, 1, 100.0, doing, STACKS, step=-1)
+    state = with_hang(FAILED, run_dir)
+    assert (state.rank, state.reason) == (
+        1,
+        f"hung {words}: no step within run.start_timeout_s, not heard from for 5 s",
+    )
+
+
 def test_a_run_that_succeeded_is_left_alone(run_dir):
     beat(run_dir, 0, 100.5, "compute", STACKS)
     state = JobState(phase="succeeded", exit_code=0)
@@ -89,9 +102,9 @@ def test_a_run_that_succeeded_is_left_alone(run_dir):
 
 def test_the_text_shows_where_the_rank_was_and_who_waited(run_dir):
     beat(run_dir, 0, 100.5, "pipeline", STACKS)
-    beat(run_dir, 1, 100.0, "input_wait", STACKS, step=-1)
+    beat(run_dir, 1, 100.0, "input_wait", STACKS)
     assert failure_text(run_dir, FAILED).splitlines() == [
-        "rank 1 hung waiting for data before the first step: not heard from for 5 s (run.timeout_s)",
+        "rank 1 hung waiting for data of step 4: not heard from for 5 s (run.timeout_s)",
         "",
         "Where it was, the innermost call first:",
         '  File "/home/me/mine.py", line 7 in __getitem__',

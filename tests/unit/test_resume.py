@@ -15,7 +15,7 @@ def fixed_time(monkeypatch):
 
 
 def settings(directory):
-    return RunConfig(dir=str(directory), root="runs", timeout_s=1.0)
+    return RunConfig(dir=str(directory), root="runs", timeout_s=1.0, start_timeout_s=1.0)
 
 
 def plan(num_steps=40, **config):

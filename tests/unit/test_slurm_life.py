@@ -360,7 +360,8 @@ def test_the_plan_says_how_long_a_run_that_hangs_takes_to_fail(make_plan):
     assert note == (
         "After a failure the ranks are started again from the newest good checkpoint, at most 2 times "
         "(executor.max_restarts). A run that hangs each time has failed after 3 times 600 s (run.timeout_s) "
-        "without progress: 30 min 0 s."
+        "without progress: 30 min 0 s; where it never makes a step, after 3 times 1800 s "
+        "(run.start_timeout_s): 1 h 30 min."
     )
 
 

@@ -15,14 +15,16 @@ MAKE_ONE = """
 import sys
 from launcher.config.schema import RunConfig
 from launcher.jobs.store import new_directory
-settings = RunConfig(dir=None, root=sys.argv[1], timeout_s=1.0)
+settings = RunConfig(dir=None, root=sys.argv[1], timeout_s=1.0, start_timeout_s=1.0)
 sys.stdin.readline()
 print(new_directory(settings, "many").path)
 """
 
 
 def settings(root, directory=None):
-    return RunConfig(dir=None if directory is None else str(directory), root=str(root), timeout_s=1.0)
+    return RunConfig(
+        dir=None if directory is None else str(directory), root=str(root), timeout_s=1.0, start_timeout_s=1.0
+    )
 
 
 @pytest.fixture(autouse=True)

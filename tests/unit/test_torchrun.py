@@ -137,7 +137,8 @@ def test_restarts_are_for_whoever_follows_the_job(make_plan):
     plan = make_plan("train.checkpoint_interval=5", "executor.max_restarts=3")
     assert Torchrun().render(plan, REQUEST).max_restarts == 3
     assert plan.notes[-1].endswith(
-        "has failed after 4 times 600 s (run.timeout_s) without progress: 40 min 0 s."
+        "has failed after 4 times 600 s (run.timeout_s) without progress: 40 min 0 s; where it never makes "
+        "a step, after 4 times 1800 s (run.start_timeout_s): 2 h 0 min."
     )
     assert Torchrun().render(make_plan(), REQUEST).max_restarts == 0
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.metrics.heartbeat import PEERS
 from launcher.metrics.records import UpdateRecord
 from launcher.runtime.adamw import not_finite
 from launcher.runtime.api import RankContext
@@ -34,7 +35,7 @@ class Desk:
     def __init__(self, ctx: RankContext, wire: Wire, shard: Shard, first_step: int) -> None:
         self.wire, self.settings, self._config = wire, settings_of(ctx.config), ctx.config
         self.is_first = ctx.plan.rank == wire.num_workers
-        self._codec, self._shard = codec_of(ctx), shard
+        self._codec, self._shard, self._clock = codec_of(ctx), shard, ctx.clock
         workers = range(wire.num_workers)
         self.present = set(workers)
         """Workers that have not left and are not gone."""
@@ -110,7 +111,8 @@ class Desk:
     def sum_over_servers(self, value: float) -> float:
         """Adds a number up. Collective over the servers."""
         total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total, group=self.group)
+        with self._clock.doing(PEERS):
+            dist.all_reduce(total, group=self.group)
         return float(total)
 
 

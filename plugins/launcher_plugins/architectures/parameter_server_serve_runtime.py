@@ -8,13 +8,15 @@ their memory is free: gloo sends nothing before, and over a busy link the word t
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import torch
 
 from launcher.errors import JobError
+from launcher.metrics.heartbeat import SERVING, UPDATING
 from launcher.metrics.records import Header, LossRecord
 from launcher.runtime import checkpoint
 from launcher.runtime.api import RankContext
@@ -36,19 +38,23 @@ from launcher_plugins.architectures.parameter_server_wire_runtime import (
     Wire,
 )
 
+_BEAT_INTERVAL_S = 0.2
+"""Below the shortest run.timeout_s."""
+
 
 def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     """Serves until every worker has left. Collective over all ranks."""
     wire = Wire(ctx)
     root = run_dir / "checkpoints"
     first_step = chosen_step(ctx, root) if resume else 0
-    layout = wire.receive_layout()
-    shard = Shard(ctx, layout, ctx.plan.rank - wire.num_workers)
-    for bucket, piece in shard.pieces.items():  # the first worker's weights; what was saved replaces them
-        wire.receive_notice(0)
-        weights = torch.empty_like(piece.parameters())
-        wire.post_payload(0, bucket, weights).wait()
-        piece.master.copy_(weights)
+    with ctx.clock.doing(SERVING):
+        layout = wire.receive_layout()
+        shard = Shard(ctx, layout, ctx.plan.rank - wire.num_workers)
+        for bucket, piece in shard.pieces.items():  # the first worker's weights; what was saved replaces them
+            wire.receive_notice(0)
+            weights = torch.empty_like(piece.parameters())
+            wire.post_payload(0, bucket, weights).wait()
+            piece.master.copy_(weights)
     if resume:
         shard.load(checkpoint.Checkpoint(checkpoint.folder_of(root, first_step)).read)
     desk = Desk(ctx, wire, shard, first_step)
@@ -103,12 +109,25 @@ class Server:
             threading.Thread(
                 target=self._listen, args=(worker,), name=f"worker-{worker}", daemon=True
             ).start()
+        clock = self.ctx.clock
+        clock.begin_step(self._saved_step)
+        clock.watch()
         while self._desk.present:
-            worker, notice = self._notices.get()
-            self._desk.signal = self._desk.signal or notice.signal or self._stop.received
-            self._handle(worker, notice)
-            self._save_if_due()
+            with clock.doing(SERVING):
+                worker, notice = self._next()
+            with clock.doing(UPDATING):
+                self._desk.signal = self._desk.signal or notice.signal or self._stop.received
+                self._handle(worker, notice)
+                self._save_if_due()
+            clock.begin_step(min(self._desk.num_done.values()))
         self._end()
+
+    def _next(self) -> tuple[int, Notice]:
+        """Waits for a notice, however long; a server that hangs is one that does not wait."""
+        while True:
+            with suppress(Empty):
+                return self._notices.get(timeout=_BEAT_INTERVAL_S)
+            self.ctx.clock.beat()
 
     def _listen(self, worker: int) -> None:
         """Receives what a worker sends, until it leaves or is gone."""

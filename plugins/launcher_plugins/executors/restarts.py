@@ -20,10 +20,11 @@ def restart_faults(config: LaunchConfig, max_restarts: int) -> Iterator[Fault]:
 def restart_notes(config: LaunchConfig, max_restarts: int) -> Iterator[str]:
     """How long it takes at most until a run that cannot go on has failed."""
     if max_restarts:
-        timeout_s, starts = config.run.timeout_s, max_restarts + 1
+        timeout_s, start_s, starts = config.run.timeout_s, config.run.start_timeout_s, max_restarts + 1
         yield (
             f"After a failure the ranks are started again from the newest good checkpoint, at most "
             f"{counted(max_restarts, 'time')} (executor.max_restarts). A run that hangs each time has failed "
             f"after {starts} times {timeout_s:g} s (run.timeout_s) without progress: "
-            f"{format_duration(starts * timeout_s)}."
+            f"{format_duration(starts * timeout_s)}; where it never makes a step, after {starts} times "
+            f"{start_s:g} s (run.start_timeout_s): {format_duration(starts * start_s)}."
         )
