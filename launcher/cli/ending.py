@@ -52,9 +52,13 @@ def saved_text(directory: RunDirectory) -> str:
     return "Nothing is saved, as train.checkpoint_interval is 0."
 
 
-def reporting_rank(plan: Plan) -> int:
-    """The rank whose records hold the loss and stand for the run."""
-    return plan.mesh.rank(Coordinates(pp=plan.stages[-1].pp_rank, dp=0, tp=0))
+def reporting_records(directory: RunDirectory, plan: Plan) -> list[Path]:
+    """The records that hold the loss and stand for the run: of one rank, or of all where any may be gone."""
+    ranks = [plan.mesh.rank(Coordinates(pp=plan.stages[-1].pp_rank, dp=0, tp=0))]
+    for role in plan.roles:
+        if role.trains and role.is_expendable:
+            ranks = list(range(role.first_rank, role.first_rank + role.num_ranks))
+    return [directory.records(rank) for rank in ranks]
 
 
 def say(text: str) -> None:

@@ -1,6 +1,6 @@
 """The live line of a run: step, loss, tokens per second, time to go.
 
-It reads what the reporting rank appends to its records, so it costs the ranks nothing.
+It reads what the reporting ranks append to their records, so it costs the ranks nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,10 +39,42 @@ class RecordTail:
             file.seek(self._offset)
             whole, newline, _ = file.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
-        yield from filter(None, map(_record, whole.splitlines()))
+        yield from filter(None, map(parsed, whole.splitlines()))
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+class RunTail:
+    """What the ranks that stand for a run append; of several the furthest counts: others may be gone."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._tails = [RecordTail(path) for path in paths]
+        self._num_starts = [0] * len(paths)
+        """Seen of each rank."""
+        self._newest_start = 0
+        self._done = {"step": -1, "eval": -1}
+        """By type of record, the last step that the furthest rank has recorded since the newest start."""
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Every start, step and evaluation that no rank had recorded at the last call."""
+        for place, tail in enumerate(self._tails):
+            yield from (record for record in tail.read() if self._is_first(place, record))
+
+    def _is_first(self, place: int, record: dict[str, Any]) -> bool:
+        kind = record["type"]
+        if kind == "header":
+            self._num_starts[place] += 1
+            if self._num_starts[place] <= self._newest_start:
+                return False
+            self._newest_start = self._num_starts[place]
+            self._done = dict.fromkeys(self._done, -1)
+            return True
+        is_current = self._num_starts[place] == self._newest_start
+        if kind not in self._done or not is_current or record["step"] <= self._done[kind]:
+            return False
+        self._done[kind] = record["step"]
+        return True
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
     """A record; None for what a rank that was killed has left half written."""
     try:
         return dict(json.loads(line))
@@ -104,13 +136,13 @@ class Progress:
 
     def __init__(
         self,
-        records: Path,
+        records: Sequence[Path],
         num_steps: int,
         stream: TextIO,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tail = RecordTail(records)
+        self._tail = RunTail(records)
         self.view = StepView(num_steps=num_steps)
         self._stream = stream
         self._clock = clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from launcher.cli.ending import reporting_rank, say
+from launcher.cli.ending import reporting_records, say
 from launcher.cli.progress import Progress
 from launcher.jobs.failure import failure_line
 from launcher.jobs.render import executor_of, render
@@ -45,7 +45,7 @@ def _follow(
     directory: RunDirectory, plan: Plan, script: JobScript, stop: StopRequest
 ) -> tuple[JobState, int]:
     """How one start of the ranks ended, and the steps that were done by then."""
-    progress = Progress(directory.records(reporting_rank(plan)), plan.config.train.num_steps, sys.stdout)
+    progress = Progress(reporting_records(directory, plan), plan.config.train.num_steps, sys.stdout)
     state = follow(executor_of(plan), script, stop, progress.update)
     progress.close()
     assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import textwrap
 from collections import Counter
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from launcher.cli.progress import parsed
 from launcher.cli.runs import DEFAULT_ROOT, all_runs, find_run
 from launcher.cli.words import split_flags
 from launcher.jobs.failure import failure_line
@@ -118,23 +118,29 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def last_step(directory: RunDirectory) -> str:
-    """The steps that rank 0 has recorded, out of those planned; empty before the first."""
-    records = directory.records(0)
-    if not records.is_file():
-        return ""
-    found = [json.loads(line) for line in _last_lines(records)]
-    steps = [record["step"] for record in found if record["type"] == "step"]
+    """The steps that rank 0 has recorded, or the furthest of ranks of which any may be gone, out of those
+    planned; empty before the first."""
+    plan = read_json(directory.plan)
+    expendable = [role["num_ranks"] for role in plan.get("roles", ()) if role.get("is_expendable")]
+    newest = [_newest_step(directory.records(rank)) for rank in range(max(expendable, default=1))]
+    steps = [step for step in newest if step is not None]
     if not steps:
         return ""
-    planned = read_json(directory.plan).get("config", {}).get("train", {}).get("num_steps", "?")
-    return f"{steps[-1] + 1}/{planned}"
+    return f"{max(steps) + 1}/{plan.get('config', {}).get('train', {}).get('num_steps', '?')}"
 
 
-def _last_lines(path: Path) -> list[str]:
+def _newest_step(records: Path) -> int | None:
+    """The step that a rank has recorded last; None before the first."""
+    if not records.is_file():
+        return None
+    found = [record for record in map(parsed, _last_lines(records)) if record and record["type"] == "step"]
+    return int(found[-1]["step"]) if found else None
+
+
+def _last_lines(path: Path) -> list[bytes]:
     """The whole lines at the end of a file."""
     with path.open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
         file.seek(start)
-        text = file.read().decode(errors="replace")
-    lines = text.split("\n")[:-1]
+        lines = file.read().split(b"\n")[:-1]
     return lines[1:] if start else lines

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from launcher.cli.ending import finish, reporting_rank, say, shown
+from launcher.cli.ending import finish, reporting_records, say, shown
 from launcher.cli.progress import Progress
 from launcher.cli.runs import one_run, sweep_at
 from launcher.cli.sweep_status import print_outcomes, read_outcomes
@@ -83,7 +83,7 @@ def _wait_for_baseline(base: Path) -> None:
 def _wait(directory: RunDirectory) -> JobState:
     """The state in which the run ended."""
     plan = read_plan(directory.path)
-    progress = Progress(directory.records(reporting_rank(plan)), plan.config.train.num_steps, sys.stdout)
+    progress = Progress(reporting_records(directory, plan), plan.config.train.num_steps, sys.stdout)
     told = ""
     while (state := standing(directory)).phase in ACTIVE:
         text = f"{state.phase}: {state.reason}" if state.reason else state.phase

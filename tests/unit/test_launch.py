@@ -7,10 +7,11 @@ import pytest
 
 from launcher.cli import launch as launching
 from launcher.cli import starts
+from launcher.cli.ending import reporting_records
 from launcher.cli.main import main
 from launcher.cli.words import Words
 from launcher.jobs.script import JobState
-from launcher.jobs.store import read_json
+from launcher.jobs.store import RunDirectory, read_json
 
 FLAGS = {"resume": False, "overwrite": False, "no-baseline": False}
 
@@ -292,11 +293,20 @@ def test_several_nodes_are_refused_before_anything_is_made(run, tmp_path, capsys
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_reporting_rank_holds_the_last_stage(make_plan):
+def test_the_records_of_the_rank_with_the_last_stage_stand_for_a_run(make_plan, tmp_path):
     plan = make_plan("parallel.pp=2", "parallel.dp=2", "parallel.tp=2")
-    rank = starts.reporting_rank(plan)
-    assert plan.rank(rank).coordinates == (1, 0, 0)
-    assert plan.rank(rank).stages[-1].has_epilogue
+    directory = RunDirectory(tmp_path)
+    assert reporting_records(directory, plan) == [directory.records(4)]
+    assert plan.rank(4).coordinates == (1, 0, 0)
+    assert plan.rank(4).stages[-1].has_epilogue
+
+
+@pytest.mark.parametrize(("mode", "num_ranks"), [("sync", 1), ("async", 3)])
+def test_the_records_of_every_worker_stand_for_a_run_that_outlives_any(mode, num_ranks, make_plan, tmp_path):
+    servers = ("architecture=parameter_server", f"architecture.mode={mode}", "architecture.servers=2")
+    plan = make_plan("parallel.pp=1", "parallel.dp=3", "batch.global_size=12", *servers)
+    directory = RunDirectory(tmp_path)
+    assert reporting_records(directory, plan) == [directory.records(rank) for rank in range(num_ranks)]
 
 
 def test_the_stored_plan_is_what_the_plan_verb_prints(run, tmp_path, capsys):

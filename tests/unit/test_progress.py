@@ -48,7 +48,7 @@ def append(path, *items):
 
 def test_a_piped_run_prints_its_first_step_then_lines_at_intervals_then_the_last(records):
     clock, out = Clock(), io.StringIO()
-    progress = Progress(records, 10, out, clock=clock)
+    progress = Progress([records], 10, out, clock=clock)
     progress.update()
     append(records, HEADER, step(0))
     for number in range(1, 10):
@@ -62,14 +62,14 @@ def test_a_piped_run_prints_its_first_step_then_lines_at_intervals_then_the_last
 
 def test_a_line_tells_step_loss_speed_and_time_to_go(records):
     out = io.StringIO()
-    progress = Progress(records, 200, out)
+    progress = Progress([records], 200, out)
     append(records, step(0), step(1, loss=2.4567), step(2, loss=2.25))
     progress.update()
     assert out.getvalue() == "step   3/200   loss 2.2500   4.10K tokens/s   1 min 38 s to go\n"
 
 
 def test_the_slow_first_step_does_not_spoil_the_speed(records):
-    progress = Progress(records, 4, io.StringIO())
+    progress = Progress([records], 4, io.StringIO())
     append(records, step(0, duration_ns=9_000_000_000), step(1), step(2))
     progress.update()
     assert progress.view.step_s == 0.5
@@ -77,7 +77,7 @@ def test_the_slow_first_step_does_not_spoil_the_speed(records):
 
 def test_the_last_line_is_not_printed_twice(records):
     out = io.StringIO()
-    progress = Progress(records, 1, out)
+    progress = Progress([records], 1, out)
     append(records, step(0))
     progress.update()
     progress.close()
@@ -86,7 +86,7 @@ def test_the_last_line_is_not_printed_twice(records):
 
 def test_an_evaluation_has_a_line_of_its_own(records):
     out = io.StringIO()
-    progress = Progress(records, 3, out)
+    progress = Progress([records], 3, out)
     append(records, step(0), evaluation(1, 2.34567))
     progress.update()
     assert "evaluation after 1 step: loss 2.3457\n" in out.getvalue()
@@ -112,7 +112,7 @@ def test_a_terminal_gets_one_line_redrawn_and_erased(records, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     clock, out = Clock(), Terminal()
-    progress = Progress(records, 9, out, clock=clock)
+    progress = Progress([records], 9, out, clock=clock)
     clock.now_s = 3.0
     progress.update()
     assert out.getvalue() == "\rstarting the ranks   3 s"
@@ -128,7 +128,7 @@ def test_a_narrow_terminal_never_wraps(records, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "12")
     clock, out = Clock(), Terminal()
-    progress = Progress(records, 9, out, clock=clock)
+    progress = Progress([records], 9, out, clock=clock)
     append(records, step(0))
     clock.now_s = 1.0
     progress.update()
@@ -139,7 +139,7 @@ def test_a_run_that_never_stepped_leaves_nothing_on_a_terminal(records, monkeypa
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
     clock, out = Clock(), Terminal()
-    progress = Progress(records, 9, out, clock=clock)
+    progress = Progress([records], 9, out, clock=clock)
     clock.now_s = 1.0
     progress.update()
     progress.close()
@@ -156,7 +156,7 @@ def test_half_a_line_of_a_rank_that_was_killed_is_passed_over(records):
 
 
 def test_a_new_start_does_not_count_the_speed_of_the_one_before(records):
-    progress = Progress(records, 99, io.StringIO())
+    progress = Progress([records], 99, io.StringIO())
     append(records, HEADER, *map(step, range(5)), HEADER)
     append(records, step(3, duration_ns=9_000_000_000), step(4, duration_ns=250_000_000))
     progress.update()
@@ -166,7 +166,7 @@ def test_a_new_start_does_not_count_the_speed_of_the_one_before(records):
 def test_skipped_steps_are_counted(records):
     out = io.StringIO()
     append(records, HEADER)
-    progress = Progress(records, 3, out)
+    progress = Progress([records], 3, out)
     progress._tail = RecordTail(records)
     append(
         records,
@@ -181,8 +181,35 @@ def test_skipped_steps_are_counted(records):
 
 def test_a_run_that_skips_nothing_says_nothing_of_it(records):
     append(records, HEADER, step(0))
-    progress = Progress(records, 3, io.StringIO())
+    progress = Progress([records], 3, io.StringIO())
     progress._tail = RecordTail(records)
     append(records, step(1))
     progress.update()
     assert "skipped" not in str(progress.view)
+
+
+def test_of_several_ranks_each_step_counts_once_and_the_furthest_tells_it(tmp_path):
+    out, (first, second) = io.StringIO(), (tmp_path / "rank-00000.jsonl", tmp_path / "rank-00001.jsonl")
+    progress = Progress([first, second], 400, out)
+    append(first, HEADER, step(0, loss=5.0), step(1, loss=4.0), evaluation(2, 4.5))
+    append(second, HEADER, step(0, loss=5.5), evaluation(2, 4.5))
+    progress.update()
+    assert (progress.view.num_done, progress.view.loss, len(progress.view.recent)) == (2, 4.0, 2)
+    append(second, step(1, loss=4.25), step(2, loss=3.0))  # the first one is gone
+    progress.update()
+    assert (progress.view.num_done, progress.view.loss, len(progress.view.recent)) == (3, 3.0, 3)
+    assert out.getvalue().count("evaluation") == 1
+
+
+def test_a_new_start_of_several_ranks_counts_from_its_own_steps(tmp_path):
+    paths = [tmp_path / "rank-00000.jsonl", tmp_path / "rank-00001.jsonl"]
+    progress = Progress(paths, 400, io.StringIO())
+    for path in paths:
+        append(path, HEADER, step(0), step(1), step(2))
+    progress.update()
+    append(paths[1], HEADER, step(1))
+    append(paths[0], step(3))  # of the start before
+    progress.update()
+    append(paths[0], HEADER, step(1))
+    progress.update()
+    assert (progress.view.num_done, len(progress.view.recent)) == (2, 1)

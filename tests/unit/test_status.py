@@ -63,3 +63,23 @@ def test_the_step_is_the_newest_whole_record_of_rank_zero(tmp_path):
     assert last_step(directory) == "5/?"
     directory.plan.write_text('{"config": {"train": {"num_steps": 150}}}')
     assert last_step(directory) == "5/150"
+
+
+def test_a_line_that_a_killed_rank_left_half_written_is_passed_over(tmp_path):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "metrics").mkdir()
+    directory.records(0).write_text('{"type":"step","step":3}\n{"type":"st\n{"type":"header"}\n')
+    assert last_step(directory) == "4/?"
+
+
+def test_of_workers_that_may_be_gone_the_furthest_tells_the_step(tmp_path):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "metrics").mkdir()
+    for rank, step in enumerate((128, 398, 397, 400)):
+        directory.records(rank).write_text(f'{{"type":"step","step":{step}}}\n')
+    workers = {"first_rank": 0, "num_ranks": 3, "trains": True}
+    train = {"config": {"train": {"num_steps": 400}}}
+    for is_expendable, expected in ((True, "399/400"), (False, "129/400")):
+        roles = [workers | {"is_expendable": is_expendable}, {"first_rank": 3, "num_ranks": 1}]
+        directory.plan.write_text(json.dumps(train | {"roles": roles}))
+        assert last_step(directory) == expected
