@@ -12,12 +12,13 @@ from launcher.cli.starts import train
 from launcher.cli.sweep_status import print_outcomes, read_outcomes
 from launcher.errors import JobError, LauncherError
 from launcher.jobs.baseline import baseline_search, find_baseline, is_to_be_found
-from launcher.jobs.failure import failure_text
+from launcher.jobs.failure import failure_line, failure_text
 from launcher.jobs.record import Origin, write_baseline
 from launcher.jobs.script import JobScript, JobState
 from launcher.jobs.store import RunDirectory
 from launcher.jobs.watch import StopRequest, stop_requests
 from launcher.plan.model import Plan
+from launcher.sweep.results import is_out_as_planned
 from launcher.sweep.store import Sweep
 
 
@@ -75,7 +76,7 @@ def run_attempts(sweep: Sweep, attempts: Sequence[Attempt], *, wants_baseline: b
                 break
             say(f"\n[{number}/{len(order)}] {attempt.label}, in {shown(attempt.directory.path)}")
             state = _run(attempt, baselines if wants_baseline else None, stop)
-            has_failed |= state.phase == "failed"
+            has_failed |= _has_failed(attempt, state)
         say("")
         print_outcomes(sweep, read_outcomes(sweep))
         if stop.signal is not None:
@@ -99,6 +100,12 @@ def _run(attempt: Attempt, baselines: _Baselines | None, stop: StopRequest) -> J
     except BaseException:
         directory.write_status("failed")
         raise
-    if state.phase == "failed":
+    if _has_failed(attempt, state):
         print(failure_text(directory.path, state), file=sys.stderr, flush=True)
+    elif state.phase == "failed":
+        say(f"{failure_line(directory.path, state)}\nas its plan had warned")
     return state
+
+
+def _has_failed(attempt: Attempt, state: JobState) -> bool:
+    return state.phase == "failed" and not is_out_as_planned(attempt.plan, attempt.directory)

@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.cli.ending import shown
+from launcher.cli.ending import shown, text_width
 from launcher.cli.runs import DEFAULT_ROOT, sweep_at
 from launcher.cli.status import last_step
 from launcher.cli.words import Words
 from launcher.errors import LauncherError, did_you_mean
+from launcher.jobs.failure import out_of_memory_ranks
 from launcher.jobs.handle import standing, standings
 from launcher.jobs.store import RunDirectory, read_json
-from launcher.report.claims import claims
+from launcher.report.claims import Promise, claims
 from launcher.report.runs import load_run, named_base, read_plan
 from launcher.sweep.results import Outcome, outcomes, results
 from launcher.sweep.store import Sweep, read_sweep, stored_sweeps
@@ -75,7 +76,7 @@ def print_outcomes(sweep: Sweep, found: Sequence[Outcome]) -> None:
     print("\n".join(results(found)))
     for line in _details(found):
         print(f"  {line}")
-    if table := claims([(outcome.label, outcome.plan, outcome.run) for outcome in found]):
+    if table := claims([_promise(outcome) for outcome in found], sweep.refused, width=text_width()):
         print("\n" + "\n".join(table))
     counts = Counter(outcome.standing for outcome in found)
     total = ", ".join(f"{count} {standing}" for standing, count in counts.items())
@@ -84,6 +85,12 @@ def print_outcomes(sweep: Sweep, found: Sequence[Outcome]) -> None:
     path = shown(sweep.path)
     if counts["failed"] + counts["cancelled"] + counts["not started"]:
         print(f"  trireme sweep retry {path}")
+
+
+def _promise(outcome: Outcome) -> Promise:
+    full = out_of_memory_ranks(outcome.directory.path) if outcome.state.phase == "failed" else ()
+    end = f"out of memory on rank {', '.join(map(str, full))}" if full else outcome.standing
+    return Promise(label=outcome.label, plan=outcome.plan, run=outcome.run, end=end)
 
 
 def _details(found: Sequence[Outcome]) -> Iterator[str]:

@@ -58,6 +58,12 @@ class DeviceConfig:
     """Bytes per second between the device and its memory."""
     attainable_fraction: Fraction
     """Share of the peak that large matmuls reach: an assumption, used only for predicted times."""
+    memory_check: Literal["refuse", "warn"] = "refuse"
+    """What becomes of a plan whose ranks do not fit into ``memory_bytes`` by prediction: it is refused, or
+    made with a note."""
+    limits_memory: bool = False
+    """Hold each rank that trains to ``memory_bytes``: what it would take beyond them ends the run, as on a
+    device of that size. On a CPU it counts what threads and libraries take in the training, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.jobs.hang import Hang, find_hang
-from launcher.jobs.script import EXECUTOR_LOG, SECONDARY_EXIT_CODES, JobState
+from launcher.jobs.script import EXECUTOR_LOG, OUT_OF_MEMORY, SECONDARY_EXIT_CODES, JobState
 from launcher.jobs.store import read_json
 from launcher.metrics.heartbeat import stacks_name
 
@@ -44,6 +44,12 @@ def rank_failures(run_dir: Path) -> tuple[RankFailure, ...]:
         if report
     ]
     return tuple(sorted(failures, key=lambda failure: (failure.time, failure.rank)))
+
+
+def out_of_memory_ranks(run_dir: Path) -> tuple[int, ...]:
+    """The ranks that ended because an allocation failed."""
+    failures = rank_failures(run_dir)
+    return tuple(sorted(failure.rank for failure in failures if failure.error_type == OUT_OF_MEMORY))
 
 
 def failure_text(run_dir: Path, state: JobState) -> str:

@@ -11,6 +11,8 @@ Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 """How a job stands."""
 EXECUTOR_LOG = "logs/executor.log"
 """Where in the run directory a local executor keeps what the process starter prints."""
+OUT_OF_MEMORY = "out of memory"
+"""What a rank whose allocation failed says that it ended of."""
 STOP_NOTE = "exit/stopped.json"
 """What ranks that were told to end leave in the run directory once they have saved."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)

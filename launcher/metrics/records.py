@@ -139,10 +139,12 @@ class MemoryRecord:
     """The most in use since before the model was built: on CUDA what the allocator gave out, on a CPU the
     growth of the process's resident memory, libraries included."""
     held_peak_bytes: int | None = None
-    """The most that autograd held at once during the schedule of one step, each storage once, parameters
-    not at all; None where that was not followed."""
+    """The most that autograd, and products that a split backward put off, held at once during the schedule
+    of one step, each storage once, parameters not at all; None where that was not followed."""
     held_total_bytes: int | None = None
-    """The sum over all storages that it came to hold in that step."""
+    """The sum over all storages that autograd came to hold in that step."""
+    grown_bytes: int | None = None
+    """On a CPU, the most that the process's resident memory grew by since the model was built."""
 
 
 @dataclass(frozen=True, kw_only=True)

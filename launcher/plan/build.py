@@ -55,13 +55,15 @@ def _built(
     checked = _checked(config, sources, measure)
     job, chosen = checked.shape, checked.chosen
     laid = laid_out(job, chosen)
-    if faults := memory_faults(laid.memory, job):
+    faults = memory_faults(laid.memory, job)
+    if faults and config.device.memory_check == "refuse":
         raise refusal(config, faults, sources, measure)
     costs = laid.costs
     schedule = plan_schedule(job, chosen.schedule, laid.lists, costs, laid.memory)
     owner = next((parallel for parallel in chosen.parallels if isinstance(parallel, OwnsUpdate)), None)
     roles = _roles(checked)
-    notes = plan_notes(job, checked.batch, schedule, costs)
+    notes = [f"Planned, but by prediction it ends out of memory: {fault.allowed}." for fault in faults]
+    notes += plan_notes(job, checked.batch, schedule, costs)
     if config.parallel.layers_per_stage == "auto":
         notes.append(balance_note(job, chosen.parallels))
     notes += chosen.architecture.notes(job) if isinstance(chosen.architecture, HasNotes) else ()

@@ -308,6 +308,11 @@ class Plan:
         return max(cluster.nodes * cluster.devices_per_node, self.num_cluster_ranks)
 
     @property
+    def fits(self) -> bool:
+        """Whether every rank fits into the memory of its device, by prediction."""
+        return all(part.total_bytes <= self.config.device.memory_bytes for part in self.memory)
+
+    @property
     def pipeline(self) -> PipelineShape:
         """The sizes that the schedule depends on."""
         return PipelineShape(

@@ -35,6 +35,8 @@ class Bubble:
     measured: float
     """Waiting for another stage, as the ranks recorded it: for its messages, and once their own part of the
     schedule is done, in the first collective that all stages are needed for."""
+    idle_s: float
+    """The same in seconds of a step, the mean over the ranks."""
     replayed: float
     """By simulation of the run's own schedule with every action's own measured time and free messages:
     the part that the schedule and uneven stages explain."""
@@ -53,6 +55,7 @@ def bubble(run: Run) -> Bubble | None:
     idle = kinds[PIPELINE_WAIT] + at_the_end
     return Bubble(
         measured=idle / (idle + kinds[COMPUTE]),
+        idle_s=idle * NS / len(run.measured) / len(run.records.headers),
         replayed=replay(lists, plan.pipeline, times, transfer_s=0.0).bubble_fraction,
         stages=_stages(lists, times, plan.pipeline),
     )

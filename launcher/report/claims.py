@@ -1,11 +1,15 @@
-"""What a pipeline's schedule promises beside what its ranks measured, for several runs in one table.
+"""What a pipeline's schedule promises beside what its ranks measured, for several runs.
 
     bubble                idle share of the ranks' time, by the schedule's closed form
+    idle                  the same in time: the mean over the ranks, in one step
     messages              between stages, over all ranks of one replica, in one step
     microbatches held     per pp_rank, the most that wait for their backward at once, over its chunks;
-                          measured: the most bytes that autograd held, over those of one microbatch
+                          measured: the most bytes that autograd held, and products that were put off, over
+                          those of one microbatch
     first backward        per pp_rank, when its first B begins, from the start of the step; theory: by
                           simulation with the plan's times
+    memory                per pp_rank, at its fullest; measured: live tensors before the update, and what
+                          autograd held; beside them how much the resident memory of the process grew
 
 What is measured comes from the records alone: no number of the plan but sizes (ranks, chunks, microbatches)
 goes into it.
@@ -13,40 +17,67 @@ goes into it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
 
-from launcher.plan.columns import columns
+from launcher.metrics.records import MemoryRecord
+from launcher.plan.columns import columns, wrapped
 from launcher.plan.model import Plan
 from launcher.report.bubble import NS, bubble
 from launcher.report.runs import Run
 from launcher.schedule.actions import B
 from launcher.schedule.planned import planned_timeline
 
-Item = tuple[str, Plan, Run | None]
-"""A label, what is to run, and what was measured of it, once it has run."""
 _MESSAGE = "send_recv"
 
 
-def claims(items: Sequence[Item]) -> list[str]:
-    """The table of those plans that ask for it (`report.claims`); no line where none does."""
-    asked = [item for item in items if item[1].config.report.claims]
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """A plan, and what came of it."""
+
+    label: str
+    plan: Plan
+    run: Run | None
+    """What was measured of it, once it has run."""
+    end: str
+    """How it ended, or stands."""
+
+
+def claims(
+    promises: Sequence[Promise], refused: Sequence[tuple[str, str]] = (), *, width: int = 100
+) -> list[str]:
+    """The tables of those plans that ask for them (`report.claims`); no line where none does.
+
+    ``refused``: label and reason of what could not be planned beside them; ``width``: that of the reasons.
+    """
+    asked = [promise for promise in promises if promise.plan.config.report.claims]
     if not asked:
         return []
     steps = [
-        ("point", "bubble", "measured", "messages", "measured", "layers of rank 0"),
-        *((label, *_shares(plan, run), *_messages(plan, run), _layers(plan)) for label, plan, run in asked),
+        ("point", "bubble", "measured", "idle ms", "measured", "messages", "measured", "layers of rank 0"),
+        *((p.label, *_shares(p), *_idle(p), *_messages(p), _layers(p.plan)) for p in asked),
     ]
     ranks = [
         ("point", "held", "measured", "first backward", "measured"),
-        *((label, *_held(plan, run), *_first_backwards(plan, run)) for label, plan, run in asked),
+        *((p.label, *_held(p), *_first_backwards(p)) for p in asked),
+    ]
+    memory = [
+        ("point", "planned", "counted", "process grew", "limit", "plan", "run"),
+        *((p.label, *_memory(p), *_verdicts(p)) for p in asked),
+        *((label, "", "", "", "", "refuses", "") for label, _ in refused),
     ]
     return [
-        "What the schedule promises, and what was measured",
-        *(f"  {line}" for line in columns(steps)),
+        "What the schedule promises, and what was measured of a step",
+        *_indented(steps),
         "",
         "On each rank of the pipeline: microbatches held at once, and ms until the first backward",
-        *(f"  {line}" for line in columns(ranks)),
+        *_indented(ranks),
+        "",
+        "MB of each rank: planned; counted, as weights, gradients, optimizer and what autograd holds; and",
+        "what its process grew by in training. Then the limit, what the plan says, and what came of it",
+        *_indented(memory),
+        *(wrapped("    ", f"{label}: {reason}", width) for label, reason in refused),
     ]
 
 
@@ -54,13 +85,29 @@ def held_microbatches(run: Run) -> list[float] | None:
     """Measured: per pp_rank, the most that its fullest rank held for the backward, in microbatches of one
     of its chunks; None where that was not followed."""
     chunks = run.plan.pipeline.num_chunks * run.plan.batch.num_microbatches
-    found: list[list[float]] = [[] for _ in range(run.plan.mesh.pp)]
-    for header in run.records.headers:
-        memory = run.records.memory.get(header.rank)
-        if memory is None or not memory.held_peak_bytes or not memory.held_total_bytes:
+
+    def held(memory: MemoryRecord) -> float | None:
+        if not memory.held_peak_bytes or not memory.held_total_bytes:
             return None
-        found[header.pp_rank].append(memory.held_peak_bytes * chunks / memory.held_total_bytes)
-    return [max(values) for values in found]
+        return memory.held_peak_bytes * chunks / memory.held_total_bytes
+
+    return _fullest(run, held)
+
+
+def counted_bytes(run: Run) -> list[float] | None:
+    """Measured: per pp_rank, live tensors before the update and the most that autograd held, of the fullest
+    rank; None where that was not followed."""
+
+    def counted(memory: MemoryRecord) -> float | None:
+        return None if memory.held_peak_bytes is None else memory.states_bytes + memory.held_peak_bytes
+
+    return _fullest(run, counted)
+
+
+def grown_bytes(run: Run) -> list[float] | None:
+    """Measured: per pp_rank, the most that the resident memory of a process grew by since the model was
+    built; None where that is not the memory of the device."""
+    return _fullest(run, lambda memory: memory.grown_bytes)
 
 
 def first_backwards_s(run: Run) -> list[float] | None:
@@ -81,30 +128,70 @@ def num_messages(run: Run) -> float:
     return mean(rows) / (mesh.num_ranks / mesh.pp)
 
 
-def _shares(plan: Plan, run: Run | None) -> tuple[str, str]:
-    formula, found = plan.schedule.bubble_formula, bubble(run) if run else None
+def _fullest(run: Run, of: Callable[[MemoryRecord], float | None]) -> list[float] | None:
+    """The largest number of each pp_rank; None where one is not known."""
+    found: list[list[float]] = [[] for _ in range(run.plan.mesh.pp)]
+    for header in run.records.headers:
+        memory = run.records.memory.get(header.rank)
+        value = None if memory is None else of(memory)
+        if value is None:
+            return None
+        found[header.pp_rank].append(value)
+    return [max(values) for values in found]
+
+
+def _shares(promise: Promise) -> tuple[str, str]:
+    formula = promise.plan.schedule.bubble_formula
+    found = bubble(promise.run) if promise.run else None
     return (_percent(formula) if formula is not None else "", _percent(found.measured) if found else "")
 
 
-def _messages(plan: Plan, run: Run | None) -> tuple[str, str]:
-    planned = sum(row.count for row in plan.traffic if row.operation == _MESSAGE)
-    return (str(planned), f"{num_messages(run):g}" if run else "")
+def _idle(promise: Promise) -> tuple[str, str]:
+    formula = promise.plan.schedule.bubble_formula
+    found = bubble(promise.run) if promise.run else None
+    planned = [_work_s(promise.plan) * formula / (1 - formula)] if formula is not None else ()
+    return (_milliseconds(planned), _milliseconds([found.idle_s] if found else ()))
 
 
-def _held(plan: Plan, run: Run | None) -> tuple[str, str]:
-    found = held_microbatches(run) if run else None
-    planned = [str(part.peak_microbatches) for part in plan.memory]
+def _work_s(plan: Plan) -> float:
+    """Planned seconds of compute of a rank in a step, the mean over the ranks."""
+    schedule = plan.schedule
+    each = sum(schedule.forward_s) + sum(schedule.backward_s) + sum(schedule.weight_s)
+    return each * plan.batch.num_microbatches / plan.mesh.pp
+
+
+def _messages(promise: Promise) -> tuple[str, str]:
+    planned = sum(row.count for row in promise.plan.traffic if row.operation == _MESSAGE)
+    return (str(planned), f"{num_messages(promise.run):g}" if promise.run else "")
+
+
+def _held(promise: Promise) -> tuple[str, str]:
+    found = held_microbatches(promise.run) if promise.run else None
+    planned = [str(part.peak_microbatches) for part in promise.plan.memory]
     return (" ".join(planned), " ".join(f"{value:.1f}" for value in found or ()))
 
 
-def _first_backwards(plan: Plan, run: Run | None) -> tuple[str, str]:
-    found = first_backwards_s(run) if run else None
-    return (_milliseconds(_planned_backwards_s(plan)), _milliseconds(found or ()))
+def _first_backwards(promise: Promise) -> tuple[str, str]:
+    found = first_backwards_s(promise.run) if promise.run else None
+    return (_milliseconds(list(_planned_backwards_s(promise.plan))), _milliseconds(found or ()))
 
 
 def _planned_backwards_s(plan: Plan) -> Iterator[float]:
     for spans in planned_timeline(plan).spans:
         yield next(start for action, start, _ in spans if action.kind == B)
+
+
+def _memory(promise: Promise) -> tuple[str, str, str]:
+    run, planned = promise.run, [part.total_bytes for part in promise.plan.memory]
+    counted, grown = (counted_bytes(run), grown_bytes(run)) if run else (None, None)
+    return (_megabytes(planned), _megabytes(counted or ()), _megabytes(grown or ()))
+
+
+def _verdicts(promise: Promise) -> tuple[str, str, str]:
+    """The limit, what the plan says of it, and how the run ended."""
+    plan = promise.plan
+    limit = _megabytes([plan.config.device.memory_bytes])
+    return (limit, "passes" if plan.fits else "warns", promise.end)
 
 
 def _layers(plan: Plan) -> str:
@@ -116,8 +203,16 @@ def _layers(plan: Plan) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
 
 
-def _milliseconds(seconds: Sequence[float] | Iterator[float]) -> str:
+def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"  {line}" for line in columns(rows)]
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
     return " ".join(f"{1000 * value:.0f}" for value in seconds)
+
+
+def _megabytes(sizes: Sequence[float]) -> str:
+    return " ".join(f"{size / 1e6:.0f}" for size in sizes)
 
 
 def _percent(fraction: float) -> str:

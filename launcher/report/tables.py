@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.metrics.records import COMPUTE, SERVER, UpdateRecord
 from launcher.plan.columns import wrapped
 from launcher.report.bubble import bubble
-from launcher.report.claims import claims
+from launcher.report.claims import Promise, claims
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
 from launcher.report.speedup import Result, SpeedupReport, compare
@@ -75,9 +75,13 @@ def report_text(report: SpeedupReport, *, width: int = 100, ascii_only: bool | N
     for result in report.results:
         whose = f" of {result.median.run.layout}" if several else ""
         blocks += [(*_ledger(result, style, whose), "", *_facts(result))]
-    blocks += [claims([(run.layout, run.plan, run) for run in (r.median.run for r in report.results)])]
+    blocks += [claims([_promise(result.median.run) for result in report.results])]
     blocks += [_losses(report), _notes(report, width)]
     return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines) + "\n"
+
+
+def _promise(run: Run) -> Promise:
+    return Promise(label=run.layout, plan=run.plan, run=run, end="succeeded")
 
 
 def bar(value: float, largest: float, style: Style) -> str:

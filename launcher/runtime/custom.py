@@ -9,7 +9,8 @@ object with
 
 The launcher divides the sum by the number of target elements of the global batch. It makes the gradient
 of one device from parts of that sum, so a layer has to treat each sample on its own and must not draw
-random numbers in its forward: BatchNorm and torch's dropout are refused.
+random numbers in its forward: BatchNorm and torch's dropout are refused. A layer with a method
+``split_with`` can put its weight gradients off (see `launcher.runtime.split_backward`).
 
 ``build`` and the generator draw their weights from torch's global generator, which has the run's seed, so
 that initial weights are the same under every layout. A sequence is in the memory of every rank at once
@@ -37,6 +38,7 @@ from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, tag
 from launcher.runtime.data import Microbatch
 from launcher.runtime.fusion import layer_calls
+from launcher.runtime.split_backward import split_with
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -164,6 +166,7 @@ def _take(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:
     """The layer on the rank's device, or what the rank keeps of it, with every parameter marked as whole,
     under its global name."""
     layer = layer.to(ctx.device, DTYPES[ctx.config.precision.compute])
+    split_with(layer, ctx.split_backward)
     for name, param in layer.named_parameters():
         if hasattr(param, "global_slice"):
             continue  # of an earlier layer of the stage, which shares it

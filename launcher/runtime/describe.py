@@ -23,6 +23,7 @@ from launcher.errors import ConfigError, Fault, LauncherError
 from launcher.plan.model import LayerShape, ModelShape
 from launcher.registry import resolve
 from launcher.runtime.custom import load_custom
+from launcher.runtime.split_backward import SplitBackward, can_split, split_with
 from launcher.typed import Reading, plain, read
 
 T = TypeVar("T")
@@ -68,13 +69,15 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
         sample = sample.detach()
         if sample.is_floating_point():
             sample.requires_grad_()
-        before = saved.num_elements
+        before, split = saved.num_elements, SplitBackward(is_enabled=True)
+        split_with(layer, split)
         with (
             _refuse_hidden_state(model, index, layer),
             FlopCounterMode(display=False) as counter,
             saved.counting(),
         ):
             sample = layer(sample)
+        weight_flops = _weight_flops(layer, sample, split) if can_split(layer) else 0.0
         num_parameters = sum(param.numel() for param in layer.parameters())
         shapes.append(
             LayerShape(
@@ -86,11 +89,23 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
                 kept_replicated_elements=0,
                 output_elements=sample.numel(),
                 output_shape=tuple(sample.shape[1:]),
+                weight_flops=weight_flops,
             )
         )
     return ModelShape(
         family="custom", layers=tuple(shapes), prologue=None, epilogue=None, num_tied_parameters=0
     )
+
+
+def _weight_flops(layer: nn.Module, output: Tensor, split: SplitBackward) -> float:
+    """Operations of what the layer's backward puts off."""
+    with split.collecting() as products:
+        output.sum().backward()  # type: ignore[no-untyped-call]
+    with FlopCounterMode(display=False) as counter:
+        for product in products:
+            product.compute()
+    layer.zero_grad()
+    return float(counter.get_total_flops())
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.calibrate import message_latency_ns
 from launcher.runtime.data import Loader, Microbatch
+from launcher.runtime.limit import limit_memory
 from launcher.runtime.log import introduction, say
 from launcher.runtime.memory import MemoryGauge
 from launcher.runtime.metrics import RecordWriter, device_name, host_facts
@@ -51,13 +52,14 @@ class Trainer:
         modules = self.update.prepare(chunks)
         self.part = pipeline_part(ctx, modules)
         self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
+        self.memory.is_built()
         self._holds_loss = self.part.shape.num_stages - 1 in self.part.modules
 
     def step(self, step: int, microbatches: Sequence[Microbatch]) -> StepDone:
         """Forwards, backwards and the update of one step."""
         self.update.begin(step)
         num_targets = self._num_targets(microbatches, together=not self._steps_alone)
-        with self.memory.following(self.part.modules.values()):
+        with self.memory.following(self.part.modules.values(), self.part.split):
             result = self.executor.train(microbatches, self.update, self.update.loss_scale / num_targets)
         with self.ctx.clock.section(SINGLE_RANK):
             self.memory.look()
@@ -138,6 +140,8 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     trainer, loader = Trainer(ctx), Loader(ctx)
     root = run_dir / "checkpoints"
     ctx.stop, saver = _stop_request(ctx), Saver(trainer, root)
+    if config.device.limits_memory:
+        limit_memory(ctx.device, config.device.memory_bytes)
     first_step = restore(trainer, root) if resume else _begin(trainer)
     header = _header(trainer)
     writer = RecordWriter(run_dir / "metrics", header)

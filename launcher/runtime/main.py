@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ from typing import NoReturn
 
 from launcher import registry
 from launcher.errors import JobError, LauncherError
+from launcher.jobs.script import OUT_OF_MEMORY
 from launcher.plan.model import Plan, sha256
 from launcher.runtime.heart import Heart
 from launcher.runtime.place import Place, place_from_environment
@@ -60,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
 def _fail(run_dir: Path, place: Place, error: BaseException) -> NoReturn:
     """Leaves a report and ends: a rank that failed must not wait for its peers in a destructor."""
     try:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # telling of a full memory takes some
         traceback.print_exc()
         _leave_failure(run_dir / "exit" / f"rank-{place.rank}.json", place.rank, error)
         sys.stdout.flush()
@@ -114,7 +118,7 @@ def _leave_failure(path: Path, rank: int, error: BaseException) -> None:
     record = {
         "rank": rank,
         "time": time.time(),
-        "error_type": "out of memory" if out_of_memory else type(error).__name__,
+        "error_type": OUT_OF_MEMORY if out_of_memory else type(error).__name__,
         "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else str(error),
         "traceback": "" if known else traceback.format_exc(),
     }

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from launcher.metrics.records import MemoryRecord
 from launcher.runtime.held import HeldBytes
+from launcher.runtime.split_backward import SplitBackward
 
 _LOOK_AT = 2
 """The step of a start whose end of the schedule is looked at: by then the optimizer has its state."""
@@ -27,15 +28,19 @@ class MemoryGauge:
         self._device = device
         self._follows = follows
         self._held: HeldBytes | None = None
-        self._resident = resident_bytes()
+        self._resident = self._built = resident_bytes()
         self._num_steps = 0
         self._states: int | None = None
 
-    def following(self, modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
+    def is_built(self) -> None:
+        """Once the model is there: from now on the process grows by what the training takes."""
+        self._built = resident_bytes()
+
+    def following(self, modules: Iterable[nn.Module], split: SplitBackward) -> AbstractContextManager[object]:
         """To be entered around the schedule of every step."""
         if not self._follows or self._num_steps + 1 != _LOOK_AT:
             return nullcontext()
-        self._held = HeldBytes(param for module in modules for param in module.parameters())
+        self._held = HeldBytes((param for module in modules for param in module.parameters()), split)
         return self._held
 
     def look(self) -> None:
@@ -48,10 +53,11 @@ class MemoryGauge:
         """What was found, after ``step`` steps; None where there were too few to look at."""
         if self._states is None:
             return None
+        grown = None
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
         else:
-            peak = max(0, peak_resident_bytes() - self._resident)
+            peak, grown = (max(0, peak_resident_bytes() - then) for then in (self._resident, self._built))
         held = self._held
         return MemoryRecord(
             step=step,
@@ -59,6 +65,7 @@ class MemoryGauge:
             peak_bytes=peak,
             held_peak_bytes=held.peak if held else None,
             held_total_bytes=held.total if held else None,
+            grown_bytes=grown,
         )
 
 

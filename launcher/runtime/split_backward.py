@@ -4,12 +4,21 @@ The stages of a pipeline wait for the gradient of an input, and nobody waits for
 that splits the backward therefore runs the products of the weight gradients in an action of its own.
 Only matrix products are put off; norms, biases and embeddings cost little and stay in the first half.
 
+A user's layer takes part by a method ``split_with``, which is given the rank's `SplitBackward`:
+
+    class Linear(nn.Linear):
+        def split_with(self, split):
+            self.split = split
+
+        def forward(self, x):
+            return self.split.linear(x, self.weight, self.bias)
+
 Source: Qi et al., Zero Bubble Pipeline Parallelism (2023), section 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+METHOD = "split_with"
+"""What a user's layer, or a part of it, has whose weight gradients can be put off."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,8 @@ class WeightProduct:
     weight: nn.Parameter
     compute: Callable[[], Tensor]
     """Gives the gradient, in the weight's shape."""
+    kept: tuple[object, ...]
+    """What `SplitBackward.keep` made of the tensors that it still reads."""
 
 
 @dataclass
@@ -34,6 +48,8 @@ class SplitBackward:
 
     is_enabled: bool
     """Whether the schedule splits; otherwise every backward is whole."""
+    keep: Callable[[Tensor], object] = field(default=lambda tensor: tensor)
+    """Told of every tensor that a product put off still reads; what it gives lives as long as the product."""
     _products: list[WeightProduct] | None = field(default=None)
 
     @contextmanager
@@ -53,12 +69,27 @@ class SplitBackward:
         out: Tensor = _SplitLinear.apply(x, weight, self)  # type: ignore[no-untyped-call]
         return out if bias is None else out + bias
 
-    def put_off(self, weight: nn.Parameter, compute: Callable[[], Tensor]) -> Tensor | None:
-        """Keeps a product for later; computes it at once outside of `collecting`."""
+    def put_off(
+        self, weight: nn.Parameter, compute: Callable[[], Tensor], reads: Sequence[Tensor]
+    ) -> Tensor | None:
+        """Keeps a product for later, with the tensors that it reads; computes it at once outside of
+        `collecting`."""
         if self._products is None:
             return compute()
-        self._products.append(WeightProduct(weight, compute))
+        self._products.append(WeightProduct(weight, compute, tuple(map(self.keep, reads))))
         return None
+
+
+def can_split(layer: nn.Module) -> bool:
+    """Whether a user's layer, or a part of it, has weight gradients that can be put off."""
+    return any(hasattr(module, METHOD) for module in layer.modules())
+
+
+def split_with(layer: nn.Module, split: SplitBackward) -> None:
+    """Gives it to every part of a user's layer that takes it."""
+    for module in layer.modules():
+        if hasattr(module, METHOD):
+            getattr(module, METHOD)(split)
 
 
 class _SplitLinear(torch.autograd.Function):
@@ -77,5 +108,5 @@ class _SplitLinear(torch.autograd.Function):
         def product() -> Tensor:
             return torch.mm(grad.flatten(0, -2).T, x.flatten(0, -2))
 
-        grad_weight = ctx.split.put_off(ctx.weight, product) if ctx.needs_input_grad[1] else None
+        grad_weight = ctx.split.put_off(ctx.weight, product, (grad, x)) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.errors import LauncherError
+from launcher.jobs.failure import out_of_memory_ranks
 from launcher.jobs.script import JobState
 from launcher.jobs.store import RunDirectory, read_json
 from launcher.plan.columns import columns
@@ -22,7 +23,9 @@ from launcher.units import format_count
 
 _SAME_LOSS = 1e-3
 """Losses that are as near as this are those of one training."""
-Standing = Literal["not started", "pending", "running", "succeeded", "failed", "cancelled"]
+Standing = Literal[
+    "not started", "pending", "running", "succeeded", "out of memory as planned", "failed", "cancelled"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,16 @@ class Outcome:
     @property
     def standing(self) -> Standing:
         """How it stands, in a word or two."""
+        if self.state.phase == "failed" and is_out_as_planned(self.plan, self.directory):
+            return "out of memory as planned"
         return self.state.phase if self.has_started else "not started"
+
+
+def is_out_as_planned(plan: Plan, directory: RunDirectory) -> bool:
+    """Whether a run that is to show what its plan promises (`report.claims`) ended out of memory, as that
+    plan had warned."""
+    is_promised = plan.config.report.claims and not plan.fits
+    return is_promised and bool(out_of_memory_ranks(directory.path))
 
 
 def outcomes(sweep: Sweep, plans: Sequence[Plan], states: Sequence[JobState | None]) -> list[Outcome]:
@@ -80,7 +92,7 @@ def results(found: Sequence[Outcome]) -> list[str]:
     has_speedup = any(outcome.speedup is not None for outcome in found)
     shown = [True, True, True, True, has_speedup, has_speedup, has_bubble, has_bubble, _differ(found)]
     kept = [column for column, is_shown in zip(kept, shown, strict=True) if is_shown]
-    is_done = all(outcome.standing == "succeeded" for outcome in found)
+    is_done = all(outcome.standing in ("succeeded", "out of memory as planned") for outcome in found)
     if is_done:
         kept = [column for column in kept if column[0] != "state"]
     lines = columns(list(zip(*kept, strict=True)), left=1 if is_done else 2)

@@ -61,7 +61,9 @@ class _Sleep(torch.autograd.Function):
         stage: SleepingStage = ctx.stage
         if stage.split.is_enabled:
             stage.times.sleep(stage.costs.input_s)
-            stage.split.put_off(stage.weight, lambda: stage.times.sleep(stage.costs.weight_s) or grads[0])
+            stage.split.put_off(
+                stage.weight, lambda: stage.times.sleep(stage.costs.weight_s) or grads[0], grads
+            )
         else:
             stage.times.sleep(stage.costs.input_s + stage.costs.weight_s)
         return grads[0].contiguous(), torch.zeros(1), None
@@ -99,9 +101,6 @@ class Measured:
     step_s: float
     durations_s: list[float]
     """Every forward and backward, and weight gradient where it is split, in the order of the list."""
-    first_backward_s: float
-    """When the rank's first backward began, from the start of the step."""
-    num_receives: int
 
 
 class SleepingPipeline:
@@ -116,16 +115,13 @@ class SleepingPipeline:
         each = Costs(costs.forward_s / v, costs.input_s / v, costs.weight_s / v)
         split = SplitBackward(is_enabled=plugin.splits_backward)
         last = shape.num_stages - 1
-        actions = lower(plugin, shape)[self.rank]
-        compute = [action.kind for action in actions if action.kind in ("F", "B", "W")]
-        self._first_backward = compute.index("B")
         part = PipelinePart(
             shape=shape,
             modules={
                 stage: SleepingStage(each, self.times, split, sums=stage == last)
                 for stage in shape.stages(self.rank)
             },
-            actions=actions,
+            actions=lower(plugin, shape)[self.rank],
             input_shapes=dict.fromkeys(range(1, shape.num_stages), message),
             split=split,
             dtype=torch.float32,
@@ -139,10 +135,8 @@ class SleepingPipeline:
         self.times.spans.clear()
         dist.barrier()
         start = time.perf_counter()
-        result = self.executor.train(self.batch, PlainUpdate(), 1.0)  # type: ignore[arg-type]
-        step_s = time.perf_counter() - start
-        first_backward_s = self.times.spans[self._first_backward][0] - start
-        return Measured(step_s, self.times.durations, first_backward_s, result.num_receives)
+        self.executor.train(self.batch, PlainUpdate(), 1.0)  # type: ignore[arg-type]
+        return Measured(time.perf_counter() - start, self.times.durations)
 
 
 def transport(num_ranks: int) -> NeighbourTransport:

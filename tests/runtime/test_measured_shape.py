@@ -23,6 +23,17 @@ def build(width):
 def no_layers(width):
     return []
 
+class Linear(torch.nn.Linear):
+    def split_with(self, split):
+        self.split = split
+
+    def forward(self, x):
+        return self.split.linear(x, self.weight, self.bias)
+
+def split_layers(width):
+    layers = [torch.nn.Sequential(Linear(4, width), torch.nn.ReLU()), torch.nn.ReLU(), Linear(width, 2)]
+    return SimpleNamespace(layers=layers, loss=torch.nn.functional.cross_entropy)
+
 def samples():
     return [(torch.zeros(4), 0)] * 8
 """
@@ -47,6 +58,15 @@ def test_a_users_model_is_planned_from_its_measured_layers(roots):
     assert plan.num_parameters == (4 * 3 + 3) + (3 * 2 + 2)
     assert [stage.input_shape for stage in plan.stages] == [(), (3,), (3,)]
     assert plan.step_flops == 3 * 2 * (4 * 3 + 3 * 2) * 16
+
+
+def test_layers_that_can_put_their_weight_gradients_off_say_how_much(roots):
+    shape = {}
+    for name in ("build", "split_layers"):
+        job = config(f"my_layers:{name}")
+        shape[name] = describer(job.data, roots)(job.model, job.batch)
+    assert [layer.weight_flops for layer in shape["build"].layers] == [0, 0, 0]
+    assert [layer.weight_flops for layer in shape["split_layers"].layers] == [2 * 4 * 3, 0, 2 * 3 * 2]
 
 
 def test_a_model_that_cannot_be_built_is_refused_with_the_reason(roots):

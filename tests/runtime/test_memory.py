@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from equality import CPU, job
+from factories import WHOLE
 from ranks import run_ranks
 
 from launcher.metrics.records import MemoryRecord
 from launcher.plan.model import Plan
 from launcher.runtime.data import Loader
 from launcher.runtime.held import HeldBytes
-from launcher.runtime.loop import Trainer
+from launcher.runtime.limit import limit_memory
+from launcher.runtime.loop import Trainer, train
+from launcher.runtime.main import is_out_of_memory
 from launcher.runtime.memory import MemoryGauge, live_bytes, peak_resident_bytes, resident_bytes
 from launcher.runtime.rank import make_context
 
@@ -110,6 +114,59 @@ def test_gpipe_holds_every_microbatch_and_1f1b_those_that_are_on_their_way() -> 
         assert 4 * one_f_one_b[0] / one_f_one_b[1] == pytest.approx(2 - pp_rank, rel=0.01)
 
 
+def test_what_waits_for_its_weight_gradients_is_held_too() -> None:
+    plan = job(
+        batch={"global_size": 8, "micro_size": 2},
+        parallel={"pp": 2, "schedule": "zb_h1"},
+        report={"claims": True, "warmup_steps": 2},
+        train={"num_steps": 3},
+    )
+    for ((held, total),) in run_ranks(2, held_by_schedule, [plan]):
+        assert 4 * held / total == pytest.approx(2, rel=0.1)  # of which one has gone through its B
+
+
+def ends(rank: int, limits: bool, size: int) -> str:
+    if limits:
+        limit_memory(CPU, 64 * MEGABYTE)
+    try:
+        torch.ones(size, dtype=torch.uint8)
+    except RuntimeError as error:
+        return "out of memory" if is_out_of_memory(error) else str(error)
+    return "fits"
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "end"),
+    [(True, 40 * MEGABYTE, "fits"), (True, 80 * MEGABYTE, "out of memory"), (False, 80 * MEGABYTE, "fits")],
+)
+def test_a_process_is_held_to_the_memory_of_its_device(limits: bool, size: int, end: str) -> None:
+    assert run_ranks(1, ends, limits, size) == [end]
+
+
+def trained(rank: int, plan: Plan, folder: Path) -> str:
+    try:
+        train(make_context(plan.rank(rank), CPU), folder, resume=False)
+    except RuntimeError as error:
+        return "out of memory" if is_out_of_memory(error) else str(error)
+    return "trained"
+
+
+@pytest.mark.parametrize(("limits", "end"), [(True, "out of memory"), (False, "trained")])
+def test_a_run_that_is_held_to_less_than_it_needs_ends_out_of_memory(
+    limits: bool, end: str, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics").mkdir()
+    device = {"memory_bytes": 16 * MEGABYTE, "memory_check": "warn", "limits_memory": limits}
+    plan = job(
+        batch={"global_size": 64, "micro_size": 64, "seq_length": 256},
+        train={"num_steps": 2},
+        report={"warmup_steps": 1},
+        device=device,
+    )
+    assert not plan.fits
+    assert run_ranks(1, trained, plan, tmp_path) == [end]
+
+
 def test_what_autograd_holds_is_not_followed_unless_it_is_asked_for() -> None:
     plan = job(parallel={"pp": 2})
     assert run_ranks(2, held_by_schedule, [plan]) == [[(0, 0)], [(0, 0)]]
@@ -117,7 +174,7 @@ def test_what_autograd_holds_is_not_followed_unless_it_is_asked_for() -> None:
 
 def test_a_storage_is_held_once_until_its_last_use_is_gone() -> None:
     weight, x = torch.ones(4, requires_grad=True), torch.ones(4)
-    with HeldBytes([weight]) as held:
+    with HeldBytes([weight], WHOLE) as held:
         out = (x * weight).sum() + (x * 2 * weight).sum() + (x * weight).sum()
         assert (held.now, held.total) == (32, 32)  # x, used twice, and x * 2; not the weight
         out.backward()

@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
+import pytest
 import torch
+from equality import Trained, assert_equal, train
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
+from launcher.config.compose import compose
+from launcher.config.load import load
+from launcher.config.schema import ModelConfig
+from launcher.plan import build as planner
+from launcher.plan.model import ModelShape, Plan
+from launcher.runtime.data import Loader
+from launcher.runtime.describe import describe
+from launcher.runtime.held import HeldBytes
+from launcher.runtime.loop import Trainer
 from launcher.runtime.slow_device import Points, SlowLinear, build
+from launcher.runtime.split_backward import SplitBackward
+
+WORDS = ("~sweep", "model.options.flops_per_s=1e12", "model.options.num_layers=4", "data.prefetch_batches=0")
 
 
-def test_it_computes_a_product_and_its_gradients() -> None:
+def plan(*words: str) -> Plan:
+    composed = compose("pipeline_claims", [*WORDS, "report.claims=false", *words])
+    return planner.build(load(composed.values, composed.sources), describe=lambda model, batch: shape(model))
+
+
+def shape(model: ModelConfig) -> ModelShape:
+    return describe(model, Points()[0][0][None])
+
+
+@cache
+def one_device() -> Trained:
+    return train(plan("parallel.pp=1"))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_a_pipeline_of_it_computes_what_one_device_computes(schedule: str) -> None:
+    assert_equal(train(plan("parallel.pp=2", f"parallel.schedule={schedule}")), one_device())
+
+
+def test_a_weight_gradient_that_is_never_taken_up_changes_what_is_computed() -> None:
+    def sabotage(trainer: Trainer, loader: Loader) -> None:
+        finish = trainer.update.finish_backward
+        trainer.update.finish_backward = lambda products, **named: finish(products[1:], **named)
+
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        assert_equal(train(plan("parallel.pp=2", "parallel.schedule=zb_h1"), sabotage), one_device())
+
+
+def test_it_computes_a_rectified_product_and_its_gradients() -> None:
     layer, hidden = SlowLinear(4, flops_per_s=1e12), torch.randn(2, 3, 4, requires_grad=True)
-    expected = functional.linear(hidden, layer.weight).square().sum()
+    expected = functional.linear(hidden, layer.weight).relu().square().sum()
     grads = torch.autograd.grad(expected, (hidden, layer.weight))
     found = layer(hidden).square().sum()
     torch.testing.assert_close(found, expected)
@@ -27,6 +71,35 @@ def test_the_backward_takes_twice_the_time_of_its_operations() -> None:
     out.sum().backward()
     assert middle - start >= 0.02
     assert time.perf_counter() - middle >= 0.04
+
+
+def test_its_weight_gradient_can_be_put_off() -> None:
+    layer, split = SlowLinear(4, flops_per_s=1e12), SplitBackward(is_enabled=True)
+    layer.split_with(split)
+    hidden = torch.randn(2, 3, 4, requires_grad=True)
+    expected = functional.linear(hidden, layer.weight).relu().sum()
+    grads = torch.autograd.grad(expected, (hidden, layer.weight))
+    out = layer(hidden).sum()
+    with split.collecting() as put_off, FlopCounterMode(display=False) as counter:
+        out.backward()
+    assert counter.get_total_flops() == 2 * 6 * 4 * 4
+    assert layer.weight.grad is None
+    torch.testing.assert_close(hidden.grad, grads[0])
+    torch.testing.assert_close(put_off[0].compute(), grads[1])
+
+
+def test_it_keeps_as_much_as_it_is_told_and_two_tensors_until_its_weight_gradient() -> None:
+    split = SplitBackward(is_enabled=True)
+    layer, hidden = SlowLinear(4, flops_per_s=1e12, num_kept=5), torch.randn(2, 4, requires_grad=True)
+    layer.split_with(split)
+    with HeldBytes([layer.weight], split) as held:
+        out = layer(hidden).sum()
+        assert held.now == (1 + 5) * 32
+        with split.collecting() as put_off:
+            out.backward()
+        assert held.now == 2 * 32
+        put_off.clear()
+    assert (held.now, held.total) == (0, 6 * 32)
 
 
 def test_its_data_goes_through_its_layers() -> None:

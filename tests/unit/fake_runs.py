@@ -119,6 +119,7 @@ class FakeRun:
                     peak_bytes=1,
                     held_peak_bytes=peak,
                     held_total_bytes=total,
+                    grown_bytes=2 * peak,
                 )
             )
         return records

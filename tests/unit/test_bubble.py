@@ -27,6 +27,7 @@ def test_equal_stages_give_the_closed_form(tmp_path: Path) -> None:
     assert found is not None
     assert found.replayed == pytest.approx(1 / (MICROBATCHES + 1))
     assert found.measured == pytest.approx(60 / (60 + 240))
+    assert found.idle_s == pytest.approx(0.06)
     assert [(stage.forward_s, stage.backward_s, stage.weight_s) for stage in found.stages] == [
         pytest.approx((0.01, 0.02, 0.0))
     ] * 2

@@ -364,6 +364,18 @@ def test_a_job_that_fills_its_memory_exactly_fits():
     assert refusal(launch_config(device={"memory_bytes": total - 1}))
 
 
+def test_a_job_that_does_not_fit_is_planned_with_a_note_where_that_is_asked_for():
+    total = build(launch_config()).memory[0].total_bytes
+    plan = build(launch_config(device={"memory_bytes": total - 1, "memory_check": "warn"}))
+    assert not plan.fits
+    assert plan.notes[0].startswith(
+        "Planned, but by prediction it ends out of memory: a rank of pp_rank 0 needs "
+    )
+    plan = build(launch_config(device={"memory_bytes": total, "memory_check": "warn"}))
+    assert plan.fits
+    assert not any("out of memory" in note for note in plan.notes)
+
+
 # Recomputation
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -31,8 +32,9 @@ def record(path):
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch, stand_in_corpus):
-    """Runs sweeps in a folder; ``ends`` says how runs end by a part of their directory's name."""
-    stage = SimpleNamespace(starts=[], ends={}, folder=tmp_path / "runs" / "mine")
+    """Runs sweeps in a folder; ``ends`` says how runs end by a part of their directory's name, ``reports``
+    what a rank of them leaves."""
+    stage = SimpleNamespace(starts=[], ends={}, reports={}, folder=tmp_path / "runs" / "mine")
 
     def follow(executor, script, stop, on_tick):
         path = tmp_path / script.run_dir
@@ -43,6 +45,9 @@ def sweep(tmp_path, monkeypatch, stand_in_corpus):
         if state is None:
             record(path)
             state = JobState(phase="succeeded", exit_code=0)
+        for part, report in stage.reports.items():
+            if part in path.name:
+                (path / "exit" / f"rank-{report['rank']}.json").write_text(json.dumps(report))
         if state.phase == "cancelled":
             stop.receive(signal.SIGINT, None)
         return state
@@ -112,6 +117,21 @@ def test_one_that_fails_is_told_at_once_and_ends_no_other(sweep, capsys):
     assert list(phases(sweep.folder).values()) == ["failed", "succeeded"] * 2
     assert "pp=4 schedule=gpipe: rank 1 ended with exit code 3\n" in captured.out
     assert "4 points: 2 failed, 2 succeeded\n  trireme sweep retry runs/mine\n" in captured.out
+
+
+def test_one_that_ends_out_of_memory_as_planned_is_a_failure_unless_it_is_to_show_that(sweep, capsys):
+    full = {"rank": 1, "time": 1.0, "error_type": "out of memory", "message": "no more", "traceback": "in x"}
+    forced = ("parallel.pp=2,4", "device.memory_bytes=1", "device.memory_check=warn", "--no-baseline")
+    sweep.ends, sweep.reports = {"pp_4": FAILED}, {"pp_4": full}
+    assert sweep.run(*forced) == 1
+    assert "pp=4: rank 1 ended with exit code 3\n" in capsys.readouterr().out
+    sweep.folder.rename(sweep.folder.with_name("first"))
+    assert sweep.run(*forced, "report.claims=true") == 0
+    captured = capsys.readouterr()
+    assert "rank 1: out of memory: no more\nas its plan had warned\n" in captured.out
+    assert "Traceback" not in captured.err
+    assert re.search(r"\n  pp=4 .* warns +out of memory on rank 1\n", captured.out)
+    assert captured.out.endswith("\n2 points: 1 succeeded, 1 out of memory as planned\n")
 
 
 def test_a_failed_baseline_ends_no_point_and_is_tried_once(sweep, capsys):
