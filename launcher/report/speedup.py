@@ -18,6 +18,7 @@ from launcher.report.bubble import bubble
 from launcher.report.constant import faults
 from launcher.report.notes import layout_notes, run_notes
 from launcher.report.runs import Run, load_run, named_base, printable
+from launcher.report.workers import own_step_s
 from launcher.typed import plain
 
 
@@ -224,6 +225,7 @@ def _result_data(result: Result) -> dict[str, Any]:
             "pipeline_wait_fraction": result.pipeline_wait_fraction,
             "bubble": plain(found) if found else None,
             "staleness": _staleness(result.median.run),
+            "own_step_s": own_step_s(result.median.run) if result.median.run.records.updates else None,
         },
         "predicted": {
             "bubble_formula": schedule.bubble_formula,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from launcher.metrics.records import COMPUTE, SERVER, UpdateRecord
 from launcher.plan.columns import wrapped
@@ -16,6 +17,7 @@ from launcher.report.claims import Promise, claims
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
 from launcher.report.speedup import Result, SpeedupReport, compare
+from launcher.report.workers import own_step_s
 from launcher.units import counted, format_bytes, format_count, format_duration
 
 _MEANINGS = {
@@ -253,6 +255,12 @@ def _servers(run: Run) -> Iterator[str]:
     yield f"  waiting for the servers: measured {format_duration(waited)} a step"
     yield (
         f"    predicted for the whole exchange: {format_duration(planned.total_s)}; {ring} as an all-reduce"
+    )
+    own_s = own_step_s(run)
+    slowest = max(own_s, key=lambda rank: own_s[rank])
+    yield (
+        f"  a worker's step without that wait: {format_duration(median(own_s.values()))} in the middle; "
+        f"{format_duration(own_s[slowest])} at most, of worker {slowest}"
     )
     steps = set(run.measured)
     counted_updates = [record for records in updates.values() for record in records if record.step in steps]
