@@ -147,6 +147,8 @@ class RankCost:
 
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     """Extra bytes by kind, such as ``receive buffers``."""
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Further ones, of buffers that are kept from step to step, such as ``neighbours' weights``."""
     collectives: tuple[Collective, ...] = ()
     keeps_optimizer: bool = True
     """False where the optimizer's state lies on ranks of another role."""

@@ -79,6 +79,7 @@ def parts_bytes(memory: MemoryPlan) -> dict[str, int]:
         "optimizer": memory.optimizer_bytes,
         "activations": memory.activations_bytes,
         **memory.other_bytes,
+        **memory.kept_bytes,
     }
 
 

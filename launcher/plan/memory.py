@@ -15,7 +15,7 @@ splits the optimizer over the dp replicas (stage 1), the gradients, too (stage 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from launcher.config.schema import LaunchConfig, PrecisionConfig
@@ -56,6 +56,7 @@ def plan_memory(
                 activations_bytes=_peak_bytes(actions, change),
                 peak_microbatches=held[pp_rank],
                 other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
+                kept_bytes=_summed(cost.kept_bytes for cost in costs[pp_rank]),
                 states_by_zero_stage=tuple(map(sum, by_stage)) if keeps_optimizer else (),
             )
         )
@@ -201,10 +202,16 @@ def _other_bytes(
     other["recomputed layer"] = max(
         _recomputed_bytes(job, stage, layer) for stage in stages for layer in job.layers(stage)
     )
-    for cost in costs:
-        for name, size in cost.memory_bytes.items():
-            other[name] = other.get(name, 0) + size
-    return {name: size for name, size in other.items() if size}
+    return _summed([other, *(cost.memory_bytes for cost in costs)])
+
+
+def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes by name over all parts, without those that are none."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, size in part.items():
+            found[name] = found.get(name, 0) + size
+    return {name: size for name, size in found.items() if size}
 
 
 def _recomputed_bytes(job: JobShape, stage: StagePlan, layer: LayerShape) -> int:

@@ -143,6 +143,8 @@ class MemoryPlan:
     peak_microbatches: int
     """Stage inputs held at once at the peak, over the rank's chunks."""
     other_bytes: Mapping[str, int]
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Buffers that are kept from step to step, and so are there at the update, too."""
     states_by_zero_stage: tuple[int, ...] = ()
     """Weights, gradients and optimizer state together at ZeRO stage 0 to 3."""
 
@@ -150,7 +152,17 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """All kinds together."""
         parts = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
-        return sum(parts) + sum(self.other_bytes.values())
+        return sum(parts) + sum(self.other_bytes.values()) + sum(self.kept_bytes.values())
+
+    @property
+    def update_bytes(self) -> dict[str, int]:
+        """By kind, what is held between the schedule of a step and its update."""
+        states = {
+            "weights": self.weights_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer": self.optimizer_bytes,
+        }
+        return {name: size for name, size in states.items() if size} | dict(self.kept_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

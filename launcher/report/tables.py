@@ -287,10 +287,11 @@ def _memory(run: Run) -> Iterator[str]:
     pp_ranks = {header.rank: header.pp_rank for header in run.records.headers}
     rank, found = max(run.records.memory.items(), key=lambda item: item[1].states_bytes)
     planned = run.plan.memory[pp_ranks[rank]]
-    states = planned.weights_bytes + planned.gradients_bytes + planned.optimizer_bytes
+    *kinds, last = planned.update_bytes
+    gap = "\n    " if planned.kept_bytes else " "
     yield (
-        f"  held by rank {rank} at the update: measured {format_bytes(found.states_bytes)}; "
-        f"predicted {format_bytes(states)} of weights, gradients and optimizer"
+        f"  held by rank {rank} at the update: measured {format_bytes(found.states_bytes)}; predicted "
+        f"{format_bytes(sum(planned.update_bytes.values()))}{gap}of {', '.join(kinds)} and {last}"
     )
     what = "growth of the whole process" if run.plan.config.device.kind == "cpu" else "by the allocator"
     yield (

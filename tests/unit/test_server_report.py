@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.metrics.records import COMPUTE, SERVER, Header, UpdateRecord
+from launcher.metrics.records import COMPUTE, SERVER, Header, MemoryRecord, UpdateRecord
 from launcher.plan.model import ExchangePlan, RolePlan
 from launcher.report.speedup import compare, to_json
 from launcher.report.tables import speedup_text
@@ -37,9 +37,9 @@ def run(tmp_path: Path) -> Path:
     path = fake.write(tmp_path / "served")
     server = RolePlan(name="server", first_rank=3, num_ranks=1, trains=False)
     plan = fake.plan()
-    (path / "plan.json").write_text(
-        replace(plan, roles=(*plan.roles, server), exchange=EXCHANGE).to_json(), encoding="utf-8"
-    )
+    memory = replace(plan.memory[0], optimizer_bytes=0, kept_bytes={"pulled parameters": 4_000_000})
+    plan = replace(plan, roles=(*plan.roles, server), exchange=EXCHANGE, memory=(memory,))
+    (path / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     header = next(record for record in fake.records(0) if isinstance(record, Header))
     updates = [
         UpdateRecord(update=n, step=n // 3, busy_ns=3 * MS, worker=n % 3, pulled_at=max(0, n - 1 - n % 2))
@@ -58,6 +58,17 @@ def test_the_exchange_and_the_late_worker_are_told_beside_what_was_predicted(run
         "  a server's work on an update: measured 3 ms; predicted 2 ms\n"
         "  staleness, other updates since the pull: 1: 50%, 2: 50% (at most 2)\n"
     ) in text
+
+
+def test_buffers_that_are_kept_are_in_what_is_predicted_for_the_update(run: Path) -> None:
+    record = MemoryRecord(step=6, states_bytes=12_500_000, peak_bytes=20_000_000)
+    with (run / "metrics" / "rank-00000.jsonl").open("a") as file:
+        file.write(json.dumps(plain(record)) + "\n")
+    assert (
+        "  held by rank 0 at the update: measured 12.5 MB; "
+        "predicted 12.0 MB\n    of weights, gradients and pulled parameters\n"
+        "  memory of rank 0 at most: measured 20.0 MB (growth of the whole process); predicted 16.5 MB\n"
+    ) in speedup_text([run], None, width=100, ascii_only=True)
 
 
 def test_the_same_is_there_for_programs(run: Path) -> None:

@@ -65,6 +65,6 @@ class Gossip:
             phase="begin",
         )
         return RankCost(
-            memory_bytes={"neighbours' weights": num_neighbours * total},
+            kept_bytes={"neighbours' weights": num_neighbours * total},
             collectives=(message,) if num_buckets else (),
         )

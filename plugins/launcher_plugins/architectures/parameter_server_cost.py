@@ -149,11 +149,11 @@ def worker_cost(job: JobShape) -> RankCost:
     """Memory and messages of a worker."""
     exchange, settings = exchange_of(job), settings_of(job.config)
     num_parameters = job.num_local_parameters(0)
-    memory = {"pulled parameters": round(exchange.pull_bytes)}
+    kept = {"pulled parameters": round(exchange.pull_bytes)}
     if settings.compression != "none":
-        memory["gradients left out"] = num_parameters * _FP32_BYTES
+        kept["gradients left out"] = num_parameters * _FP32_BYTES
     return RankCost(
-        memory_bytes=memory,
+        kept_bytes=kept,
         collectives=tuple(_messages(exchange)),
         keeps_optimizer=False,
         exposed_s=exchange.exposed_s,
