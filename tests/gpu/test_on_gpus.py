@@ -44,8 +44,11 @@ def losses(tmp_path: Path, name: str, *overrides: str) -> list[float]:
         (2, ("parallel.pp=2",)),
         (2, ("parallel.pp=2", "parallel.num_chunks=2", "parallel.schedule=interleaved_1f1b")),
         (4, ("parallel.pp=4", "parallel.schedule=gpipe")),
-        *((2, ("parallel.dp=2", "parallel.pp=1", f"parallel.zero_stage={stage}")) for stage in (1, 2, 3)),
-        (2, ("parallel.dp=2", "parallel.pp=1", "parallel.zero_stage=2", "parallel.zero_offload=true")),
+        *(
+            (2, ("parallel.dp=2", "parallel.pp=1", f"parallel.zero_stage={stage}", *offload))
+            for stage in (1, 2, 3)
+            for offload in ((), ("parallel.zero_offload=true",))
+        ),
         (4, ("parallel.dp=2", "parallel.pp=2", "parallel.zero_stage=1")),
         (8, ("parallel.dp=2", "parallel.tp=2", "parallel.pp=2")),
     ],
