@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from launcher.jobs.store import read_json
 from launcher.units import counted, format_count, format_duration
 
 _WINDOW_STEPS = 20
@@ -140,20 +141,24 @@ class Progress:
         num_steps: int,
         stream: TextIO,
         *,
+        resumed: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``resumed``: where ranks say which checkpoint they go on from."""
         self._tail = RunTail(records)
         self.view = StepView(num_steps=num_steps)
         self._stream = stream
         self._clock = clock
         self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._start = self._shown = clock()
+        self._resumed, self._resumed_at = resumed, 0
         self._drawn = 0
         """Columns of the line that is on the terminal."""
         self._printed = ""
 
     def update(self) -> None:
         """Reads what is new and shows it when it is time."""
+        self._tell_resumed()
         first_step = self.view.num_done == 0
         for record in self._tail.read():
             if record["type"] == "step":
@@ -175,6 +180,18 @@ class Progress:
         self._erase()
         if self.view.recent and self._printed != str(self.view):
             self._print(str(self.view))
+
+    def _tell_resumed(self) -> None:
+        """Says once what the ranks go on from: they write it anew in every start."""
+        if self._resumed is None or not self._resumed.exists():
+            return
+        written_at = self._resumed.stat().st_mtime_ns
+        if written_at != self._resumed_at:
+            self._resumed_at = written_at
+            note = read_json(self._resumed)
+            for sentence in note.get("skipped", ()):
+                self._print(sentence)
+            self._print(f"goes on after step {note.get('step')}")
 
     def _draw(self) -> None:
         if not self._is_due(_LIVE_INTERVAL_S):

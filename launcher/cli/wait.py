@@ -13,7 +13,7 @@ from launcher.cli.runs import one_run, sweep_at
 from launcher.cli.sweep_status import print_outcomes, read_outcomes
 from launcher.cli.words import split_flags
 from launcher.jobs.handle import standing, standings
-from launcher.jobs.script import JobState
+from launcher.jobs.script import RESUME_NOTE, JobState
 from launcher.jobs.store import ACTIVE, RunDirectory
 from launcher.report.runs import named_base, read_plan
 from launcher.sweep.store import Sweep, read_sweep
@@ -83,7 +83,8 @@ def _wait_for_baseline(base: Path) -> None:
 def _wait(directory: RunDirectory) -> JobState:
     """The state in which the run ended."""
     plan = read_plan(directory.path)
-    progress = Progress(reporting_records(directory, plan), plan.config.train.num_steps, sys.stdout)
+    records, num_steps = reporting_records(directory, plan), plan.config.train.num_steps
+    progress = Progress(records, num_steps, sys.stdout, resumed=directory.path / RESUME_NOTE)
     told = ""
     while (state := standing(directory)).phase in ACTIVE:
         text = f"{state.phase}: {state.reason}" if state.reason else state.phase

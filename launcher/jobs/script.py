@@ -15,6 +15,8 @@ OUT_OF_MEMORY = "out of memory"
 """What a rank whose allocation failed says that it ended of."""
 STOP_NOTE = "exit/stopped.json"
 """What ranks that were told to end leave in the run directory once they have saved."""
+RESUME_NOTE = "exit/resumed.json"
+"""What ranks that go on from a checkpoint leave there: its step, and a sentence for each that is damaged."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 """How a rank ends because another one did: told to stop, or aborted by a broken collective."""
 

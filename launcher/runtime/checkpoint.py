@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from launcher.errors import JobError
@@ -162,8 +162,15 @@ class Checkpoint:
 
     def _verify(self, shard: Path) -> None:
         expected = self._unverified.pop(shard, None)
-        if expected and (not shard.exists() or sha256_of(shard) != expected):
+        if expected is None:
+            return
+        if not shard.exists() or sha256_of(shard) != expected:
             raise JobError(f"{shard} is missing or damaged: its SHA-256 is not the recorded one")
+        try:
+            with safe_open(shard, framework="pt"):
+                pass
+        except SafetensorError as error:  # what is no such file is not tried as anything else
+            raise JobError(f"{shard} is no safetensors file: {error}") from None
 
     def _add(self, index_path: Path) -> None:
         index = json.loads(index_path.read_text(encoding="utf-8"))
@@ -192,12 +199,13 @@ def newest(root: Path) -> tuple[int, list[str]]:
             found = Checkpoint(folder)
             found.verify()
             return found.step, skipped
-        except (JobError, OSError, ValueError, KeyError) as error:
+        except (JobError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             skipped.append(f"{folder.name} was skipped: {error}")
-    detail = f" ({'; '.join(skipped)})" if skipped else ""
-    raise JobError(
-        f"no checkpoint to resume from in {root}{detail}; set train.checkpoint_interval and run anew"
-    )
+    if skipped:
+        raise JobError(
+            "\n".join([f"no checkpoint in {root} is whole; start anew with --overwrite", *skipped])
+        )
+    raise JobError(f"no checkpoint to resume from in {root}; set train.checkpoint_interval and run anew")
 
 
 def _overlap(

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.jobs.script import RESUME_NOTE
 from launcher.metrics.heartbeat import BUILDING, PEERS
 from launcher.metrics.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
 from launcher.registry import resolve
@@ -142,7 +143,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     ctx.stop, saver = _stop_request(ctx), Saver(trainer, root)
     if config.device.limits_memory:
         limit_memory(ctx.device, config.device.memory_bytes)
-    first_step = restore(trainer, root) if resume else _begin(trainer)
+    first_step = restore(trainer, root, run_dir / RESUME_NOTE) if resume else _begin(trainer)
     header = _header(trainer)
     writer = RecordWriter(run_dir / "metrics", header)
     say(introduction(header, ctx.plan, trainer.part.modules.values()))

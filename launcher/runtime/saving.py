@@ -11,11 +11,12 @@ the disk is told by its index in the unfinished folder, where rank 0's thread wa
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -153,27 +154,39 @@ def save(trainer: HasState, root: Path, step: int) -> None:
     dist.barrier()
 
 
-def restore(holder: HasState, root: Path) -> int:
+def restore(holder: HasState, root: Path, note: Path | None = None) -> int:
     """Loads the newest good checkpoint; returns the number of steps it has behind it. Collective over all
-    ranks."""
+    ranks.
+
+    ``note``: where the launcher is told which one it is, and which newer ones are damaged.
+    """
     with holder.ctx.clock.doing(RESTORING):
-        step = chosen_step(holder.ctx, root)
+        step = chosen_step(holder.ctx, root, note)
         holder.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
     say(f"resumed after step {step}")
     return step
 
 
-def chosen_step(ctx: RankContext, root: Path) -> int:
-    """The step of the newest good checkpoint, which rank 0 chooses for all. Collective over all ranks."""
+def chosen_step(ctx: RankContext, root: Path, note: Path | None = None) -> int:
+    """The step of the newest good checkpoint, which rank 0 chooses for all; as `restore`."""
     chosen = torch.zeros((), dtype=torch.int64, device=ctx.common_device)
     if ctx.plan.rank == 0:
         step, skipped = checkpoint.newest(root)
         chosen.fill_(step)
         for sentence in skipped:
             say(sentence)
+        if note is not None:
+            _leave(note, {"step": step, "skipped": skipped})
     with ctx.clock.doing(PEERS):
         dist.broadcast(chosen, src=0)
     return int(chosen)
+
+
+def _leave(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _explained(step: int, error: Exception) -> Exception:

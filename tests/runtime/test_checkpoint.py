@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from launcher.runtime.data import Loader
 from launcher.runtime.loop import Trainer
 from launcher.runtime.rank import make_context
 from launcher.runtime.saving import restore, save
-from launcher.runtime.shard import save_shard
+from launcher.runtime.shard import save_shard, sha256_of
 
 HALF, STEPS = 2, 4
 
@@ -112,6 +113,52 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_last_good_one(tmp_path: Pat
     assert step == 100
     assert "step-00000200 was skipped" in skipped[0]
     assert "damaged" in skipped[0]
+
+
+def test_where_none_is_whole_each_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+    for step in (100, 200):
+        damage(write(tmp_path, step, 1.0))
+    message = (
+        r"no checkpoint in .* is whole; start anew with --overwrite\nstep-00000200 was .*\nstep-00000100"
+    )
+    with pytest.raises(JobError, match=message):
+        checkpoint.newest(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"sha256": []}', '{"pieces": [3]}', "{"])
+@pytest.mark.parametrize("name", ["shard-00000.json", "complete.json"])
+def test_an_index_of_another_form_is_passed_over(name: str, content: str, tmp_path: Path) -> None:
+    write(tmp_path, 100, 1.0)
+    (write(tmp_path, 200, 2.0) / name).write_text(content)
+    assert checkpoint.newest(tmp_path)[0] == 100
+
+
+class Hostile:
+    """What a loader that unpickles would run."""
+
+    def __init__(self, touched: Path) -> None:
+        self.touched = touched
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.touched,)
+
+
+@pytest.mark.parametrize("dump", [pickle.dump, torch.save])
+def test_nothing_is_unpickled_though_its_checksum_is_right(dump: Any, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    write(tmp_path, 100, 1.0)
+    hostile = write(tmp_path, 200, 2.0)
+    shard, index = hostile / "shard-00000.safetensors", hostile / "shard-00000.json"
+    with shard.open("wb") as file:
+        dump(Hostile(touched), file)
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"sha256": sha256_of(shard)}))
+    step, (sentence,) = checkpoint.newest(tmp_path)
+    assert (step, touched.exists()) == (100, False)
+    assert "is no safetensors file" in sentence
+    with pytest.raises(JobError, match="is no safetensors file"):
+        checkpoint.Checkpoint(hostile).read("w", (0, 0), (1, 1))
+    pickle.loads(pickle.dumps(Hostile(touched)))
+    assert touched.exists(), "it would have been seen"
 
 
 def test_a_shard_is_verified_before_anything_is_read_from_it(tmp_path: Path) -> None:

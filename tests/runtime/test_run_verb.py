@@ -145,8 +145,9 @@ def test_an_interrupted_run_saves_first_and_goes_on_from_there(start, tmp_path):
         assert time.monotonic() < deadline, "the second run did not resume"
         time.sleep(0.05)
     second.send_signal(signal.SIGTERM)
-    second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=60)
     assert f"resumed after step {saved}\n" in log.read_text()
+    assert f"\ngoes on after step {saved}\n" in output
 
 
 def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_path):

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 
 import pytest
 
@@ -44,6 +45,23 @@ def append(path, *items):
     with path.open("a") as file:
         for item in items:
             file.write(json.dumps(item) + "\n")
+
+
+def test_what_the_ranks_go_on_from_is_said_once_for_each_start(records, tmp_path):
+    out, note = io.StringIO(), tmp_path / "resumed.json"
+    progress = Progress(records, 10, out, resumed=note)
+    progress.update()
+    note.write_text(json.dumps({"step": 4, "skipped": ["step-00000006 was skipped: damaged"]}))
+    for _ in range(3):
+        progress.update()
+    note.write_text(json.dumps({"step": 8, "skipped": []}))
+    os.utime(note, ns=(1, 1))
+    progress.update()
+    assert out.getvalue().splitlines() == [
+        "step-00000006 was skipped: damaged",
+        "goes on after step 4",
+        "goes on after step 8",
+    ]
 
 
 def test_a_piped_run_prints_its_first_step_then_lines_at_intervals_then_the_last(records):
