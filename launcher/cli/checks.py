@@ -9,6 +9,7 @@ from importlib.machinery import PathFinder
 from launcher.cli.words import Words
 from launcher.compilers import missing_for_compile
 from launcher.config.data_files import PACKAGE, text_faults
+from launcher.config.model_files import initial_weights_faults
 from launcher.errors import ConfigError, Fault, LauncherError
 from launcher.jobs.baseline import named_baseline
 from launcher.plan.fusion import NOT_COMPILED
@@ -39,14 +40,16 @@ def check_baseline_flag(plan: Plan, given: Words) -> None:
         raise LauncherError(f"--no-baseline and report.baseline={baseline} exclude each other: give one.")
 
 
-def input_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
-    """The faults of data that is not there, of a baseline that the run could not be compared with, and of
-    a compiler that is missing.
+def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list[Fault]:
+    """The faults of data and of weights that are not there, of a baseline that the run could not be
+    compared with, and of a compiler that is missing.
 
-    ``is_here``: the ranks start on this machine, in this environment.
+    ``is_here``: the ranks start on this machine, in this environment. ``is_resumed``: from a checkpoint.
     """
     compiler = _compiler_faults(plan) if is_here else []
-    return [*_data_faults(plan, is_here=is_here), *_baseline_faults(plan), *compiler]
+    is_hidden = not is_here and plan.config.site.container_image is not None
+    weights = [] if is_resumed or is_hidden else [*initial_weights_faults(plan.config)]
+    return [*_data_faults(plan, is_here=is_here), *weights, *_baseline_faults(plan), *compiler]
 
 
 def _compiler_faults(plan: Plan) -> list[Fault]:

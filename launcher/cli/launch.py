@@ -69,7 +69,7 @@ def _check_startable(planned: Planned, given: Words) -> None:
     plan = planned.plan
     check_directory_flags(plan, given)
     check_baseline_flag(plan, given)
-    faults = [*local_faults(plan), *input_faults(plan, is_here=True)]
+    faults = [*local_faults(plan), *input_faults(plan, is_here=True, is_resumed=bool(given.flags["resume"]))]
     if faults:
         raise ConfigError(with_sources(faults, planned.composed.sources))
     render(plan, absolute(plan.config.run.root))

@@ -48,7 +48,7 @@ def submit(typed: Words) -> int:
     script = _render(planned, expected_path(run, planned.plan.config.name), given)  # refuses early
     if given.flags["dry-run"]:
         return _print_script(planned, script)
-    if faults := input_faults(planned.plan, is_here=False):
+    if faults := input_faults(planned.plan, is_here=False, is_resumed=bool(given.flags["resume"])):
         raise ConfigError(with_sources(faults, planned.composed.sources))
     material = gather(planned.plan.source_roots, planned.plan.config.site.secrets, given)
     directory, resume = _directory(planned.plan, given), bool(given.flags["resume"])

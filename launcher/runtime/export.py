@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -17,12 +18,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from launcher.config.model_files import CONFIG, INDEX, WEIGHTS
 from launcher.errors import LauncherError
 from launcher.plan.model import Plan
 from launcher.runtime import checkpoint
 from launcher.runtime.api import DTYPES, FragmentReader
 from launcher.runtime.fragments import state_name
-from launcher.runtime.hugging_face import CONFIG, INDEX, WEIGHTS, Stored, config_of, stored_tensors
+from launcher.runtime.hugging_face import Stored, config_of, stored_tensors
 from launcher.units import counted
 
 _FILE_BYTES = 5_000_000_000
@@ -68,6 +70,7 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
     for name, content in zip(names, files, strict=True):
         weights = {tensor.name: whole(tensor, read).to(dtype) for tensor in content}
         save_file(weights, folder / name, metadata={"format": "pt"})
+        shutil.copymode(folder / CONFIG, folder / name)  # the library lets nobody else read what it writes
     if len(files) > 1:
         total = sum(_num_bytes(tensor, dtype) for tensor in tensors)
         where = {tensor.name: name for name, content in zip(names, files, strict=True) for tensor in content}

@@ -18,8 +18,6 @@ from launcher.errors import JobError
 from launcher.runtime.blocks import Sizes
 from launcher.runtime.model import EMBEDDING
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-"""Files of a folder in Hugging Face's format: all tensors, or a list of several such files; the sizes."""
 Shape = tuple[int, ...]
 
 

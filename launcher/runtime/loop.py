@@ -143,6 +143,8 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     ctx.stop, saver = _stop_request(ctx), Saver(trainer, root)
     if config.device.limits_memory:
         limit_memory(ctx.device, config.device.memory_bytes)
+    if ctx.replicas is None:
+        saver.check_place()
     first_step = restore(trainer, root, run_dir / RESUME_NOTE) if resume else _begin(trainer)
     header = _header(trainer)
     writer = RecordWriter(run_dir / "metrics", header)

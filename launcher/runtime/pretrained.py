@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from launcher.config.model_files import CONFIG, INDEX, WEIGHTS
 from launcher.config.schema import ModelConfig
 from launcher.errors import JobError
 from launcher.runtime.fragments import LOSS_SCALE, NUM_GOOD_STEPS, STEP
-from launcher.runtime.hugging_face import CONFIG, INDEX, WEIGHTS, Stored, config_differences, stored_tensors
+from launcher.runtime.hugging_face import Stored, config_differences, stored_tensors
 from launcher.runtime.loss_scale import LossScale
 
 _PREFIX = "transformer."
@@ -41,8 +42,10 @@ class Pretrained:
         """
         try:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            if not isinstance(config, dict):
+                raise ValueError(f"{CONFIG} holds no object")
             files = _files(folder)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise JobError(f"train.init_from={folder}: no model in Hugging Face's format: {error}") from error
         if differences := config_differences(config, model, seq_length):
             raise JobError(f"train.init_from={folder}: another model: {'; '.join(differences)}")

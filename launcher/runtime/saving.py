@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 import torch
@@ -59,11 +60,29 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
+    def check_place(self) -> None:
+        """Returns when checkpoints can be written, or none is wanted.
+
+        Raises:
+            JobError: on the first rank, before the training that would be lost.
+        """
+        if not (self._is_first and self._settings.checkpoint_interval):
+            return
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self._root):
+                pass
+        except OSError as error:
+            raise JobError(f"no checkpoint can be written in {self._root}: {error.strerror}") from None
+
     def save(self, step: int) -> None:
         """Saves the state after ``step`` steps; in the background, where the run is set to. Collective."""
         self.wait()
         if self._is_first:
-            checkpoint.unfinished_folder(self._root, step)
+            try:
+                checkpoint.unfinished_folder(self._root, step)
+            except OSError as error:
+                raise _explained(step, error) from None
         fragments: Sequence[GlobalFragment] = list(self._update.state())
         if self._settings.async_checkpoint:
             fragments = self._copy.take(fragments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ranks import RankError, run_ranks
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from launcher.config.model_files import CONFIG, INDEX, WEIGHTS
 from launcher.errors import JobError, PlanError
 from launcher.plan.model import Plan
 from launcher.runtime.data import Loader
@@ -181,6 +183,21 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     model = a_model("gpt2").config.model
     with pytest.raises(JobError, match=r"train\.init_from=.*: no model in Hugging Face's format"):
         Pretrained(tmp_path, model, 8)
+
+
+@pytest.mark.parametrize(("name", "content"), [(WEIGHTS, pickle.dumps({})), (INDEX, b"[]"), (CONFIG, b"[]")])
+def test_a_file_of_another_form_is_no_model(name: str, content: bytes, tmp_path: Path) -> None:
+    plan = a_model("gpt2")
+    export(trained_run(plan, tmp_path / "run"), tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(JobError, match="no model in Hugging Face's format"):
+        Pretrained(tmp_path / "model", plan.config.model, plan.batch.seq_length)
+
+
+def test_everybody_may_read_the_weights_who_may_read_the_sizes(tmp_path: Path) -> None:
+    export(trained_run(a_model("gpt2"), tmp_path / "run"), tmp_path / "model")
+    modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
+    assert len(modes) == 1
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:

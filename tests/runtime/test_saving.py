@@ -140,6 +140,32 @@ def test_a_write_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path / "checkpoints") == (2, [])
 
 
+def test_a_place_that_cannot_be_written_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(RankError, match=r"no checkpoint can be written in .*checkpoints: File exists"):
+        run_ranks(1, trained, planned(), tmp_path)
+    assert list(tmp_path.glob("metrics/*")) == []
+
+
+def close_in_the_first_step(root: Path) -> None:
+    step = Trainer.step
+
+    def closing(trainer: Trainer, number: int, *args: Any) -> Any:
+        if number == 0:
+            root.rmdir()
+            root.touch()
+        return step(trainer, number, *args)
+
+    Trainer.step = closing
+
+
+def test_a_place_that_is_lost_later_is_told_with_its_cause(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    message = "JobError: the checkpoint after step 2 was not written: .*Not a directory"
+    with pytest.raises(RankError, match=message):
+        run_ranks(1, trained, planned(), tmp_path, lambda rank: close_in_the_first_step(root))
+
+
 def fail_at_the_end_on_rank_1(rank: int) -> None:
     if rank == 1:
         at_step(NUM_STEPS, fill_the_disk)

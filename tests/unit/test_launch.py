@@ -132,6 +132,17 @@ def test_a_run_that_is_stopped_is_not_started_again(run, tmp_path):
     assert len(run.starts) == 2
 
 
+def test_weights_to_begin_with_that_are_not_there_are_refused_before_the_start(run, tmp_path, capsys):
+    folder = tmp_path / "model"
+    assert main(["run", "quickstart", f"train.init_from={folder}"]) == 2
+    assert capsys.readouterr().err.startswith(f"train.init_from={folder}: has no config.json. Give a folder")
+    folder.mkdir()
+    (folder / "config.json").touch()
+    assert main(["run", "quickstart", f"train.init_from={folder}"]) == 2
+    assert "has no model.safetensors, and no model.safetensors.index.json. Give" in capsys.readouterr().err
+    assert run.starts == []
+
+
 def test_a_restart_without_checkpoints_is_refused(run, capsys):
     assert main(["run", "quickstart", "executor.max_restarts=2"]) == 2
     assert capsys.readouterr().err.startswith(

@@ -99,6 +99,7 @@ class Server:
         """Steps done by the workers that have left."""
         self._stop = StopRequest(torch.device("cpu"))
         self._saver = Saver(self, run_dir / "checkpoints", desk.group)
+        self._saver.check_place()
         self._saved_step = min(desk.num_done.values())
 
     def run(self) -> None:
