@@ -49,7 +49,7 @@ def append(path, *items):
 
 def test_what_the_ranks_go_on_from_is_said_once_for_each_start(records, tmp_path):
     out, note = io.StringIO(), tmp_path / "resumed.json"
-    progress = Progress(records, 10, out, resumed=note)
+    progress = Progress([records], 10, out, resumed=note)
     progress.update()
     note.write_text(json.dumps({"step": 4, "skipped": ["step-00000006 was skipped: damaged"]}))
     for _ in range(3):
