@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from launcher.config.schema import LaunchConfig
+from launcher.config.schema import LaunchConfig, Recompute
 from launcher.errors import Fault
 from launcher.jobs.script import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import ExchangePlan, LayerShape, ModelShape, Plan, StagePlan
@@ -51,6 +51,11 @@ DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one number in each format."""
 
 
+LayerKind = tuple[LayerShape, Recompute]
+"""A layer, embedding or head without its name, and what is computed again of it: equal ones take equally
+long."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobShape:
     """Everything the cost and the soundness of a strategy depend on."""
@@ -68,6 +73,9 @@ class JobShape:
     """Samples per step."""
     roles: tuple[RoleGroup, ...] = ()
     """The groups of ranks, trainers first; empty until the architecture has judged the job."""
+    time_factors: Mapping[LayerKind, tuple[float, float]] = field(default_factory=dict)
+    """By kind of layer, what its predicted forward and backward are multiplied by, where a run measured them
+    (`device.measured_in`); empty: nothing."""
 
     @property
     def compute_bytes(self) -> int:

@@ -168,6 +168,7 @@ def _plan(config: LaunchConfig, request: BenchRequest) -> Plan:
         batch=BatchConfig(global_size=num_ranks, micro_size=1, num_microbatches=1, seq_length=1),
         # A rank more or less is no device that stays idle: it is in no group.
         cluster=replace(config.cluster, allow_idle_devices=True),
+        device=replace(config.device, measured_in=None),
         report=replace(config.report, baseline="none"),
     )
     return replace(build(config), program=PROGRAM, documents={REQUEST_FILE: plain(request)}, notes=())

@@ -12,6 +12,7 @@ from launcher.errors import LauncherError
 from launcher.jobs.baseline import one_device
 from launcher.plan.build import build
 from launcher.plan.describe import describer, source_roots
+from launcher.plan.measured import MeasuredRun
 from launcher.plan.model import Plan
 
 
@@ -35,12 +36,36 @@ def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
     try:
         config = load(composed.values, composed.sources, composed.faults)
         roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
-        plan = build(config, composed.sources, describe=describer(config.data, roots), source_roots=roots)
+        plan = build(
+            config,
+            composed.sources,
+            describe=describer(config.data, roots),
+            read_run=measured_run,
+            source_roots=roots,
+        )
     except LauncherError as error:
         for note in composed.notes:
             error.add_note(note)
         raise
     return Planned(plan=plan, composed=composed)
+
+
+def measured_run(path: str) -> MeasuredRun:
+    """What a run measured of its stages.
+
+    Raises:
+        LauncherError: when it is none, or has measured nothing.
+    """
+    from launcher.report.bubble import stage_times  # few plans read a run
+    from launcher.report.runs import load_run
+
+    run = load_run(Path(path).expanduser())
+    times = stage_times(run)
+    return MeasuredRun(
+        plan=run.plan,
+        forward_s=[stage.forward_s for stage in times],
+        backward_s=[stage.backward_s + stage.weight_s for stage in times],
+    )
 
 
 def alone_plan(plan: Plan) -> Plan:

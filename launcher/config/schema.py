@@ -58,6 +58,10 @@ class DeviceConfig:
     """Bytes per second between the device and its memory."""
     attainable_fraction: Fraction
     """Share of the peak that large matmuls reach: an assumption, used only for predicted times."""
+    measured_in: str | None = None
+    """Run directory whose measured forwards and backwards of every stage take the place of this device's
+    figures, in predicted times and in ``parallel.layers_per_stage=auto``: of the same model, microbatch, tp,
+    precision, recomputation and kind of device, split over any stages. null = by the figures."""
     memory_check: Literal["refuse", "warn"] = "refuse"
     """What becomes of a plan whose ranks do not fit into ``memory_bytes`` by prediction: it is refused, or
     made with a note."""
@@ -116,8 +120,8 @@ class ParallelConfig:
     schedule_options: Mapping[str, Any]
     """Settings of the schedule plugin (its ``Config``): ``uneven_groups`` of ``interleaved_1f1b``."""
     layers_per_stage: tuple[int, ...] | Literal["even", "auto"]
-    """``even``; ``auto`` = by predicted time, embedding and head counted; or the number of layers of
-    every stage in stage order (length pp * num_chunks)."""
+    """``even``; ``auto`` = by predicted or measured time, embedding and head counted; or the number of layers
+    of every stage in stage order (length pp * num_chunks)."""
     sequence_parallel: bool
     """Split the activations between tensor-parallel regions along the sequence."""
     recompute: Recompute | tuple[Recompute, ...]

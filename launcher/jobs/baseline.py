@@ -65,6 +65,7 @@ def one_device(plan: Plan) -> LaunchConfig:
     return replace(
         config,
         name=f"{config.name}-baseline",
+        device=replace(config.device, measured_in=None),
         cluster=replace(config.cluster, nodes=1, devices_per_node=1),
         parallel=replace(
             config.parallel,

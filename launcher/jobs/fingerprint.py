@@ -28,6 +28,8 @@ def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
     config = plan.config
     data = plain(config.data)
     del data["cache_dir"]
+    device = plain(config.device)
+    del device["measured_in"]
     return {
         "model": plain(config.model),
         "data": data,
@@ -42,7 +44,7 @@ def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
         "recompute": common_recompute(plan),
         "train": plain(config.train),
         "seed": config.seed,
-        "device": plain(config.device),
+        "device": device,
         "code": code_sha256(plan),
         "environment": {name: facts.get(name) for name in _ENVIRONMENT},
     }

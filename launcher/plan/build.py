@@ -16,7 +16,8 @@ from launcher.interfaces import (
     RoleGroup,
 )
 from launcher.plan.fit import laid_out, memory_faults
-from launcher.plan.job import CheckedJob, Describe, examine, measured_once
+from launcher.plan.job import CheckedJob, Describe, Probes, asked_once, examine
+from launcher.plan.measured import ReadRun
 from launcher.plan.model import VERSION, BatchPlan, ExchangePlan, Plan, RolePlan
 from launcher.plan.notes import balance_note, idle_note, plan_notes
 from launcher.plan.plugins import plugin_errors
@@ -35,29 +36,31 @@ def build(
     sources: Mapping[str, Source] = _NO_SOURCES,
     *,
     describe: Describe | None = None,
+    read_run: ReadRun | None = None,
     source_roots: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of a configuration.
 
-    ``describe`` measures a user's own model, which ``source_roots`` let the ranks import.
+    ``describe`` measures a user's own model, which ``source_roots`` let the ranks import; ``read_run`` reads
+    `device.measured_in`.
 
     Raises:
         PlanError: with every reason why the strategy cannot run.
         PluginError: when a named plugin fails to load, or fails in what it is asked.
     """
     with plugin_errors():
-        return _built(config, sources, measured_once(describe), source_roots)
+        return _built(config, sources, asked_once(describe, read_run), source_roots)
 
 
 def _built(
-    config: LaunchConfig, sources: Mapping[str, Source], measure: Describe, source_roots: tuple[str, ...]
+    config: LaunchConfig, sources: Mapping[str, Source], probes: Probes, source_roots: tuple[str, ...]
 ) -> Plan:
-    checked = _checked(config, sources, measure)
+    checked = _checked(config, sources, probes)
     job, chosen = checked.shape, checked.chosen
     laid = laid_out(job, chosen)
     faults = memory_faults(laid.memory, job)
     if faults and config.device.memory_check == "refuse":
-        raise refusal(config, faults, sources, measure)
+        raise refusal(config, faults, sources, probes)
     costs = laid.costs
     schedule = plan_schedule(job, chosen.schedule, laid.lists, costs, laid.memory)
     owner = next((parallel for parallel in chosen.parallels if isinstance(parallel, OwnsUpdate)), None)
@@ -106,14 +109,14 @@ def job_shape(
     Raises:
         PlanError: with every reason why the strategy cannot run.
     """
-    return _checked(config, sources, measured_once(describe)).shape
+    return _checked(config, sources, asked_once(describe, None)).shape
 
 
-def _checked(config: LaunchConfig, sources: Mapping[str, Source], measure: Describe) -> CheckedJob:
-    found = examine(config, sources, measure)
+def _checked(config: LaunchConfig, sources: Mapping[str, Source], probes: Probes) -> CheckedJob:
+    found = examine(config, sources, probes)
     if isinstance(found, CheckedJob):
         return found
-    raise refusal(config, found, sources, measure)
+    raise refusal(config, found, sources, probes)
 
 
 def _roles(checked: CheckedJob) -> tuple[RolePlan, ...]:

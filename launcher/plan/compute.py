@@ -15,6 +15,8 @@ not keep, and the matmuls of an attention that is not one kernel.
 Not counted is the start of an operation, 5 to 10 microseconds each on a GPU. Layers whose forward is
 predicted below `SHORT_LAYER_S` mostly wait for that, and take up to ten times as long.
 
+Where a run measured its stages (`measured`), the times of a layer's kind are multiplied by what it found.
+
 Source: Williams et al., Roofline (2009), for the two rates; Ivanov et al., Data Movement Is All You
 Need (2021), table 1: operations other than matmuls take 39 % of a BERT layer's time.
 """
@@ -24,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from launcher.config.schema import Recompute
-from launcher.interfaces import JobShape, LayerShape
+from launcher.interfaces import JobShape, LayerKind, LayerShape
 from launcher.plan.memory import again_bytes, part_bytes
 
 SHORT_LAYER_S = 1e-3
@@ -65,7 +67,21 @@ def part_times(job: JobShape, part: LayerShape, recompute: Recompute) -> PartTim
     elif recompute == "selective":
         again_s = _FORWARD_PASSES * again_bytes(job, part) / device.memory_bandwidth_bytes_per_s
         again_s += (part.selective or part).again_flops * job.micro_size / tp / flops_per_s
-    return replace(once, backward_s=once.backward_s + again_s)
+    predicted = replace(once, backward_s=once.backward_s + again_s)
+    return _scaled(predicted, *job.time_factors[kind_of(part, recompute)]) if job.time_factors else predicted
+
+
+def kind_of(part: LayerShape, recompute: Recompute) -> LayerKind:
+    """What a layer has in common with those that take as long."""
+    return replace(part, name=""), recompute
+
+
+def _scaled(times: PartTimes, forward: float, backward: float) -> PartTimes:
+    return PartTimes(
+        forward_s=times.forward_s * forward,
+        backward_s=times.backward_s * backward,
+        weight_s=times.weight_s * backward,
+    )
 
 
 def times(

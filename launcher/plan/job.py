@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from launcher.config.schema import BatchConfig, LaunchConfig, ModelConfig
 from launcher.errors import Fault
@@ -12,6 +13,7 @@ from launcher.plan.balance import balanced_split, layer_costs
 from launcher.plan.batch import BatchSizes, solve
 from launcher.plan.checks import config_faults
 from launcher.plan.fusion import fusion_faults
+from launcher.plan.measured import MeasuredRun, ReadRun, measured_faults, with_measured_times
 from launcher.plan.microbatches import explained, length_faults
 from launcher.plan.model import ModelShape
 from launcher.plan.partition import layer_faults, make_stages, recompute_faults
@@ -27,6 +29,16 @@ from launcher.typed import Source
 
 Describe = Callable[[ModelConfig, BatchConfig], ModelShape]
 """Measures the shape of a user's own model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """What a plan has to ask outside of its configuration."""
+
+    describe: Describe
+    read_run: ReadRun
+
+
 _UNSOLVED = BatchSizes(global_size=1, micro_size=1, num_microbatches=1)
 
 
@@ -43,7 +55,7 @@ class CheckedJob:
 
 
 def examine(
-    config: LaunchConfig, sources: Mapping[str, Source], describe: Describe
+    config: LaunchConfig, sources: Mapping[str, Source], probes: Probes
 ) -> CheckedJob | tuple[Fault, ...]:
     """The job with everything solved and checked, or every reason why there is none.
 
@@ -58,7 +70,7 @@ def examine(
         # Without its plugins or its sizes a job cannot be formed; the rest can still be judged.
         _, _, late = _solve(config, config.model.num_layers, 0, sources)
         return (*early, *late)
-    model = _shape(config, describe)
+    model = _shape(config, probes.describe)
     padded = replace(config.model, vocab_size=padded_vocabulary(config.model, config.parallel.tp))
     held = _shape(replace(config, model=padded), lambda *_: model)
     others = _num_other_ranks(config, held)
@@ -66,7 +78,7 @@ def examine(
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
     chosen = choose(solved)
     job = _job(solved, held)
-    late += recompute_faults(job, sources)
+    late += [*recompute_faults(job, sources), *measured_faults(job, probes.read_run)]
     verdicts = [*fusion_faults(solved, chosen.schedule)]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
@@ -74,6 +86,7 @@ def examine(
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)
+    job = with_measured_times(job, probes.read_run)
     shape = replace(_balanced(job, chosen), roles=tuple(chosen.architecture.roles(job)))
     return CheckedJob(shape=shape, model=model, chosen=chosen, batch=sizes)
 
@@ -91,9 +104,14 @@ def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
     )
 
 
-def measured_once(describe: Describe | None) -> Describe:
+def asked_once(describe: Describe | None, read_run: ReadRun | None) -> Probes:
     """Asks a single time: ways out differ in their layout alone, and an answer takes seconds."""
     answers: list[ModelShape] = []
+
+    @cache
+    def read(path: str) -> MeasuredRun:
+        assert read_run is not None, "whoever plans with device.measured_in gives a way to read it"
+        return read_run(path)
 
     def measure(model: ModelConfig, batch: BatchConfig) -> ModelShape:
         assert describe is not None, "whoever plans a model of family custom gives a way to measure it"
@@ -101,7 +119,7 @@ def measured_once(describe: Describe | None) -> Describe:
             answers.append(describe(model, batch))
         return answers[0]
 
-    return measure
+    return Probes(describe=measure, read_run=read)
 
 
 def _solve(

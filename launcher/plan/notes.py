@@ -51,8 +51,9 @@ def balance_note(job: JobShape, parallels: Sequence[Parallel]) -> str:
         format_duration(max(stage_sums(costs, split)))
         for split in (counts, split_layers(len(costs), len(counts)))
     )
+    how = "measured" if job.time_factors else "predicted"
     return (
-        f"Layers are split by predicted time, embedding and head counted: the slowest stage takes {slowest} "
+        f"Layers are split by {how} time, embedding and head counted: the slowest stage takes {slowest} "
         f"per microbatch, {even} with the layers split evenly."
     )
 

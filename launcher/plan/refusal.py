@@ -8,7 +8,7 @@ from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, LauncherError, PlanError
 from launcher.plan.checks import with_sources
 from launcher.plan.fit import laid_out, memory_faults, state_faults
-from launcher.plan.job import CheckedJob, Describe, examine
+from launcher.plan.job import CheckedJob, Probes, examine
 from launcher.plan.remedies import Judge, mended
 from launcher.typed import Source
 
@@ -17,25 +17,25 @@ _MAX_TRIED_FORWARDS = 70_000
 
 
 def refusal(
-    config: LaunchConfig, faults: Iterable[Fault], sources: Mapping[str, Source], measure: Describe
+    config: LaunchConfig, faults: Iterable[Fault], sources: Mapping[str, Source], probes: Probes
 ) -> PlanError:
     """What is raised for faults; each offers only what no rule refuses and what fits into memory."""
 
     def judge(candidate: LaunchConfig) -> Sequence[Fault]:
-        found = examine(candidate, sources, measure)
+        found = examine(candidate, sources, probes)
         return state_faults(found.shape) if isinstance(found, CheckedJob) else found
 
-    fitting = mended(config, faults, judge, _memory_judge(sources, measure))
+    fitting = mended(config, faults, judge, _memory_judge(sources, probes))
     return PlanError(with_sources(fitting, sources))
 
 
-def _memory_judge(sources: Mapping[str, Source], measure: Describe) -> Judge:
+def _memory_judge(sources: Mapping[str, Source], probes: Probes) -> Judge:
     """Judges the memory of a layout that breaks no rule, as long as its schedules are short."""
     spent = 0
 
     def judge(candidate: LaunchConfig) -> Sequence[Fault]:
         nonlocal spent
-        found = examine(candidate, sources, measure)
+        found = examine(candidate, sources, probes)
         assert isinstance(found, CheckedJob), "memory is judged last"
         shape = found.shape.pipeline
         spent += shape.num_pp_ranks * shape.num_chunks * shape.num_microbatches

@@ -255,8 +255,13 @@ def _step(plan: Plan) -> list[str]:
         f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.products}, other "
         "operations the bandwidth of the memory."
     )
+    if device.measured_in is not None:
+        assumed = (
+            f"The model takes {format_flops(plan.step_flops)} per step. Times of layers are those that "
+            f"{device.measured_in} measured of its stages; the rest is predicted."
+        )
     first = f"{step} predicted: {tokens_per_s} tokens/s, {speed}"
-    if layer_s < SHORT_LAYER_S:
+    if layer_s < SHORT_LAYER_S and device.measured_in is None:
         first = f"at least {step}, predicted: at most {tokens_per_s} tokens/s, {speed}"
         short = f"as short as these ({format_duration(layer_s)} forward)"
         assumed += f" Not counted: the start of operations, which layers {short} mostly wait for."

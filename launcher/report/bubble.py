@@ -48,8 +48,7 @@ def bubble(run: Run) -> Bubble | None:
     plan = run.plan
     if plan.mesh.pp == 1:
         return None
-    lists = [from_text(actions) for actions in plan.schedule.actions]
-    times = [_median_times(run, pp_rank) for pp_rank in range(plan.mesh.pp)]
+    lists, times = _lists(run), _times(run)
     kinds = run.work.kinds_ns
     at_the_end = sum(waited_ns(run.records, step, _OVER_STAGES) for step in run.measured)
     idle = kinds[PIPELINE_WAIT] + at_the_end
@@ -59,6 +58,19 @@ def bubble(run: Run) -> Bubble | None:
         replayed=replay(lists, plan.pipeline, times, transfer_s=0.0).bubble_fraction,
         stages=_stages(lists, times, plan.pipeline),
     )
+
+
+def stage_times(run: Run) -> tuple[StageTimes, ...]:
+    """What one microbatch took on every stage of a run."""
+    return _stages(_lists(run), _times(run), run.plan.pipeline)
+
+
+def _lists(run: Run) -> list[tuple[Action, ...]]:
+    return [from_text(actions) for actions in run.plan.schedule.actions]
+
+
+def _times(run: Run) -> list[list[float]]:
+    return [_median_times(run, pp_rank) for pp_rank in range(run.plan.mesh.pp)]
 
 
 def _median_times(run: Run, pp_rank: int) -> list[float]:

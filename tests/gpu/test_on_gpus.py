@@ -44,6 +44,11 @@ def losses(tmp_path: Path, name: str, *overrides: str) -> list[float]:
         (2, ("parallel.pp=2",)),
         (2, ("parallel.pp=2", "parallel.num_chunks=2", "parallel.schedule=interleaved_1f1b")),
         (4, ("parallel.pp=4", "parallel.schedule=gpipe")),
+        (1, ("parallel.pp=1", "parallel.schedule=zb_h1")),
+        (2, ("parallel.pp=2", "parallel.schedule=zb_h1")),
+        (2, ("parallel.pp=2", "parallel.schedule=zb_h1", "parallel.recompute=full")),
+        (4, ("parallel.dp=2", "parallel.pp=2", "parallel.schedule=zb_h1")),
+        (4, ("parallel.tp=2", "parallel.pp=2", "parallel.schedule=zb_h1")),
         *(
             (2, ("parallel.dp=2", "parallel.pp=1", f"parallel.zero_stage={stage}", *offload))
             for stage in (1, 2, 3)
@@ -127,3 +132,20 @@ def test_the_clock_measures_the_device_and_not_the_host() -> None:
         times = clock.lap()
     assert times["kinds_ns"][COMPUTE] > 20e6
     assert sum(times["kinds_ns"].values()) == times["duration_ns"]
+
+
+def test_a_gpu_is_held_to_a_smaller_memory() -> None:
+    import torch
+
+    from launcher.runtime.limit import limit_memory
+    from launcher.runtime.main import is_out_of_memory
+
+    device = torch.device("cuda", 0)
+    limit_memory(device, torch.cuda.memory_reserved(device) + 2**30)
+    try:
+        torch.empty(2**29, dtype=torch.uint8, device=device)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(2**31, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert is_out_of_memory(caught.value)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from launcher.plan.build import build
 from launcher.plan.job import Describe
+from launcher.plan.measured import ReadRun
 from launcher.plan.model import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data import Loader
@@ -60,7 +61,9 @@ class _RankResult:
     moments: list[_Piece]
 
 
-def job(describe: Describe | None = None, **sections: dict[str, Any]) -> Plan:
+def job(
+    describe: Describe | None = None, read_run: ReadRun | None = None, **sections: dict[str, Any]
+) -> Plan:
     """A plan of a tiny transformer: 4 layers, 16 sequences a step unless told otherwise."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"num_layers": 4, "num_heads": 4, "hidden_size": 16, "vocab_size": 256, "init_std": 0.2},
@@ -72,7 +75,7 @@ def job(describe: Describe | None = None, **sections: dict[str, Any]) -> Plan:
     }
     for name, changes in sections.items():
         settings[name] = settings.get(name, {}) | changes
-    return build(make_config(**settings), describe=describe)
+    return build(make_config(**settings), describe=describe, read_run=read_run)
 
 
 def train(plan: Plan, sabotage: Sabotage | None = None, timeout_s: float = TIMEOUT_S) -> Trained:
