@@ -245,6 +245,9 @@ class ExchangePlan:
     """Whether nothing can be pulled before all is pushed."""
     update_s: float
     """Work of a server on one update."""
+    mixed_s: float | None = None
+    """As ``total_s``, both ways at once, if the workers' machines held a part of the parameters as well; None
+    where that would be no faster."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,10 +235,15 @@ def _exchange(plan: Plan) -> list[str]:
         even = f"however many servers, an all-reduce is faster: {how}, both ways take longer than a ring"
     else:
         even = f"as fast as an all-reduce from {counted(found.even_servers, 'server')} on"
+    mixed = []
+    if found.mixed_s is not None and not found.pulls_last:
+        least = format_duration(found.mixed_s)
+        mixed = [f"with parts on the workers' machines as well, which is not built: {least} at the least"]
     return [
         f"push {push}, pull {pull}, {how}: {total}, bound by {bound}",
         f"the same gradients in an all-reduce over the {num_workers} workers: {ring}",
         even,
+        *mixed,
         f"a server works {format_duration(found.update_s)} on each update",
     ]
 

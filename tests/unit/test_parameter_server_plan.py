@@ -121,6 +121,23 @@ def test_the_plan_sets_it_beside_an_all_reduce() -> None:
     assert "as fast as an all-reduce from 3 servers on" in plan_text(plan)
 
 
+@pytest.mark.parametrize(("num_servers", "factor"), [(0, 1.5), (1, 4 / 3), (2, 1.2), (4, 1.0)])
+def test_parts_on_the_workers_machines_are_between_an_all_reduce_and_as_many_servers_as_workers(
+    num_servers: int, factor: float
+) -> None:
+    """2 n (n-1) M / ((n^2 + k n - 2 k) B)."""
+    assert exchange(4, num_servers).mixed_s == pytest.approx(factor * 0.12)
+
+
+def test_the_plan_tells_them_where_servers_are_fewer_than_workers() -> None:
+    fewer, as_many = (planned(4, servers=count, optim={"clip_norm": None}) for count in (2, 4))
+    assert fewer.exchange is not None
+    assert fewer.exchange.mixed_s == pytest.approx(1.2 * 4 * fewer.num_parameters / 1e9)
+    told = "with parts on the workers' machines as well, which is not built: "
+    assert told in plan_text(fewer)
+    assert told not in plan_text(as_many)
+
+
 def test_no_number_of_servers_is_as_fast_when_a_norm_comes_between() -> None:
     plan = planned(4, servers=4)
     assert plan.exchange is not None
