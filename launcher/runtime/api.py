@@ -242,8 +242,8 @@ class Replicas(Protocol):
         """Whether a replica's step is its own: gradient and loss are of its samples alone."""
         ...
 
-    def sum(self, value: Tensor) -> None:
-        """Adds a number up over the replicas, in place."""
+    def sum(self, value: Tensor) -> Handle:
+        """Starts adding a number up over the replicas, in place."""
         ...
 
     def meet(self) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from launcher.jobs.script import RESUME_NOTE
@@ -28,6 +27,7 @@ from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
 from launcher.runtime.pretrained import Pretrained
 from launcher.runtime.saving import Saver, restore
 from launcher.runtime.stop import StopRequest
+from launcher.runtime.total import Total
 from launcher.schedule.actions import from_text
 
 
@@ -59,13 +59,17 @@ class Trainer:
     def step(self, step: int, microbatches: Sequence[Microbatch]) -> StepDone:
         """Forwards, backwards and the update of one step."""
         self.update.begin(step)
-        num_targets = self._num_targets(microbatches, together=not self._steps_alone)
+        together = not self._steps_alone
+        num_targets = self._num_targets(microbatches, together=together)
         with self.memory.following(self.part.modules.values(), self.part.split):
-            result = self.executor.train(microbatches, self.update, self.update.loss_scale / num_targets)
+            result = self.executor.train(
+                microbatches, self.update, lambda: self.update.loss_scale / num_targets.value().clamp(min=1)
+            )
         with self.ctx.clock.section(SINGLE_RANK):
             self.memory.look()
+        loss_sum = self._loss_sum(result.loss_sum, together=together)
         outcome = self.update.apply(step)
-        loss = self._mean_loss(result.loss_sum, num_targets, together=not self._steps_alone)
+        loss = _mean(loss_sum, num_targets)
         return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
 
     def evaluate(self, batches: Sequence[Sequence[Microbatch]]) -> tuple[float | None, int]:
@@ -76,39 +80,35 @@ class Trainer:
         self._set_training(False)
         sums = [self.executor.evaluate(microbatches) for microbatches in batches]
         self._set_training(True)
-        num_targets = sum(int(self._num_targets(batch, together=True)) for batch in batches)
+        num_targets = self._num_targets([m for batch in batches for m in batch], together=True)
         loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._holds_loss else None
-        return self._mean_loss(loss_sum, num_targets, together=True), num_targets
+        loss = _mean(self._loss_sum(loss_sum, together=True), num_targets)
+        return loss, int(num_targets.value())
 
     def _set_training(self, is_training: bool) -> None:
         for module in self.part.modules.values():
             module.train(is_training)
 
-    def _num_targets(self, microbatches: Sequence[Microbatch], *, together: bool) -> float:
-        """Targets of the global batch, or of this replica's part of it, at least 1; 1 away from the last
-        stage, where no loss is scaled."""
-        if not self._holds_loss:
-            return 1.0
-        count = torch.tensor(float(sum(batch.num_targets for batch in microbatches)))
-        return max(1.0, self._sum_over_replicas(count.to(self.ctx.device)) if together else float(count))
+    def _num_targets(self, microbatches: Sequence[Microbatch], *, together: bool) -> Total:
+        """Targets of some microbatches of every replica, or of this one alone; 1 away from the last stage,
+        where no loss is scaled."""
+        together = together and self._holds_loss
+        count = sum(batch.num_targets for batch in microbatches) if self._holds_loss else 1
+        value = torch.tensor(count, dtype=torch.float64, device=self.ctx.device)
+        return Total(self.ctx, value, together=together)
 
-    def _mean_loss(self, loss_sum: Tensor | None, num_targets: float, *, together: bool) -> float | None:
+    def _loss_sum(self, loss_sum: Tensor | None, *, together: bool) -> Total | None:
         if loss_sum is None:
             return None
-        loss_sum = loss_sum.detach().double()
-        return (self._sum_over_replicas(loss_sum) if together else float(loss_sum)) / num_targets
+        return Total(self.ctx, loss_sum.detach().double(), together=together)
 
     @property
     def _steps_alone(self) -> bool:
         return self.ctx.replicas is not None and self.ctx.replicas.steps_alone
 
-    def _sum_over_replicas(self, value: Tensor) -> float:
-        if self.ctx.replicas is not None:
-            self.ctx.replicas.sum(value)
-        elif self.ctx.groups.dp.size > 1:
-            with self.ctx.clock.section("dp"):
-                dist.all_reduce(value, group=self.ctx.groups.dp.handle)
-        return float(value)
+
+def _mean(loss_sum: Total | None, num_targets: Total) -> float | None:
+    return float(loss_sum.value()) / max(1.0, float(num_targets.value())) if loss_sum else None
 
 
 def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> PipelinePart:

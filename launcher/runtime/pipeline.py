@@ -13,7 +13,7 @@ It knows no schedule. Whatever order the list has, it does what each action says
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,9 @@ class _Step:
     num_receives: int = 0
 
 
+LossScale = Callable[[], float | Tensor]
+
+
 class PipelineExecutor:
     """Interprets the action list of one rank, step after step."""
 
@@ -130,11 +133,11 @@ class PipelineExecutor:
         """Where in the list a stage has its last action of each kind."""
         self.pool = BufferPool(part.dtype, part.device)
 
-    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: float) -> StepResult:
+    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: LossScale) -> StepResult:
         """One step's forwards and backwards.
 
-        ``loss_scale`` multiplies the sum of losses before its backward: 1 / (targets in the global
-        batch) gives the gradient of the mean.
+        What ``loss_scale`` gives, once a loss is there, multiplies the sum of losses before its backward:
+        1 / (targets in the global batch) gives the gradient of the mean.
         """
         step = _Step()
         with self._clock.section(self._between):
@@ -167,7 +170,7 @@ class PipelineExecutor:
         self._finish(step)
         return step.loss_sum
 
-    def _forward(self, action: Action, microbatch: Any, step: _Step, loss_scale: float | None) -> None:
+    def _forward(self, action: Action, microbatch: Any, step: _Step, loss_scale: LossScale | None) -> None:
         """``loss_scale`` None: no backward will follow, so nothing is held."""
         stage, _, index = action
         leaf, buffer = None, None
@@ -179,7 +182,7 @@ class PipelineExecutor:
             if stage == self._last_stage:
                 loss = output.detach()
                 step.loss_sum = loss.clone() if step.loss_sum is None else step.loss_sum + loss
-                output = output if loss_scale is None else output * loss_scale
+                output = output if loss_scale is None else output * loss_scale()
         if loss_scale is not None:
             step.held[stage, index] = _Held(_root(output), leaf, buffer)
         else:

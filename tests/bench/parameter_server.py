@@ -36,6 +36,7 @@ from ranks import run_ranks
 from launcher.config.schema import LinkConfig
 from launcher.plan.model import Plan
 from launcher.runtime.api import GlobalSlice, tag
+from launcher.runtime.gradients import GradientBuckets
 from launcher.runtime.rank import make_context
 from launcher_plugins.architectures.parameter_server_cost import Exchange
 from launcher_plugins.architectures.parameter_server_rules_runtime import LockStep
@@ -59,6 +60,8 @@ class Work:
     num_steps: int = 8
     late_s: dict[int, float] = field(default_factory=dict)
     """By worker, what it sleeps longer in every step."""
+    computes: bool = True
+    """Whether there is a forward and a backward; else gradients leave all at once."""
     in_step: bool = True
     """Whether workers start each step together, and end it with the pull."""
 
@@ -125,9 +128,20 @@ def steps_s(rank: int, plan: Plan, work: Work, run_dir: str) -> list[float]:
         start = time.perf_counter()
         time.sleep(work.late_s.get(rank, 0.0))
         worker.begin(step)
+        if not work.computes:
+            for bucket in worker._buckets.all():
+                worker._leave_with(bucket.flat)
+            worker.apply(step)
+            worker._take(worker._pulled)
+            taken.append(time.perf_counter() - start)
+            continue
+        num_targets = worker.sum(torch.ones((), dtype=torch.float64))
         loss = model(torch.zeros(1, requires_grad=True)).sum()
+        num_targets.wait()
         worker.backward(loss, None, chunk=0, last=True)
+        loss_sum = worker.sum(torch.ones((), dtype=torch.float64))
         worker.apply(step)
+        loss_sum.wait()
         if work.in_step:
             worker._take(worker._pulled)
         taken.append(time.perf_counter() - start)
@@ -194,15 +208,7 @@ def without(owner: Any, *names: str) -> Iterator[None]:
 def without_sums() -> Iterator[None]:
     """Inside, a server sends its parameters as soon as all workers have pushed, and computes nothing."""
     kept = LockStep._sum
-
-    def answer(rule: LockStep, bucket: int) -> None:
-        rule._squares[bucket] = 0.0
-        following = rule._order[(rule._order.index(bucket) + rule._ahead) % len(rule._order)]
-        for worker in rule._arrived[bucket]:
-            rule._desk.expect(worker, following)
-        rule._update(bucket, 1.0)
-
-    LockStep._sum = answer
+    LockStep._sum = lambda rule, bucket: 0.0
     with without(Piece, "update"):
         yield
     LockStep._sum = kept
@@ -212,15 +218,15 @@ def transport() -> None:
     """The bar: push and pull without the update move 80 % of the bytes a second of raw messages."""
     print("workers  servers   MB each way   raw MB/s   transport        summing          updating")
     for workers, layer_numel in ((2, 250_000), (2, 1_000_000), (4, 1_000_000)):
-        work = Work(layer_numel=layer_numel, num_steps=6)
+        work = Work(layer_numel=layer_numel, num_steps=6, computes=False)
         plan = plan_of(workers, work)
         times: dict[str, list[float]] = {name: [] for name in ("raw", "transport", "summing", "updating")}
         for _ in range(3):
             raw = run_ranks(workers + 1, raw_s, workers, work)
             times["raw"].append(statistics.median(t for row in raw[:workers] for t in row))
-            with without_sums():
+            with without_sums(), without(GradientBuckets, "clear"):
                 times["transport"].append(served_s(plan, work))
-            with without(Piece, "update"):
+            with without(Piece, "update"), without(GradientBuckets, "clear"):
                 times["summing"].append(served_s(plan, work))
             times["updating"].append(served_s(plan, work))
         moved = 2 * workers * work.num_bytes / 1e6
@@ -233,15 +239,17 @@ def transport() -> None:
 def overlap() -> None:
     """The bar: a step within 10 % of the plan's overlapped prediction, and below the one without overlap."""
     rate = 50e6
-    print(f"links of {rate / 1e6:g} MB/s; seconds of a step, measured / predicted: with overlap, without")
+    print("seconds of a step, measured / predicted with the rate of raw messages: with overlap, without")
     for workers, servers, clip_norm in ((2, 1, None), (2, 1, 1.0), (4, 2, None), (4, 2, 1.0)):
         work = Work(forward_s=0.15, backward_s=0.3, num_steps=6, in_step=False)
         found: dict[bool, list[float]] = {True: [], False: []}
         with links(workers + servers, rate):
+            raw = [t for row in run_behind_links(2, raw_s, 1, work) for t in row]
             for _, overlaps in [(n, o) for n in range(2) for o in (True, False)]:
                 plan = plan_of(workers, work, servers=servers, overlap=overlaps, clip_norm=clip_norm)
                 found[overlaps].append(served_s(plan, work, run_behind_links))
-        exchange = _exchange(workers, servers, work, rate, pulls_last=clip_norm is not None)
+        raw_rate = work.num_bytes / statistics.median(raw)
+        exchange = _exchange(workers, servers, work, raw_rate, pulls_last=clip_norm is not None)
         compute_s = work.forward_s + work.backward_s
         cells = []
         for overlaps in (True, False):
@@ -250,7 +258,9 @@ def overlap() -> None:
             predicted = compute_s + hidden.exposed_s(work.forward_s, work.backward_s, compute_s)
             cells.append(f"{measured:.3f} / {predicted:.3f} ({measured / predicted - 1:+.0%})")
         clips = "clipped" if clip_norm else "unclipped"
-        print(f"  {workers} + {servers} {clips:<9}  {'   '.join(cells)}")
+        speed = f"{raw_rate / 1e6:.1f} MB/s"
+        load = f"load {os.getloadavg()[0]:.1f}"
+        print(f"  {workers} + {servers} {clips:<9} {speed}  {'   '.join(cells)}  {load}")
 
 
 def alone() -> None:

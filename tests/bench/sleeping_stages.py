@@ -135,7 +135,7 @@ class SleepingPipeline:
         self.times.spans.clear()
         dist.barrier()
         start = time.perf_counter()
-        self.executor.train(self.batch, PlainUpdate(), 1.0)  # type: ignore[arg-type]
+        self.executor.train(self.batch, PlainUpdate(), lambda: 1.0)  # type: ignore[arg-type]
         return Measured(time.perf_counter() - start, self.times.durations)
 
 

@@ -51,12 +51,15 @@ def change_one_push(factor: float) -> Work:
 
 
 def forget_one_pull(trainer: Trainer, loader: Loader, step: int) -> None:
-    """One bucket of parameters arrives, but not in the model."""
+    """One bucket of the second step's parameters is still the first's."""
+    pulled = trainer.update._pulled[0]
+    if step == 0:
+        pulled.first = pulled.landing.clone()
     if step == 1:
-        pulled = trainer.update._pulled[0]
         for receive in pulled.receives:
             receive.wait()
         pulled.receives.clear()
+        pulled.landing.copy_(pulled.first)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +88,16 @@ def refuse(compare: Callable[[], None]) -> None:
     with pytest.raises(AssertionError) as caught:
         compare()
     assert not isinstance(caught.value, RankError), "it crashed, which is not what the comparison is for"
+
+
+def use_a_weight_behind_autograd(trainer: Trainer, loader: Loader, step: int) -> None:
+    """The first layers' backward needs the value of the last one's weight, which autograd is not told."""
+    if step == 0 and trainer.ctx.plan.rank == 0:
+        (stage,) = trainer.part.modules.values()
+        first, last = stage.prologue.embedding, list(stage.parameters())[-1]
+        first.register_forward_hook(lambda _, __, out: out * last.detach().flatten()[: out.shape[-1]])
+
+
+def test_parameters_that_land_too_early_for_a_layer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="modified by an inplace operation"):
+        serve_and_train(servers_job(), tmp_path, use_a_weight_behind_autograd)

@@ -89,7 +89,7 @@ def train_twice(rank: int, schedule: str, shape: PipelineShape) -> dict[str, Any
     update = PlainUpdate()
     allocated, receives = [], []
     for _ in range(2):
-        result = runner.train(batches(shape), update, loss_scale=0.5)  # type: ignore[arg-type]
+        result = runner.train(batches(shape), update, loss_scale=lambda: 0.5)  # type: ignore[arg-type]
         allocated.append(runner.pool.num_allocated)
         receives.append(result.num_receives)
     gradients = [float(module.weight.grad) for module in runner._part.modules.values()]  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def through_a_view(rank: int, shape: PipelineShape) -> float:
     if rank == 0:  # slow to take its gradients, so that they are long under way
         module = runner._part.modules[0]
         module.register_full_backward_hook(lambda *_: time.sleep(0.02))
-    runner.train(batches(shape), PlainUpdate(), loss_scale=1.0)  # type: ignore[arg-type]
+    runner.train(batches(shape), PlainUpdate(), loss_scale=lambda: 1.0)  # type: ignore[arg-type]
     return float(runner._part.modules[rank + 4].weight.grad) if rank else float(module.weight.grad)
 
 
@@ -190,7 +190,7 @@ def outputs_alive_at_the_first_backward(rank: int, shape: PipelineShape) -> int:
             super().backward(out, grad, chunk=chunk, last=last)
 
     update = Counting()
-    runner.train(batches(shape), update, loss_scale=1.0)  # type: ignore[arg-type]
+    runner.train(batches(shape), update, loss_scale=lambda: 1.0)  # type: ignore[arg-type]
     return update.num_alive
 
 
@@ -204,7 +204,7 @@ def pass_on_doubles(rank: int) -> None:
     runner = executor(rank, "gpipe", PipelineShape(num_pp_ranks=2, num_microbatches=1), [2.0, 2.0])
     if rank == 0:
         runner._part.modules[0] = WideStage()
-        runner.train(batches(runner._part.shape), PlainUpdate(), loss_scale=1.0)  # type: ignore[arg-type]
+        runner.train(batches(runner._part.shape), PlainUpdate(), loss_scale=lambda: 1.0)  # type: ignore[arg-type]
 
 
 def test_a_stage_that_passes_on_what_was_not_planned_is_named() -> None:

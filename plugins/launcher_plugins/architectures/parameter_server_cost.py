@@ -93,23 +93,28 @@ class Exchange:
         ``forward_s``, ``backward_s``: of the first and of the last microbatch, which can hide a pull and a
         push; ``schedule_s``: of all of them.
         """
-        count = self.num_buckets
-        push_s, pull_s = self.push_s, self.pull_s
+        count, push_s, pull_s = self.num_buckets, self.push_s, self.pull_s
         if self.pulls_last:
             if self.overlaps:
-                push_s = max(push_s - backward_s, push_s / count)
-                pull_s = max(pull_s - forward_s, pull_s / count)
+                push_s = self._left(push_s, backward_s)
+                pull_s = self._left(pull_s, forward_s)
             exposed_s = push_s + self.update_s + pull_s
         else:
             both_s = max(push_s, pull_s)
             if self.overlaps:
-                both_s = max(both_s - backward_s, push_s / count)
-            exposed_s = both_s + (self.update_s + pull_s) / count
+                both_s = self._left(both_s, backward_s)
+            exposed_s = both_s + (self.update_s + min(push_s, pull_s)) / count
         if self.is_lockstep:
-            return exposed_s + _NUM_SUMS * 2 * self.link.latency_s
+            return exposed_s + 2 * self.link.latency_s
         share = self.num_workers / self.num_servers / self.link.bandwidth_bytes_per_s
         busiest_s = max(share * self.push_bytes, share * self.pull_bytes, self.num_workers * self.update_s)
         return max(exposed_s, busiest_s - schedule_s)
+
+    def _left(self, transfer_s: float, compute_s: float) -> float:
+        """What of a transfer a computation does not hide that goes through the same buckets, one behind the
+        other: the slower of the two goes on all the time, and the other adds its part of one bucket."""
+        count = self.num_buckets
+        return max(transfer_s / count, transfer_s - compute_s * (1 - 1 / count))
 
     def _one_way_s(self, num_bytes: float) -> float:
         latency_s = self.num_buckets * self.link.latency_s
@@ -166,7 +171,7 @@ def worker_cost(job: JobShape) -> RankCost:
     """Memory and messages of a worker."""
     exchange, settings = exchange_of(job), settings_of(job.config)
     num_parameters = job.num_local_parameters(0)
-    kept = {"pulled parameters": round(exchange.pull_bytes)}
+    kept = {}
     if settings.compression != "none":
         kept["gradients left out"] = num_parameters * _FP32_BYTES
     return RankCost(
@@ -237,6 +242,6 @@ def _messages(exchange: Exchange) -> tuple[Collective, ...]:
         axis="dp",
         num_bytes=_SUM_BYTES,
         count=_NUM_SUMS,
-        overlappable=False,
+        overlappable=True,
     )
     return push, pull, sums

@@ -119,8 +119,9 @@ class Desk:
 class LockStep:
     """One update a step, with the sum of every worker's gradient.
 
-    Without clipping a bucket is updated, and sent, as soon as all workers have pushed it. With it the norm
-    over all servers comes first; then the buckets go out in the order in which a forward needs them.
+    Without clipping a bucket is updated, and sent, as soon as all workers have pushed it; only the last waits
+    for the norm over all servers, which would else be behind it on its way. With clipping all wait for the
+    norm, and go out in the order in which a forward needs them.
     """
 
     def __init__(self, desk: Desk, shard: Shard, write: Write) -> None:
@@ -128,6 +129,8 @@ class LockStep:
         self._arrived: dict[int, set[int]] = {bucket: set() for bucket in shard.pieces}
         self._squares: dict[int, float] = {}
         """Squared norm of each bucket that is summed."""
+        self._put_off: list[int] = []
+        """Buckets that are summed and wait for the norm."""
         self._ended: set[int] = set()
         """Workers that have pushed all of the step."""
         self._busy_ns = 0
@@ -160,25 +163,30 @@ class LockStep:
         for bucket in buckets:
             workers = self._arrived[bucket]
             if workers and workers >= present and bucket not in self._squares:
-                self._sum(bucket)
+                self._take(bucket)
         self._busy_ns += time.perf_counter_ns() - start
         if self._ended and self._ended >= present and len(self._squares) == len(self._arrived):
             self._finish()
 
-    def _sum(self, bucket: int) -> None:
-        """In the order of the workers, so that a step does not depend on who came first."""
+    def _take(self, bucket: int) -> None:
+        """All workers have pushed a bucket."""
+        self._squares[bucket] = self._sum(bucket)
+        following = self._order[(self._order.index(bucket) + self._ahead) % len(self._order)]
+        for worker in self._arrived[bucket]:
+            self._desk.expect(worker, following)
+        if self._desk.clips or len(self._squares) == len(self._arrived):
+            self._put_off.append(bucket)
+        else:
+            self._update(bucket, 1.0)
+
+    def _sum(self, bucket: int) -> float:
+        """In the order of the workers, so that a step does not depend on who came first; the squared norm."""
         gradient = self._shard.pieces[bucket].gradient
         first, *others = sorted(self._arrived[bucket])
         gradient.copy_(self._desk.gradient(first, bucket))
         for worker in others:
             gradient.add_(self._desk.gradient(worker, bucket))
-        following = self._order[(self._order.index(bucket) + self._ahead) % len(self._order)]
-        for worker in self._arrived[bucket]:
-            self._desk.expect(worker, following)
-        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-        self._squares[bucket] = float(norm.double().square())
-        if not self._desk.clips:
-            self._update(bucket, 1.0)
+        return float(torch.linalg.vector_norm(gradient, dtype=torch.float32).double().square())
 
     def _update(self, bucket: int, factor: float) -> None:
         piece = self._shard.pieces[bucket]
@@ -200,7 +208,7 @@ class LockStep:
             for worker in desk.present:
                 desk.wait(worker)
             raise not_finite(step, norm)
-        for bucket in reversed(self._shard.pieces) if desk.clips else ():
+        for bucket in reversed(self._put_off):
             self._update(bucket, desk.clip_factor(norm))
         for worker in desk.present:
             desk.num_done[worker] = step + 1
@@ -209,6 +217,7 @@ class LockStep:
         self._shard.num_updates += 1
         self._busy_ns = 0
         self._squares.clear()
+        self._put_off.clear()
         self._ended.clear()
         for workers in self._arrived.values():
             workers.clear()

@@ -4,8 +4,10 @@
     apply           | all pushed | norm comes back
     next forward    | F .. | F .. | F .. |     each layer waits for its own parameters alone
 
-Pulled parameters land beside the model and are copied into it when its layers are next run: servers may
-answer while the backward still uses the old ones.
+Servers may answer while the backward still runs: a bucket's parameters land in the model itself, which by
+then has used the old ones (autograd adds to a parameter's gradient when all that needed its value is done,
+and refuses to go on where some layer has hidden a use from it). A GPU's land in the host's memory, and are
+copied when the layers are next run.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from launcher.runtime.api import (
     DTYPES,
     FragmentReader,
     GlobalFragment,
+    Handle,
     RankContext,
     Root,
     StepOutcome,
@@ -44,6 +47,7 @@ from launcher_plugins.architectures.parameter_server_wire_runtime import (
     MEET,
     PUSH,
     SUM,
+    Answer,
     Held,
     Layout,
     Notice,
@@ -64,7 +68,7 @@ class Pulled:
     """Parameters of a bucket on their way."""
 
     landing: Tensor
-    """Where they arrive, in the host's memory."""
+    """Where they arrive: the model's own memory, or, for a GPU, the host's."""
     params: list[nn.Parameter]
     receives: list[Any]
     """Those that are under way; empty: the model has the newest."""
@@ -151,10 +155,11 @@ class ParameterServerUpdate:
             self._send_ready(wait=True)
             told = self._ctx.stop.received if self._ctx.stop else 0
             notice = Notice(kind=DONE, step=step, value=factor, signal=told)
+            answer = self._wire.post_answer(2)
             for server in range(self._wire.num_servers):
                 self._wire.notify(server, notice, self._outbox)
             self._outbox.wait()
-            summed_norm, signal = self._wire.answer(0, 2)
+            summed_norm, signal = answer.wait()
         if not self.steps_alone:
             norm = summed_norm
             if not isfinite(norm):
@@ -183,12 +188,16 @@ class ParameterServerUpdate:
 
     # What the workers do together.
 
-    def sum(self, value: Tensor) -> None:
-        """Adds a number up over the workers, through the first server."""
-        with self._ctx.clock.section(SERVER), self._watched():
+    def sum(self, value: Tensor) -> Handle:
+        """Starts adding a number up over the workers, through the first server."""
+        with self._watched():
             self._wire.notify(0, Notice(kind=SUM, value=float(value)), self._outbox)
-            (total,) = self._wire.answer(0, 1)
-            value.fill_(total)
+            return _Sum(self, value, self._wire.post_answer(1))
+
+    def wait_for_sum(self, value: Tensor, answer: Answer) -> None:
+        """Puts it in."""
+        with self._ctx.clock.section(SERVER), self._watched():
+            value.fill_(answer.wait()[0])
 
     def meet(self) -> None:
         """Waits until every worker is here; then pulls the parameters once more, the same as the others."""
@@ -272,11 +281,18 @@ class ParameterServerUpdate:
     # Parameters in.
 
     def _landing(self, bucket: Bucket) -> Tensor:
-        dtype = bucket.params[0].dtype
-        return torch.empty(bucket.flat.numel(), dtype=dtype, pin_memory=self._is_cuda)
+        if self._is_cuda:
+            dtype = bucket.params[0].dtype
+            return torch.empty(bucket.flat.numel(), dtype=dtype, pin_memory=True)
+        landing = torch.cat([param.detach().flatten() for param in bucket.params])
+        for param, part in zip(bucket.params, _parts(landing, bucket.params), strict=True):
+            param.data = part
+        return landing
 
     def _post_pulls(self, place: int) -> None:
         pulled = self._pulled[place]
+        if not self._is_cuda:
+            torch.autograd.graph.increment_version(pulled.params)
         for server in self._layout.owners(place):
             start, stop = self._layout.span(place, server)
             pulled.receives.append(self._wire.post_pull(server, place, pulled.landing[start:stop]))
@@ -297,9 +313,10 @@ class ParameterServerUpdate:
                     for receive in pulled.receives:
                         receive.wait()
                 pulled.receives = []
-                parts = torch.split(pulled.landing, [param.numel() for param in pulled.params])
-                for param, part in zip(pulled.params, parts, strict=True):
-                    param.copy_(part.view_as(param), non_blocking=True)
+                if self._is_cuda:
+                    parts = _parts(pulled.landing, pulled.params)
+                    for param, part in zip(pulled.params, parts, strict=True):
+                        param.copy_(part, non_blocking=True)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -318,6 +335,25 @@ class _Gone:
 
     def wait(self) -> None:
         """Nothing to wait for."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum that the first server makes."""
+
+    worker: ParameterServerUpdate
+    value: Tensor
+    answer: Answer
+
+    def wait(self) -> None:
+        """Returns when the value is the sum."""
+        self.worker.wait_for_sum(self.value, self.answer)
+
+
+def _parts(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
+    """A view for each parameter, in its shape."""
+    parts = torch.split(flat, [param.numel() for param in params])
+    return [part.view_as(param) for part, param in zip(parts, params, strict=True)]
 
 
 def _held(param: nn.Parameter) -> Held:

@@ -8,6 +8,7 @@ their memory is free: gloo sends nothing before, and over a busy link the word t
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -93,7 +94,8 @@ class Server:
         rule = LockStep if lockstep else Apart
         self._rule: Rule = rule(desk, shard, self._writer.write)
         self._notices: SimpleQueue[tuple[int, Notice]] = SimpleQueue()
-        self._sums: dict[int, float] = {}
+        self._sums: dict[int, deque[float]] = defaultdict(deque)
+        """By worker, what is to be added up, in the order in which it has asked."""
         self._meeting: set[int] = set()
         self._left: dict[int, int] = {}
         """Steps done by the workers that have left."""
@@ -149,7 +151,7 @@ class Server:
         elif notice.kind == DONE:
             self._rule.done(worker, notice)
         elif notice.kind == SUM:
-            self._sums[worker] = notice.value
+            self._sums[worker].append(notice.value)
         elif notice.kind == MEET:
             self._meeting.add(worker)
         else:
@@ -168,6 +170,7 @@ class Server:
             self._refuse_loss(worker, num_done)
             self._writer.write(LossRecord(worker=worker, step=num_done))
             say(f"worker {worker} is gone after {num_done} steps; the others go on")
+        self._answer_all()  # in the order in which the others have asked: first a sum, then a step's norm
         self._rule.changed()
 
     def _refuse_loss(self, worker: int, num_done: int) -> None:
@@ -180,9 +183,8 @@ class Server:
     def _answer_all(self) -> None:
         """Answers where every worker has asked."""
         present = self._desk.present
-        if self._sums and self._sums.keys() >= present:
-            total = sum(self._sums[worker] for worker in sorted(self._sums))
-            self._sums.clear()
+        while present and all(self._sums[worker] for worker in present):
+            total = sum(self._sums[worker].popleft() for worker in sorted(present))
             for worker in present:
                 self._desk.answer(worker, [total])
         if self._meeting and self._meeting >= present:

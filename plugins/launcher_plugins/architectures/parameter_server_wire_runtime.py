@@ -141,6 +141,20 @@ class Outbox:
             work.wait()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A few numbers on their way from the first server."""
+
+    values: Tensor
+    receive: Any
+
+    def wait(self) -> list[float]:
+        """The numbers, once they are here."""
+        self.receive.wait()
+        found: list[float] = self.values.tolist()
+        return found
+
+
 class Wire:
     """One rank's connections. Collective over all ranks of the run."""
 
@@ -178,12 +192,10 @@ class Wire:
         """Starts receiving a server's part of a bucket of parameters."""
         return self.post(buffer, self.num_workers + server, _parameters(bucket))
 
-    def answer(self, server: int, num_values: int) -> list[float]:
-        """Waits for a few numbers from a server."""
+    def post_answer(self, num_values: int) -> Answer:
+        """Expects a few numbers from the first server, behind those already expected."""
         values = torch.empty(num_values, dtype=torch.float64)
-        self.post(values, self.num_workers + server, _ANSWER).wait()
-        found: list[float] = values.tolist()
-        return found
+        return Answer(values=values, receive=self.post(values, self.num_workers, _ANSWER))
 
     def tell_layout(self, layout: Layout, outbox: Outbox) -> None:
         """Tells every server what it holds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 from launcher import registry
 from launcher.interfaces import Collective, Fault, JobShape, OwnsExchange, RankCost
@@ -41,7 +42,7 @@ class DataParallel:
 def summed_gradients(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
     """All gradients of a rank, summed over the replicas in buckets."""
     size, count = buckets(job, pp_rank)
-    return (_sum("gradients", size, count, overlappable=True),) if count else ()
+    return (_sum("gradients", size, count),) if count else ()
 
 
 def buckets(job: JobShape, pp_rank: int) -> tuple[int, int]:
@@ -52,18 +53,19 @@ def buckets(job: JobShape, pp_rank: int) -> tuple[int, int]:
 
 
 def loss_messages(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
-    """On the last stage: the loss, and the count of its targets."""
+    """On the last stage: the loss, and the count of its targets, which work goes on beside."""
     if job.stages[-1].pp_rank != pp_rank:
         return ()
-    return (_sum("loss and targets", _SCALAR_BYTES, 2, overlappable=False),)
+    return (_sum("loss and targets", _SCALAR_BYTES, 2, "begin"),)
 
 
-def _sum(purpose: str, num_bytes: int, count: int, *, overlappable: bool) -> Collective:
+def _sum(purpose: str, num_bytes: int, count: int, phase: Literal["begin", "step"] = "step") -> Collective:
     return Collective(
         operation="all_reduce",
         purpose=purpose,
         axis="dp",
         num_bytes=num_bytes,
         count=count,
-        overlappable=overlappable,
+        overlappable=True,
+        phase=phase,
     )
