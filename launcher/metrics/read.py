@@ -60,6 +60,8 @@ class RunRecords:
     """Rank of each parameter server -> its updates, in the order in which they were made."""
     lost_workers: Mapping[int, int] = field(default_factory=dict)
     """Worker that was gone before the end -> steps it had done."""
+    later: tuple[StepRecord, ...] = ()
+    """Where workers were gone: the newest step of the others, of each that has made it."""
 
 
 def read_run(run_dir: Path) -> RunRecords:
@@ -81,6 +83,7 @@ def read_run(run_dir: Path) -> RunRecords:
     trainers = [file for file in files if file.header.role == TRAINER]
     seen = [set(file.steps) for file in trainers]
     complete = sorted(set.intersection(*seen))
+    lost_workers = {loss.worker: loss.step for file in files for loss in file.losses}
     for step in complete:
         _check_agreement(trainers, step)
     return RunRecords(
@@ -93,8 +96,15 @@ def read_run(run_dir: Path) -> RunRecords:
         num_lost_steps=max(file.num_lost_steps for file in trainers),
         memory={file.header.rank: file.memory for file in trainers if file.memory},
         updates={file.header.rank: tuple(file.updates) for file in files if file.updates},
-        lost_workers={loss.worker: loss.step for file in files for loss in file.losses},
+        lost_workers=lost_workers,
+        later=_newest(trainers) if lost_workers else (),
     )
+
+
+def _newest(trainers: Sequence[_RankFile]) -> tuple[StepRecord, ...]:
+    """The records of the newest step that any rank has made."""
+    newest = max((step for file in trainers for step in file.steps), default=None)
+    return tuple(file.steps[step] for file in trainers for step in file.steps if step == newest)
 
 
 @dataclass(kw_only=True)

@@ -76,8 +76,8 @@ class Run:
         if self.records.evals:
             last = self.records.evals[-1]
             return FinalLoss(kind="evaluation", num_steps=last.step, loss=last.loss)
-        step = max(self.records.steps)
-        losses = [row.loss for row in self.records.steps[step] if row.loss is not None]
+        rows = self.records.later or self.records.steps[max(self.records.steps)]
+        step, losses = rows[0].step, [row.loss for row in rows if row.loss is not None]
         mean = sum(losses) / len(losses) if losses else 0.0  # replicas on their own have losses of their own
         return FinalLoss(kind="training", num_steps=step + 1, loss=mean) if losses else None
 

@@ -71,6 +71,18 @@ def test_buffers_that_are_kept_are_in_what_is_predicted_for_the_update(run: Path
     ) in speedup_text([run], None, width=100, ascii_only=True)
 
 
+def test_the_loss_of_a_run_that_lost_a_worker_is_that_of_the_others_in_the_end(run: Path) -> None:
+    assert "  training loss 2.5000 after 6 steps of served\n" in speedup_text([run], None)
+    records = run / "metrics" / "rank-00000.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(lines[:-2]))
+    with (run / "metrics" / "rank-00003.jsonl").open("a") as file:
+        file.write('{"type":"loss","worker":0,"step":4}\n')
+    text = speedup_text([run], None)
+    assert "  training loss 2.5000 after 6 steps of served\n" in text
+    assert "served lost worker 0 after 4 steps; the others went on." in text
+
+
 def test_the_same_is_there_for_programs(run: Path) -> None:
     (result,) = json.loads(to_json(compare([run], None)))["results"]
     assert result["measured"]["own_step_s"] == {"0": 0.09, "1": 0.19, "2": 0.092}
