@@ -13,6 +13,10 @@ from launcher.errors import LauncherError
 from launcher.legible import escaped
 from launcher.units import format_bytes, format_duration
 
+NO_BANDWIDTH = (
+    "--save: no bandwidth can be told from these sizes. Give several, such as --sizes 4KB,1MB,16MB."
+)
+
 
 def cluster_text(name: str, cluster: ClusterConfig, result: BenchResult, day: str) -> str:
     """The YAML file of a cluster whose links are the measured ones.
@@ -24,9 +28,7 @@ def cluster_text(name: str, cluster: ClusterConfig, result: BenchResult, day: st
     """
     found = links(result)
     if not found or not all(isfinite(fit.line.bandwidth) for fit in found.values()):
-        raise LauncherError(
-            "--save: no bandwidth can be told from these sizes. Give several, such as --sizes 4KB,1MB,16MB."
-        )
+        raise LauncherError(NO_BANDWIDTH)
     hosts = ", ".join(result.hostnames)
     device = f'"{cluster.device_name}"' if cluster.device_name else "null"
     lines = [

@@ -99,7 +99,11 @@ Point = tuple[float, float, Sequence[float]]
 
 def operation_fit(measured: Sequence[Measurement]) -> Fit | None:
     """The line of one operation in groups of one size; None where all sizes are about the same."""
-    return fit([(1, m.num_bytes, m.times_s) for m in measured]) if _has_range(measured) else None
+    return (
+        fit([(1, m.num_bytes, m.times_s) for m in measured])
+        if has_range(m.num_bytes for m in measured)
+        else None
+    )
 
 
 def link_fit(measured: Iterable[Measurement], link: Link) -> Fit | None:
@@ -109,12 +113,16 @@ def link_fit(measured: Iterable[Measurement], link: Link) -> Fit | None:
         (steps(m.operation, m.num_ranks), share(m.operation, m.num_ranks) * m.num_bytes, m.times_s)
         for m in rows
     ]
-    return fit(points) if _has_range(rows) else None
+    return fit(points) if has_range(m.num_bytes for m in rows) else None
 
 
-def _has_range(measured: Sequence[Measurement]) -> bool:
-    """Whether there are sizes to tell what grows with the size from what does not."""
-    sizes = [m.num_bytes for m in measured]
+def has_range(num_bytes: Iterable[int]) -> bool:
+    """Whether there are sizes to tell what grows with the size from what does not.
+
+    >>> has_range([4096, 8192]), has_range([4096, 5000]), has_range([])
+    (True, False, False)
+    """
+    sizes = list(num_bytes)
     return bool(sizes) and max(sizes) >= 2 * min(sizes)
 
 

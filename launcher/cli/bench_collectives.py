@@ -12,7 +12,8 @@ from datetime import date
 from pathlib import Path
 
 from launcher import resources
-from launcher.bench.link_file import cluster_text
+from launcher.bench.link_file import NO_BANDWIDTH, cluster_text
+from launcher.bench.model import has_range
 from launcher.bench.placements import default_sizes, placements, world_size
 from launcher.bench.plot import svg_text
 from launcher.bench.records import (
@@ -73,6 +74,8 @@ def bench(words: Sequence[str], flags: Mapping[str, str | bool]) -> int:
     composed = _compose(words)
     config = load(composed.values, composed.sources, composed.faults)
     request = _request(config, flags)
+    if outputs.save and not has_range(request.sizes):
+        raise LauncherError(NO_BANDWIDTH)
     plan = _plan(config, request)
     sizes = dict.fromkeys(placement.num_ranks for placement in request.placements)
     say(

@@ -191,3 +191,10 @@ def test_a_plan_counts_with_a_saved_cluster(tmp_path, monkeypatch):
 def test_no_cluster_is_saved_from_sizes_that_tell_no_bandwidth():
     with pytest.raises(LauncherError, match=r"no bandwidth can be told from these sizes\. Give"):
         cluster_text("mine", cluster(1, 8), result(sizes=(4096,)), "2025-01-02")
+
+
+def test_sizes_that_tell_no_bandwidth_are_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "collectives", "--sizes", "4KB", "--save", "links.yaml"]) == 2
+    assert "--save: no bandwidth can be told from these sizes. Give several" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
