@@ -103,5 +103,5 @@ def test_the_claims_of_pipelines_can_be_run_but_for_the_one_that_needs_too_much_
     assert main(["sweep", "run", "pipeline_claims", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert "\n8 can run" in output
-    assert "\n1 refused\n  1  device.memory_bytes=240000000: a rank of pp_rank 0 needs 271 MB" in output
+    assert "\n1 refused\n  1  device.memory_bytes=256000000: a rank of pp_rank 0 needs 271 MB" in output
     assert "points: schedule=gpipe num_kept=128\n" in output
