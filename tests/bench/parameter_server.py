@@ -218,10 +218,10 @@ def transport() -> None:
     """The bar: push and pull without the update move 80 % of the bytes a second of raw messages."""
     print("workers  servers   MB each way   raw MB/s   transport        summing          updating")
     for workers, layer_numel in ((2, 250_000), (2, 1_000_000), (4, 1_000_000)):
-        work = Work(layer_numel=layer_numel, num_steps=6, computes=False)
+        work = Work(layer_numel=layer_numel, num_steps=16, computes=False)
         plan = plan_of(workers, work)
         times: dict[str, list[float]] = {name: [] for name in ("raw", "transport", "summing", "updating")}
-        for _ in range(3):
+        for _ in range(5):
             raw = run_ranks(workers + 1, raw_s, workers, work)
             times["raw"].append(statistics.median(t for row in raw[:workers] for t in row))
             with without_sums(), without(GradientBuckets, "clear"):

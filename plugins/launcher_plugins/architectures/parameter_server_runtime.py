@@ -94,7 +94,6 @@ class ParameterServerUpdate:
         """Pushes whose gradients are being copied to the host, with the event of the copy."""
         # A hook inside a compiled layer would break it up.
         self._pulls_by_layer = self._settings.overlap and config.fusion.compile == "none"
-        self._step = 0
         self._is_known = False
         """Whether the servers know what they hold."""
 
@@ -122,11 +121,13 @@ class ParameterServerUpdate:
             buckets=tuple(tuple(map(_held, bucket.params)) for bucket in self._buckets.all()),
             num_servers=self._settings.servers,
         )
+        self._first_places = [
+            min(self._layout.pieces(server), default=None) for server in range(self._settings.servers)
+        ]
         return chunks
 
     def begin(self, step: int) -> None:
         """Waits for the parameters, unless each layer waits for its own."""
-        self._step = step
         if not self._is_known:
             self._is_known = True
             self._introduce()
@@ -232,7 +233,7 @@ class ParameterServerUpdate:
                 flat = torch.cat([param.detach().flatten() for param in bucket.params]).cpu()
                 for server in self._layout.owners(place):
                     start, stop = self._layout.span(place, server)
-                    self._wire.push(server, Notice(kind=PUSH, bucket=place), flat[start:stop], self._outbox)
+                    self._wire.push(server, place, flat[start:stop], self._outbox)
             self._outbox.wait()
 
     # Gradients out.
@@ -243,12 +244,13 @@ class ParameterServerUpdate:
         self._post_pulls(place)
         for server in self._layout.owners(place):
             start, stop = self._layout.span(place, server)
-            packed = self._feedback.pack(flat[start:stop], (place, server))
-            self._push(server, Notice(kind=PUSH, step=self._step, bucket=place), packed)
+            if place == self._first_places[server]:
+                self._wire.notify(server, Notice(kind=PUSH), self._outbox)
+            self._push(server, place, self._feedback.pack(flat[start:stop], (place, server)))
         self._send_ready(wait=False)
         return _Gone()
 
-    def _push(self, server: int, notice: Notice, packed: Tensor) -> None:
+    def _push(self, server: int, place: int, packed: Tensor) -> None:
         """Sends from the host's memory; from a GPU once the copy is there, which nothing waits for here."""
         event = None
         if self._is_cuda:
@@ -256,7 +258,7 @@ class ParameterServerUpdate:
             packed = host.copy_(packed, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        self._ready.append((event, lambda: self._wire.push(server, notice, packed, self._outbox)))
+        self._ready.append((event, lambda: self._wire.push(server, place, packed, self._outbox)))
 
     def _send_ready(self, *, wait: bool) -> None:
         """Sends, in order, what has arrived in the host's memory; ``wait``: all of it."""

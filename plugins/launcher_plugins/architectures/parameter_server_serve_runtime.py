@@ -52,7 +52,6 @@ def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         layout = wire.receive_layout()
         shard = Shard(ctx, layout, ctx.plan.rank - wire.num_workers)
         for bucket, piece in shard.pieces.items():  # the first worker's weights; what was saved replaces them
-            wire.receive_notice(0)
             weights = torch.empty_like(piece.parameters())
             wire.post_payload(0, bucket, weights).wait()
             piece.master.copy_(weights)
@@ -139,11 +138,18 @@ class Server:
             try:
                 notice = self._desk.wire.receive_notice(worker)
                 if notice.kind == PUSH:
-                    self._desk.wait_for_push(worker, notice.bucket)
+                    self._receive_step(worker)
+                    continue
             except RuntimeError as error:
                 say(f"worker {worker}: {error}")
                 notice = Notice(kind=LOST)
             self._notices.put((worker, notice))
+
+    def _receive_step(self, worker: int) -> None:
+        """Receives a worker's gradients, in the order in which it pushes them."""
+        for bucket in self.update.pieces:
+            self._desk.wait_for_push(worker, bucket)
+            self._notices.put((worker, Notice(kind=PUSH, bucket=bucket)))
 
     def _handle(self, worker: int, notice: Notice) -> None:
         if notice.kind == PUSH:

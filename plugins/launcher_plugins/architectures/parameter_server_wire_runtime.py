@@ -25,9 +25,10 @@ from launcher.runtime.api import RankContext
 from launcher_plugins.architectures.parameter_server_config import settings_of
 
 PUSH, DONE, SUM, MEET, LEAVE, LOST = range(6)
-"""What a message says: a bucket of gradients follows; a step's are all pushed; a number to be added up over
-the workers; ready for an evaluation; going; and, by a server to itself, that a worker is gone."""
-_NOTICES_AHEAD = 64
+"""What a message says: a step's gradients follow, bucket by bucket (by a server to itself: one of them is
+here); they are all pushed; a number to be added up over the workers; ready for an evaluation; going; and, by
+a server to itself, that a worker is gone."""
+_NOTICES_AHEAD = 16
 _NOTICE, _ANSWER, _LAYOUT = range(3)
 """Tags of small messages; those of a bucket have tags of their own."""
 
@@ -42,12 +43,13 @@ def _parameters(bucket: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """The small message in front of every other that a worker sends."""
+    """A small message of a worker."""
 
     kind: int
     step: int = 0
     """Step of the gradients, or steps done by a worker that leaves."""
     bucket: int = 0
+    """The one that is here; not sent."""
     value: float = 0.0
     """Factor of the step's gradients (`DONE`), or what is added up (`SUM`)."""
     signal: int = 0
@@ -55,13 +57,13 @@ class Notice:
 
     def tensor(self) -> Tensor:
         """As it is sent."""
-        return torch.tensor([self.kind, self.step, self.bucket, self.value, self.signal], dtype=torch.float64)
+        return torch.tensor([self.kind, self.step, self.value, self.signal], dtype=torch.float64)
 
     @staticmethod
     def of(tensor: Tensor) -> Notice:
         """As it was before."""
-        kind, step, bucket, value, signal = tensor.tolist()
-        return Notice(kind=int(kind), step=int(step), bucket=int(bucket), value=value, signal=int(signal))
+        kind, step, value, signal = tensor.tolist()
+        return Notice(kind=int(kind), step=int(step), value=value, signal=int(signal))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +185,9 @@ class Wire:
         """Sends a notice to a server."""
         self.send(notice.tensor(), self.num_workers + server, _NOTICE, outbox)
 
-    def push(self, server: int, notice: Notice, payload: Tensor, outbox: Outbox) -> None:
-        """Sends gradients behind a notice."""
-        self.notify(server, notice, outbox)
-        self.send(payload, self.num_workers + server, _gradients(notice.bucket), outbox)
+    def push(self, server: int, bucket: int, payload: Tensor, outbox: Outbox) -> None:
+        """Sends gradients."""
+        self.send(payload, self.num_workers + server, _gradients(bucket), outbox)
 
     def post_pull(self, server: int, bucket: int, buffer: Tensor) -> Any:
         """Starts receiving a server's part of a bucket of parameters."""
@@ -220,7 +221,7 @@ class Wire:
         would else wait behind the parameters on their way to that worker."""
         expected = self._expected.setdefault(worker, deque())
         while len(expected) < _NOTICES_AHEAD:
-            tensor = torch.empty(5, dtype=torch.float64)
+            tensor = torch.empty(4, dtype=torch.float64)
             expected.append((tensor, self.post(tensor, worker, _NOTICE)))
         tensor, receive = expected.popleft()
         receive.wait()
