@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.jobs.script import JobState
-from launcher.metrics.heartbeat import SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
+from launcher.metrics.heartbeat import SERVING, SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
 from launcher.units import format_duration
 
 _NAME = re.compile(r"rank-(\d+)\.heartbeat")
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAX_FRAMES = 20
+_SERVER_SILENT_S = 2.0
+"""Far more than between two beats of a server that waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ def find_hang(run_dir: Path) -> Hang | None:
     ended = [when for rank in beats if (when := _watchdog_time(run_dir, rank))]
     if not ended:
         return None
-    suspects = [rank for rank, beat in beats.items() if not beat.is_waiting] or list(beats)
+    suspects = [rank for rank, beat in beats.items() if _is_suspect(beat, min(ended))] or list(beats)
     guilty = min(suspects, key=lambda rank: (beats[rank].time, rank))
     return Hang(
         rank=guilty,
@@ -56,6 +58,12 @@ def find_hang(run_dir: Path) -> Hang | None:
         stack=_main_stack(run_dir / stacks_name(guilty)),
         waiting=tuple(sorted(rank for rank, beat in beats.items() if beat.is_waiting and rank != guilty)),
     )
+
+
+def _is_suspect(beat: Heartbeat, ended: float) -> bool:
+    """Whether a rank did not wait for another one. A server that waits says so all the time."""
+    is_silent = beat.doing == SERVING and not beat.is_starting and ended - beat.time > _SERVER_SILENT_S
+    return is_silent or not beat.is_waiting
 
 
 def all_have_begun(run_dir: Path) -> bool:

@@ -100,6 +100,7 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     assert phase(tmp_path / "first") == "cancelled"
     assert sorted(rank_pids(tmp_path / "second")) == [0, 1]
 
+    os.kill(rank_pids(tmp_path / "second")[0], signal.SIGSTOP)  # this one does not end by itself
     os.kill(rank_pids(tmp_path / "second")[1], signal.SIGKILL)
     killed_at = time.monotonic()
     _, error = second.communicate(timeout=60)

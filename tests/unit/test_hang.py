@@ -8,7 +8,7 @@ from launcher.jobs.failure import failure_text
 from launcher.jobs.hang import find_hang, with_hang
 from launcher.jobs.script import JobState
 from launcher.metrics.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
-from launcher.metrics.records import RANK_KINDS
+from launcher.metrics.records import RANK_KINDS, SERVER
 
 STACKS = """\
 Timeout (0:00:05)!
@@ -60,6 +60,14 @@ def test_where_all_wait_for_each_other_the_one_heard_from_longest_ago_is_named(r
     beat(run_dir, 0, 101.0, "dp", STACKS)
     beat(run_dir, 1, 100.0, "pipeline", STACKS)
     assert find_hang(run_dir).rank == 1
+
+
+@pytest.mark.parametrize(("silent_s", "step", "guilty"), [(4.0, 3, 2), (1.0, 3, 0), (4.0, -1, 0)])
+def test_a_server_that_has_stopped_saying_that_it_waits_hung(run_dir, silent_s, step, guilty):
+    beat(run_dir, 0, 100.5, SERVER, STACKS)
+    beat(run_dir, 1, 100.6, SERVER, STACKS)
+    beat(run_dir, 2, 105.0 - silent_s, "serving", step=step)
+    assert find_hang(run_dir).rank == guilty
 
 
 def test_without_a_watchdog_that_ended_a_rank_nothing_hung(run_dir):

@@ -162,6 +162,14 @@ def test_a_killed_rank_is_guilty_before_the_ranks_that_missed_it():
     )
 
 
+@pytest.mark.parametrize(
+    "line", ["Unable to shutdown process 13 via 15, forcefully exiting", "trireme: killed process 13, which"]
+)
+def test_a_rank_that_was_killed_for_outliving_a_failure_is_not_guilty(line):
+    state = failed_state(f"{line}\n" + REPORT.format(root=1, other=-9), 1)
+    assert (state.rank, state.exit_code) == (0, 1)
+
+
 def test_without_a_killed_rank_torchruns_first_one_is_guilty():
     assert failed_state(REPORT.format(root=3, other=-6), 1) == JobState(
         phase="failed", exit_code=3, reason="ended with exit code 3", rank=0
@@ -255,6 +263,24 @@ def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):
     wait_until(lambda: ignores_sigterm(handle.id))
     Torchrun().cancel(handle)
     assert handle.process.poll() == -signal.SIGKILL
+
+
+def test_ranks_that_outlive_a_failure_are_ended(run_dir, monkeypatch):
+    monkeypatch.setattr(torchrun, "_OUTLIVES_S", 0.2)
+    handle, rank_pid = start_with_a_stubborn_rank(run_dir)
+    log = run_dir / EXECUTOR_LOG
+    for text, lives in (
+        ("a warning\n", True),
+        (f"Sending process {rank_pid} closing signal SIGTERM\n", False),
+    ):
+        log.write_text(text)
+        time.sleep(0.3)
+        assert Torchrun().state(handle).phase == "running"
+        if not lives:
+            wait_until(lambda: not is_alive(rank_pid))
+        assert is_alive(rank_pid) is lives
+    assert f"killed process {rank_pid}, which outlived" in log.read_text()
+    Torchrun().cancel(handle)
 
 
 def test_cancel_leaves_the_ranks_of_another_run_alone(run_dir, tmp_path_factory):

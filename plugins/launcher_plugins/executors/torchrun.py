@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,7 +40,12 @@ ENTRY_MODULE = "launcher.runtime.main"
 _GRACE_S = 3
 """Longest wait for torchrun to end ranks that are not to save: the signal ends all but the stubborn."""
 _PR_SET_PDEATHSIG = 1
-_REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) ")
+_OUTLIVES_S = 5
+"""Longest that ranks outlive another one's failure. torchrun tells them to end, which those that save, or
+hang, do not at once, and would kill them after 30 s."""
+_TELLS, _KILLED = b" closing signal ", "trireme: killed process"
+_FORCED = re.compile(rf"(?:Unable to shutdown process|{_KILLED}) (\d+)")
+_REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) \(pid: (\d+)\)")
 _INHERITED = ("PET_", "TORCHELASTIC_", "PYTHON_EXEC")
 """Variables that would change what torchrun does; none of them is passed on."""
 
@@ -120,9 +126,10 @@ class Torchrun:
         return JobHandle(id=str(process.pid), run_dir=script.run_dir, process=process)
 
     def state(self, handle: JobHandle) -> JobState:
-        """How torchrun stands, and which rank ended it."""
+        """How torchrun stands, and which rank ended it. Ends ranks that outlive the failure of another."""
         code = _process(handle).poll()
         if code is None:
+            _end_survivors(handle)
             return JobState(phase="running")
         if code == 0:
             return JobState(phase="succeeded", exit_code=0)
@@ -155,14 +162,17 @@ class Torchrun:
 def failed_state(report: str, code: int) -> JobState:
     """The state told by torchrun's output: the rank that was killed, else the one that it names first.
 
-    A killed rank leaves no report of its own, while the ranks that waited for it do.
+    A killed rank leaves no report of its own, while the ranks that waited for it do. One that was killed
+    for outliving the failure is not guilty of it.
 
     >>> failed_state("rank      : 1 (local_rank: 1)\\n  exitcode  : -9 (pid: 7)", 1)
     JobState(phase='failed', exit_code=-9, reason='killed by signal 9 (SIGKILL)', rank=1)
     """
     root_cause = report.rpartition("Root Cause")[2]
     others = report.removesuffix(root_cause)
-    ended = [(int(rank), int(status)) for rank, status in _REPORT.findall(root_cause + others)]
+    forced = set(_FORCED.findall(report))
+    found = _REPORT.findall(root_cause + others)
+    ended = [(int(rank), int(status)) for rank, status, pid in found if pid not in forced]
     if not ended:
         last = report.strip().splitlines()[-1:] or [""]
         return JobState(phase="failed", exit_code=code, reason=f"torchrun ended with code {code}: {last[0]}")
@@ -214,6 +224,20 @@ def _end_with_parent() -> Callable[[], None] | None:
         return None
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end_survivors(handle: JobHandle) -> None:
+    """Kills the ranks that are still there a while after torchrun has told them to end, and notes it."""
+    log = Path(handle.run_dir) / EXECUTOR_LOG
+    with suppress(OSError):
+        if not log.stat().st_size or time.time() - log.stat().st_mtime < _OUTLIVES_S:
+            return
+        if _TELLS not in log.read_bytes():
+            return
+        with log.open("a", encoding="utf-8") as file:
+            for pid in _rank_pids(handle.run_dir):
+                file.write(f"{_KILLED} {pid}, which outlived the failure of another rank\n")
+                _signal_group(pid, signal.SIGKILL)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
