@@ -11,6 +11,7 @@ import mmap
 import time
 from pathlib import Path
 
+from launcher.config.schema import RunConfig
 from launcher.metrics.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
 from launcher.metrics.records import OTHER
 
@@ -18,6 +19,11 @@ MESSAGE_GRACE_S = 2.0
 """How much longer than the watchdog a message waits for a hung rank: the watchdog says where it waited."""
 _MOST_BETWEEN_S = 1.0
 """Longest time by which the watchdog may be early: setting it takes too long to be done at every beat."""
+
+
+def message_timeout_s(limits: RunConfig) -> float:
+    """How long a message waits for another rank: no shorter than any watchdog, which knows who hung."""
+    return max(limits.timeout_s, limits.start_timeout_s) + MESSAGE_GRACE_S
 
 
 class Heart:

@@ -15,7 +15,7 @@ from launcher.plan.model import Plan, RankPlan
 from launcher.registry import resolve
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.groups import alone, backend, make_groups
-from launcher.runtime.heart import MESSAGE_GRACE_S, Heart
+from launcher.runtime.heart import Heart, message_timeout_s
 from launcher.runtime.layers import WholeLayers
 from launcher.runtime.loop import train
 from launcher.runtime.metrics import Clock
@@ -30,7 +30,7 @@ def run(plan: Plan, place: Place, run_dir: Path, heart: Heart, *, resume: bool) 
     if plan.config.fusion.compile != "none":
         prepare_compiler(plan.config.device.kind)
     device = choose_device(plan, place)
-    timeout = timedelta(seconds=message_timeout_s(plan))
+    timeout = timedelta(seconds=message_timeout_s(plan.config.run))
     # Not bound to the device: NCCL would then run all messages of a group on one stream, in one order
     # for all pairs of ranks, and pipelines of four and more ranks would wait in a circle.
     heart.beat(PEERS)
@@ -43,12 +43,6 @@ def run(plan: Plan, place: Place, run_dir: Path, heart: Heart, *, resume: bool) 
             dist.barrier()  # a rank that left early would look dead to one that is still at work
     heart.close()
     dist.destroy_process_group()
-
-
-def message_timeout_s(plan: Plan) -> float:
-    """How long a message waits for another rank: no shorter than any watchdog, which knows who hung."""
-    limits = plan.config.run
-    return max(limits.timeout_s, limits.start_timeout_s) + MESSAGE_GRACE_S
 
 
 def choose_device(plan: Plan, place: Place) -> torch.device:
@@ -79,10 +73,11 @@ def make_context(plan: RankPlan, device: torch.device, heart: Heart | None = Non
     """The rank's context, where it trains equipped by the plan's parallel plugins. Collective over all
     ranks."""
     split = SplitBackward(is_enabled=plan.plan.schedule.splits_backward)
+    timeout_s = message_timeout_s(plan.plan.config.run)
     ctx = RankContext(
         plan=plan,
         device=device,
-        groups=make_groups(plan, message_timeout_s(plan.plan)) if plan.coordinates else alone(plan.rank),
+        groups=make_groups(plan, timeout_s) if plan.coordinates else alone(plan.rank),
         clock=Clock(device, heart),
         split_backward=split,
         layers=WholeLayers(device, DTYPES[plan.plan.config.precision.compute], split),

@@ -20,6 +20,7 @@ from launcher.runtime.api import (
 )
 from launcher.runtime.fragments import scalar_fragment
 from launcher.runtime.gradients import in_buckets
+from launcher.runtime.heart import message_timeout_s
 from launcher.runtime.log import say
 from launcher.runtime.update import NativeUpdate
 
@@ -40,7 +41,7 @@ class GossipUpdate(NativeUpdate):
     def __init__(self, ctx: RankContext) -> None:
         super().__init__(ctx)
         self._replicas = ctx.groups.dp
-        timeout = timedelta(seconds=ctx.config.run.timeout_s)
+        timeout = timedelta(seconds=message_timeout_s(ctx.config.run))
         # A group of its own: an exchange is under way while the loss is summed over the replicas.
         group = dist.new_group(list(self._replicas.ranks), timeout=timeout, use_local_synchronization=True)
         self._exchange = NeighbourExchange(group, neighbours(self._replicas.ranks, self._replicas.rank))

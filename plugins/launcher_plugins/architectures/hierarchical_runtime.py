@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.runtime.api import Handle, RankContext
+from launcher.runtime.heart import message_timeout_s
 from launcher.topology.cluster import Cluster
 
 
@@ -32,7 +33,7 @@ class HierarchicalSum:
     def __init__(self, ctx: RankContext) -> None:
         """Makes the groups. Collective over the data-parallel group."""
         inside, across = _members(ctx)
-        timeout = timedelta(seconds=ctx.config.run.timeout_s)
+        timeout = timedelta(seconds=message_timeout_s(ctx.config.run))
         self._scatters, self._gathers, self._across = (
             dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
             for ranks in (inside, inside, across)
