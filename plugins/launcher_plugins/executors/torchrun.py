@@ -138,7 +138,7 @@ class Torchrun:
 
     def tell_to_end(self, handle: JobHandle) -> None:
         """Sends SIGTERM to the ranks themselves: torchrun, told instead, would kill them after 30 s."""
-        ranks = list(_rank_pids(handle.run_dir))
+        ranks = list(_rank_pids(handle))
         for pid in ranks:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -152,7 +152,7 @@ class Torchrun:
             _signal_group(process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)
-        for pid in _rank_pids(handle.run_dir):
+        for pid in _rank_pids(handle):
             _signal_group(pid, signal.SIGKILL)
         if process.poll() is None:
             _signal_group(process.pid, signal.SIGKILL)
@@ -235,7 +235,7 @@ def _end_survivors(handle: JobHandle) -> None:
         if _TELLS not in log.read_bytes():
             return
         with log.open("a", encoding="utf-8") as file:
-            for pid in _rank_pids(handle.run_dir):
+            for pid in _rank_pids(handle):
                 file.write(f"{_KILLED} {pid}, which outlived the failure of another rank\n")
                 _signal_group(pid, signal.SIGKILL)
 
@@ -245,10 +245,11 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _rank_pids(run_dir: str) -> Iterator[int]:
-    """Ranks of this run that still live, by their command lines (Linux)."""
-    marks = {os.fsencode(ENTRY_MODULE), os.fsencode(f"{run_dir}/plan.json")}
+def _rank_pids(handle: JobHandle) -> Iterator[int]:
+    """Ranks of this run that still live, by their command lines (Linux); torchrun has one like them."""
+    marks = {os.fsencode(ENTRY_MODULE), os.fsencode(f"{handle.run_dir}/plan.json")}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if marks <= set(entry.read_bytes().split(b"\0")):
-                yield int(entry.parent.name)
+            pid = int(entry.parent.name)
+            if pid != _process(handle).pid and marks <= set(entry.read_bytes().split(b"\0")):
+                yield pid
