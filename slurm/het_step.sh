@@ -2,13 +2,14 @@
 # srun ends the ranks of all parts when one fails, once: those that were only starting live on, and are
 # ended here.
 end_parts() {
-  local part job
+  local part job steps=()
   until tail -c +"$1" "$run/logs/executor.log" 2>/dev/null | grep -q '^srun: error: .*: tasks\? '; do sleep 1; done
   sleep 3
   for ((part = 0; part < parts; part++)); do
     job=SLURM_JOB_ID_HET_GROUP_$part
-    scancel --quiet "${!job}.0"
+    steps+=("${!job}.0")
   done
+  scancel --quiet "${steps[@]}"
 }
 
 # One step over all parts of the job, so that its ranks have one range of numbers, in the parts' order.

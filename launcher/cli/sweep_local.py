@@ -18,7 +18,7 @@ from launcher.jobs.script import JobScript, JobState
 from launcher.jobs.store import RunDirectory
 from launcher.jobs.watch import StopRequest, stop_requests
 from launcher.plan.model import Plan
-from launcher.sweep.results import is_out_as_planned
+from launcher.sweep.results import point_standing
 from launcher.sweep.store import Sweep
 
 
@@ -108,4 +108,4 @@ def _run(attempt: Attempt, baselines: _Baselines | None, stop: StopRequest) -> J
 
 
 def _has_failed(attempt: Attempt, state: JobState) -> bool:
-    return state.phase == "failed" and not is_out_as_planned(attempt.plan, attempt.directory)
+    return point_standing(attempt.plan, attempt.directory, state) == "failed"

@@ -16,6 +16,7 @@ from launcher.jobs.handle import standing, standings
 from launcher.jobs.script import RESUME_NOTE, JobState
 from launcher.jobs.store import ACTIVE, RunDirectory
 from launcher.report.runs import named_base, read_plan
+from launcher.sweep.results import DONE, point_standing
 from launcher.sweep.store import Sweep, read_sweep
 from launcher.units import counted
 
@@ -25,7 +26,8 @@ trireme wait RUN|SWEEP
 Follows a run to its end: its state, then its steps, then those of its baseline where that is still
 on its way, and at last the speedup or the reason of its failure. Ctrl-C ends the waiting and leaves
 the run alone. The exit code is 0 when the run succeeded, and 1 when it failed or was cancelled. Of a
-sweep it says how many points are in which state, and at last shows its table.
+sweep it says how many points are in which state, and at last shows its table; a point that ended out
+of memory as its plan had warned has not failed where that is to be shown (report.claims=true).
 
   trireme wait runs/quickstart-20250102-030405
   trireme wait runs/quickstart-sweep-20250102-030405
@@ -57,21 +59,23 @@ def run(words: list[str]) -> int:
 def _wait_for_points(sweep: Sweep) -> int:
     """Waits until every point has ended, and a baseline beside them; returns the exit code."""
     directories, told = [point.directory for point in sweep.points], ""
+    plans = [read_plan(directory.path) for directory in directories]
     while True:
-        phases = Counter(state.phase for state in standings(directories))
-        text = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+        states = standings(directories)
+        found = Counter(map(point_standing, plans, directories, states))
+        text = ", ".join(f"{count} {stands}" for stands, count in found.items())
         if text != told:
             say(f"{counted(len(directories), 'point')}: {text}")
             told = text
-        if not phases.keys() & {*ACTIVE}:
+        if not found.keys() & {*ACTIVE}:
             break
         time.sleep(_ASK_INTERVAL_S)
-    if phases["succeeded"]:
+    if found["succeeded"]:
         for base in {base for directory in directories if (base := named_base(directory.path))}:
             _wait_for_baseline(base)
     say("")
     print_outcomes(sweep, read_outcomes(sweep))
-    return 0 if phases.keys() == {"succeeded"} else 1
+    return 0 if found.keys() <= {*DONE} else 1
 
 
 def _wait_for_baseline(base: Path) -> None:

@@ -26,6 +26,8 @@ _SAME_LOSS = 1e-3
 Standing = Literal[
     "not started", "pending", "running", "succeeded", "out of memory as planned", "failed", "cancelled"
 ]
+DONE: tuple[Standing, ...] = ("succeeded", "out of memory as planned")
+"""How points stand that came to what they were for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +49,15 @@ class Outcome:
     @property
     def standing(self) -> Standing:
         """How it stands, in a word or two."""
-        if self.state.phase == "failed" and is_out_as_planned(self.plan, self.directory):
-            return "out of memory as planned"
-        return self.state.phase if self.has_started else "not started"
+        return point_standing(self.plan, self.directory, self.state) if self.has_started else "not started"
 
 
-def is_out_as_planned(plan: Plan, directory: RunDirectory) -> bool:
-    """Whether a run that is to show what its plan promises (`report.claims`) ended out of memory, as that
-    plan had warned."""
-    is_promised = plan.config.report.claims and not plan.fits
-    return is_promised and bool(out_of_memory_ranks(directory.path))
+def point_standing(plan: Plan, directory: RunDirectory, state: JobState) -> Standing:
+    """How a point stands that was started. One that is to show what its plan promises (`report.claims`) has
+    not failed where it ended out of memory, as that plan had warned."""
+    if state.phase == "failed" and plan.config.report.claims and not plan.fits:
+        return "out of memory as planned" if out_of_memory_ranks(directory.path) else "failed"
+    return state.phase
 
 
 def outcomes(sweep: Sweep, plans: Sequence[Plan], states: Sequence[JobState | None]) -> list[Outcome]:
@@ -92,7 +93,7 @@ def results(found: Sequence[Outcome]) -> list[str]:
     has_speedup = any(outcome.speedup is not None for outcome in found)
     shown = [True, True, True, True, has_speedup, has_speedup, has_bubble, has_bubble, _differ(found)]
     kept = [column for column, is_shown in zip(kept, shown, strict=True) if is_shown]
-    is_done = all(outcome.standing in ("succeeded", "out of memory as planned") for outcome in found)
+    is_done = all(outcome.standing in DONE for outcome in found)
     if is_done:
         kept = [column for column in kept if column[0] != "state"]
     lines = columns(list(zip(*kept, strict=True)), left=1 if is_done else 2)

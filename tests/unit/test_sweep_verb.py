@@ -125,6 +125,8 @@ def test_one_that_ends_out_of_memory_as_planned_is_a_failure_unless_it_is_to_sho
     sweep.ends, sweep.reports = {"pp_4": FAILED}, {"pp_4": full}
     assert sweep.run(*forced) == 1
     assert "pp=4: rank 1 ended with exit code 3\n" in capsys.readouterr().out
+    assert main(["wait", str(sweep.folder)]) == 1
+    assert "2 points: 1 succeeded, 1 failed\n" in capsys.readouterr().out
     sweep.folder.rename(sweep.folder.with_name("first"))
     assert sweep.run(*forced, "report.claims=true") == 0
     captured = capsys.readouterr()
@@ -132,6 +134,8 @@ def test_one_that_ends_out_of_memory_as_planned_is_a_failure_unless_it_is_to_sho
     assert "Traceback" not in captured.err
     assert re.search(r"\n  pp=4 .* warns +out of memory on rank 1\n", captured.out)
     assert captured.out.endswith("\n2 points: 1 succeeded, 1 out of memory as planned\n")
+    assert main(["wait", str(sweep.folder)]) == 0
+    assert capsys.readouterr().out.startswith("2 points: 1 succeeded, 1 out of memory as planned\n")
 
 
 def test_a_failed_baseline_ends_no_point_and_is_tried_once(sweep, capsys):
