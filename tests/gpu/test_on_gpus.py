@@ -56,6 +56,14 @@ def losses(tmp_path: Path, name: str, *overrides: str) -> list[float]:
         ),
         (4, ("parallel.dp=2", "parallel.pp=2", "parallel.zero_stage=1")),
         (8, ("parallel.dp=2", "parallel.tp=2", "parallel.pp=2")),
+        *(
+            (2, ("parallel.dp=2", "parallel.pp=1", "architecture=parameter_server", *options))
+            for options in (
+                (),
+                ("optim.clip_norm=null",),
+                ("architecture.servers=2", "architecture.overlap=false"),
+            )
+        ),
     ],
     ids=str,
 )

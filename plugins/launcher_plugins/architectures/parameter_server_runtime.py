@@ -91,7 +91,7 @@ class ParameterServerUpdate:
         )
         self._pulled: list[Pulled] = []
         self._ready: list[tuple[Any, Callable[[], None]]] = []
-        """Pushes whose gradients are being copied to the host, with the event of the copy."""
+        """What is to be sent and is being copied to the host, with the event of the copy."""
         # A hook inside a compiled layer would break it up.
         self._pulls_by_layer = self._settings.overlap and config.fusion.compile == "none"
         self._is_known = False
@@ -192,12 +192,18 @@ class ParameterServerUpdate:
     def sum(self, value: Tensor) -> Handle:
         """Starts adding a number up over the workers, through the first server."""
         with self._watched():
-            self._wire.notify(0, Notice(kind=SUM, value=float(value)), self._outbox)
+            event, host = self._to_host(value)
+            self._ready.append((event, lambda: self._ask_for_sum(float(host))))
+            self._send_ready(wait=False)
             return _Sum(self, value, self._wire.post_answer(1))
+
+    def _ask_for_sum(self, value: float) -> None:
+        self._wire.notify(0, Notice(kind=SUM, value=value), self._outbox)
 
     def wait_for_sum(self, value: Tensor, answer: Answer) -> None:
         """Puts it in."""
         with self._ctx.clock.section(SERVER), self._watched():
+            self._send_ready(wait=True)
             value.fill_(answer.wait()[0])
 
     def meet(self) -> None:
@@ -252,13 +258,17 @@ class ParameterServerUpdate:
 
     def _push(self, server: int, place: int, packed: Tensor) -> None:
         """Sends from the host's memory; from a GPU once the copy is there, which nothing waits for here."""
-        event = None
-        if self._is_cuda:
-            host = torch.empty_like(packed, device="cpu", pin_memory=True)
-            packed = host.copy_(packed, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self._ready.append((event, lambda: self._wire.push(server, place, packed, self._outbox)))
+        event, host = self._to_host(packed)
+        self._ready.append((event, lambda: self._wire.push(server, place, host, self._outbox)))
+
+    def _to_host(self, tensor: Tensor) -> tuple[Any, Tensor]:
+        """A tensor in the host's memory, and the event that says when it is there; None: it is."""
+        if not self._is_cuda:
+            return None, tensor
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event, host
 
     def _send_ready(self, *, wait: bool) -> None:
         """Sends, in order, what has arrived in the host's memory; ``wait``: all of it."""
