@@ -8,8 +8,9 @@
                           those of one microbatch
     first backward        per pp_rank, when its first B begins, from the start of the step; theory: by
                           simulation with the plan's times
-    memory                per pp_rank, at its fullest; measured: live tensors before the update, and what
-                          autograd held; beside them how much the resident memory of the process grew
+    memory                per pp_rank, at its fullest; measured: live tensors before the update, batches
+                          read ahead among them, and what autograd held; beside them how much the resident
+                          memory of the process grew
 
 What is measured comes from the records alone: no number of the plan but sizes (ranks, chunks, microbatches)
 goes into it.
@@ -74,8 +75,9 @@ def claims(
         "On each rank of the pipeline: microbatches held at once, and ms until the first backward",
         *_indented(ranks),
         "",
-        "MB of each rank: planned; counted, as weights, gradients, optimizer and what autograd holds; and",
-        "what its process grew by in training. Then the limit, what the plan says, and what came of it",
+        "MB of each rank: planned; counted, as tensors alive before the update (batches read ahead, too)",
+        "and the most that autograd held; and what its process grew by in training. Then the limit, what",
+        "the plan says, and what came of it",
         *_indented(memory),
         *(wrapped("    ", f"{label}: {reason}", width) for label, reason in refused),
     ]

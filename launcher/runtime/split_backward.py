@@ -62,8 +62,11 @@ class SplitBackward:
         finally:
             self._products = None
 
-    def linear(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None = None) -> Tensor:
-        """x [..., in] times weight [out, in] -> [..., out], as `torch.nn.functional.linear`."""
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., in] times weight [out, in] -> [..., out], as `torch.nn.functional.linear`.
+
+        The gradient of a weight that is computed from a parameter (a mask times it, say) is not put off.
+        """
         if not (self.is_enabled and torch.is_grad_enabled()):
             return functional.linear(x, weight, bias)
         out: Tensor = _SplitLinear.apply(x, weight, self)  # type: ignore[no-untyped-call]
@@ -73,8 +76,8 @@ class SplitBackward:
         self, weight: nn.Parameter, compute: Callable[[], Tensor], reads: Sequence[Tensor]
     ) -> Tensor | None:
         """Keeps a product for later, with the tensors that it reads; computes it at once outside of
-        `collecting`."""
-        if self._products is None:
+        `collecting`, and where the backward goes on from the weight's gradient."""
+        if self._products is None or not weight.is_leaf:
             return compute()
         self._products.append(WeightProduct(weight, compute, tuple(map(self.keep, reads))))
         return None
@@ -94,7 +97,7 @@ def split_with(layer: nn.Module, split: SplitBackward) -> None:
 
 class _SplitLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, split: SplitBackward) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, split: SplitBackward) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.split, ctx.weight = split, weight
         return functional.linear(x, weight)

@@ -119,6 +119,17 @@ def test_a_frozen_weight_puts_nothing_off() -> None:
     assert x.grad is not None
 
 
+def test_the_gradient_of_a_weight_that_is_computed_from_a_parameter_reaches_the_parameter() -> None:
+    split, weight = SplitBackward(is_enabled=True), nn.Parameter(torch.randn(2, 3))
+    mask, x = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.randn(4, 3)
+    (expected,) = torch.autograd.grad(functional.linear(x, weight * mask).square().sum(), weight)
+    out = split.linear(x, weight * mask).square().sum()
+    with split.collecting() as put_off:
+        out.backward()
+    assert put_off == []
+    torch.testing.assert_close(weight.grad, expected)
+
+
 def test_outside_of_a_split_schedule_the_backward_is_whole() -> None:
     weight = nn.Parameter(torch.ones(2, 2))
     with WHOLE.collecting() as put_off:
