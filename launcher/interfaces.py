@@ -180,6 +180,8 @@ class RoleGroup:
     """Bytes that each of its ranks holds, for a role that does not train."""
     is_expendable: bool = False
     """Whether the run goes on when one of its ranks is gone."""
+    sized_by: str | None = None
+    """Config path of the number of its ranks, for a role that does not train."""
 
 
 class Schedule(Protocol):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from launcher.config.schema import BatchConfig, LaunchConfig, ModelConfig
 from launcher.errors import Fault
-from launcher.interfaces import JobShape
+from launcher.interfaces import JobShape, RoleGroup
 from launcher.plan.balance import balanced_split, layer_costs
 from launcher.plan.batch import BatchSizes, solve
 from launcher.plan.checks import config_faults
@@ -68,12 +68,12 @@ def examine(
     early += unusable_plugins
     if unusable_plugins or not has_sizes(config.model) or (early and config.model.family == "custom"):
         # Without its plugins or its sizes a job cannot be formed; the rest can still be judged.
-        _, _, late = _solve(config, config.model.num_layers, 0, sources)
+        _, _, late = _solve(config, config.model.num_layers, (), sources)
         return (*early, *late)
     model = _shape(config, probes.describe)
     padded = replace(config.model, vocab_size=padded_vocabulary(config.model, config.parallel.tp))
     held = _shape(replace(config, model=padded), lambda *_: model)
-    others = _num_other_ranks(config, held)
+    others = _other_roles(config, held)
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
     chosen = choose(solved)
@@ -123,16 +123,16 @@ def asked_once(describe: Describe | None, read_run: ReadRun | None) -> Probes:
 
 
 def _solve(
-    config: LaunchConfig, num_layers: int | None, num_other_ranks: int, sources: Mapping[str, Source]
+    config: LaunchConfig, num_layers: int | None, others: Sequence[RoleGroup], sources: Mapping[str, Source]
 ) -> tuple[int | None, BatchSizes | None, list[Fault]]:
     """Replicas and batch sizes, None where they have none, and the faults of world, batch and layers."""
     faults: list[Fault] = []
-    dp = solve_dp(config, num_other_ranks, sources)
+    dp = solve_dp(config, others, sources)
     sizes: BatchSizes | None = None
     if isinstance(dp, Fault):
         faults.append(dp)
     else:
-        faults += world_faults(config, dp, num_other_ranks, sources)
+        faults += world_faults(config, dp, others, sources)
         solution = solve(config.batch, dp, sources)
         if isinstance(solution, Fault):
             faults.append(solution)
@@ -162,14 +162,14 @@ def _shape(config: LaunchConfig, describe: Describe) -> ModelShape:
     return describe(config.model, config.batch)
 
 
-def _num_other_ranks(config: LaunchConfig, model: ModelShape) -> int:
-    """Ranks that the architecture puts on the devices beside the trainers, asked with one replica where dp
+def _other_roles(config: LaunchConfig, model: ModelShape) -> tuple[RoleGroup, ...]:
+    """Roles that the architecture puts on the devices beside the trainers, asked with one replica where dp
     is open."""
     dp = 1 if config.parallel.dp == "auto" else config.parallel.dp
     draft = resolve(config, dp, _UNSOLVED)
     architecture = choose(draft).architecture
     others = (role for role in architecture.roles(_job(draft, model)) if not role.trains)
-    return sum(role.num_ranks for role in others if role.name not in config.site.roles)
+    return tuple(role for role in others if role.name not in config.site.roles)
 
 
 def _job(config: LaunchConfig, model: ModelShape) -> JobShape:

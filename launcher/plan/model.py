@@ -232,9 +232,9 @@ class ExchangePlan:
 
     num_servers: int
     push_s: float
-    """All gradients of a worker, the backward left out."""
+    """All gradients of a worker while all workers push, the backward left out."""
     pull_s: float
-    """All parameters of a worker."""
+    """All parameters of a worker while all pull."""
     total_s: float
     """Both ways for all workers at once, with nothing to hide them and no work on the servers."""
     all_reduce_s: float

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault
+from launcher.interfaces import RoleGroup
 from launcher.plan.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.plan.settings import blamed, value_at
 from launcher.topology.mesh import AXES
@@ -19,12 +20,12 @@ _MAX_SIZES = 4
 """Sizes of one axis that are proposed, the nearest first."""
 
 
-def solve_dp(config: LaunchConfig, num_other_ranks: int, sources: Mapping[str, Source]) -> int | Fault:
+def solve_dp(config: LaunchConfig, others: Sequence[RoleGroup], sources: Mapping[str, Source]) -> int | Fault:
     """Data-parallel replicas: as given, or for ``auto`` as many as the devices hold.
 
     On the CPU, where a device is a process that shares the cores with the others, ``auto`` is 1.
     """
-    parallel, free = config.parallel, _free_devices(config, num_other_ranks)
+    parallel, free = config.parallel, _free_devices(config, others)
     if parallel.dp != "auto":
         return parallel.dp
     if config.device.kind == "cpu" and config.cluster.allow_idle_devices:
@@ -32,33 +33,39 @@ def solve_dp(config: LaunchConfig, num_other_ranks: int, sources: Mapping[str, S
     unit = parallel.tp * parallel.pp
     if free >= unit and (free % unit == 0 or config.cluster.allow_idle_devices):
         return free // unit
-    rule = f"dp = devices / (tp * pp) = {free} / ({parallel.tp} * {parallel.pp}) "
+    left, size = "devices", str(free)
+    if others:
+        devices = free + sum(role.num_ranks for role in others)
+        left = f"(devices{''.join(f' - {role.name}s' for role in others)})"
+        size = f"({devices}{''.join(f' - {role.num_ranks}' for role in others)})"
+    rule = f"dp = {left} / (tp * pp) = {size} / ({parallel.tp} * {parallel.pp}) "
     if free < unit:
         rule += "is below 1"
     else:
         rule += f"is not whole: tp * pp = {unit} must divide {free} ({listed(divisors(free))})"
-    return _fault(config, rule, sources, _ways(config, free))
+    return _fault(config, others, rule, sources)
 
 
 def world_faults(
-    config: LaunchConfig, dp: int, num_other_ranks: int, sources: Mapping[str, Source]
+    config: LaunchConfig, dp: int, others: Sequence[RoleGroup], sources: Mapping[str, Source]
 ) -> tuple[Fault, ...]:
     """Faults of a world that has not one rank for each device."""
     cluster, parallel = config.cluster, config.parallel
     devices, unit = cluster.nodes * cluster.devices_per_node, parallel.tp * parallel.pp
-    world = dp * unit + num_other_ranks
+    world = dp * unit + sum(role.num_ranks for role in others)
     if world == devices or (world < devices and cluster.allow_idle_devices):
         return ()
     verdict = "which is too few; dp counts whole replicas, each of tp * pp ranks"
     if world < devices:
         verdict = f"{devices - world} would stay idle"
-    others = f" + {num_other_ranks} of other roles" if num_other_ranks else ""
+    names = "".join(f" + {role.name}s" for role in others)
+    sizes = "".join(f" + {role.num_ranks}" for role in others)
     rule = (
-        f"world = dp * tp * pp{others} = {dp} * {parallel.tp} * {parallel.pp}{others} = "
-        f"{counted(world, 'rank')}{_origins(sources)}, the cluster has nodes * devices_per_node = "
+        f"world = dp * tp * pp{names} = {dp} * {parallel.tp} * {parallel.pp}{sizes} = "
+        f"{counted(world, 'rank')}{_origins(others, sources)}, the cluster has nodes * devices_per_node = "
         f"{cluster.nodes} * {cluster.devices_per_node} = {counted(devices, 'device')}: {verdict}"
     )
-    return (_fault(config, rule, sources, _ways(config, devices - num_other_ranks)),)
+    return (_fault(config, others, rule, sources),)
 
 
 def rank_order_faults(rank_order: str) -> tuple[Fault, ...]:
@@ -78,24 +85,30 @@ def axes(rank_order: str) -> tuple[str, ...]:
     return tuple(rank_order.split("-"))
 
 
-def _free_devices(config: LaunchConfig, num_other_ranks: int) -> int:
-    return config.cluster.nodes * config.cluster.devices_per_node - num_other_ranks
+def _free_devices(config: LaunchConfig, others: Iterable[RoleGroup]) -> int:
+    devices = config.cluster.nodes * config.cluster.devices_per_node
+    return devices - sum(role.num_ranks for role in others)
 
 
 def _fault(
-    config: LaunchConfig, rule: str, sources: Mapping[str, Source], ways: Iterable[Mapping[str, Any]]
+    config: LaunchConfig, others: Sequence[RoleGroup], rule: str, sources: Mapping[str, Source]
 ) -> Fault:
     """A fault of the setting that was typed, of dp when it was none or another one."""
-    path = blamed(_SETTINGS, sources)
-    return Fault(path, value_at(config, path), rule, ways=tuple(ways))
+    sized_by = tuple(role.sized_by for role in others if role.sized_by)
+    path = blamed((*_SETTINGS, *sized_by), sources)
+    return Fault(path, value_at(config, path), rule, ways=tuple(_ways(config, others)))
 
 
-def _ways(config: LaunchConfig, free: int) -> Iterator[Mapping[str, Any]]:
-    """Each factor of the world in turn made to fit the others, then the cluster made to fit the world."""
-    cluster, parallel = config.cluster, config.parallel
+def _ways(config: LaunchConfig, others: Sequence[RoleGroup]) -> Iterator[Mapping[str, Any]]:
+    """Each term of the world in turn made to fit the others, then the cluster made to fit the world."""
+    cluster, parallel, free = config.cluster, config.parallel, _free_devices(config, others)
     is_open, dp = parallel.dp == "auto", 1 if parallel.dp == "auto" else parallel.dp
     sizes = {"parallel.dp": dp, "parallel.pp": parallel.pp, "parallel.tp": parallel.tp}
     unit = prod(sizes.values())
+    for role in others:
+        room = role.num_ranks + free - unit
+        if role.sized_by and room > 0:
+            yield {role.sized_by: room}
     for path, size in sizes.items():
         room, over = divmod(free, unit // size)
         if room and (cluster.allow_idle_devices or not over) and not (is_open and path == "parallel.dp"):
@@ -111,8 +124,9 @@ def _ways(config: LaunchConfig, free: int) -> Iterator[Mapping[str, Any]]:
         yield {"cluster.allow_idle_devices": True}
 
 
-def _origins(sources: Mapping[str, Source]) -> str:
-    """Where each factor was set, as far as that is known."""
-    places = {axis: sources.get(f"parallel.{axis}") for axis in ("dp", "tp", "pp")}
-    known = [f"{axis} from {source.where}" for axis, source in places.items() if source]
+def _origins(others: Iterable[RoleGroup], sources: Mapping[str, Source]) -> str:
+    """Where each term was set, as far as that is known."""
+    paths = {axis: f"parallel.{axis}" for axis in ("dp", "tp", "pp")}
+    paths |= {f"{role.name}s": role.sized_by for role in others if role.sized_by}
+    known = [f"{name} from {sources[path].where}" for name, path in paths.items() if path in sources]
     return f" ({', '.join(known)})" if known else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.planning import make_plan
 from launcher.config.schema import LinkConfig, PluginChoice
 from launcher.errors import PlanError
 from launcher.plan.build import build
@@ -173,6 +174,39 @@ def test_compression_shows_in_the_bytes_that_are_pushed() -> None:
         assert all(row.operation in ("push", "pull") for row in rows), "there is no all-reduce"
     assert pushed["bf16"] == pytest.approx(pushed["none"] / 2)
     assert pushed["top_k"] == pytest.approx(pushed["none"] * 0.02, rel=1e-4)
+
+
+def test_what_workers_on_their_own_push_and_pull_adds_up_to_the_exchange_of_all() -> None:
+    """8 workers and 2 servers share each link by 4; the row of one worker's messages is that of it alone."""
+    plan = planned(8, servers=2, mode="async")
+    found = plan.exchange
+    assert found is not None
+    assert found.push_s + found.pull_s == pytest.approx(found.total_s)
+    alone_s = next(row.time_s for row in plan.traffic if row.operation == "push")
+    assert found.push_s == pytest.approx(4 * alone_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (
+            ["architecture.servers=7"],
+            r"architecture\.servers=7: world = dp \* tp \* pp \+ servers = 2 \* 1 \* 1 \+ 7 = 9 ranks "
+            r"\(.*servers from override architecture\.servers=7\), .* 1 \* 8 = 8 devices: which is too few; "
+            r".* Set architecture\.servers=6, or cluster\.nodes=2\. \[override architecture\.servers=7\]",
+        ),
+        (
+            ["architecture.servers=8", "parallel.dp=auto", "cluster.allow_idle_devices=false"],
+            r"parallel\.dp=auto: dp = \(devices - servers\) / \(tp \* pp\) = \(8 - 8\) / \(1 \* 1\) is "
+            r"below 1\. Set cluster\.nodes=2\.",
+        ),
+    ],
+)
+def test_servers_that_no_device_is_left_for_are_refused_by_their_name(
+    overrides: list[str], text: str
+) -> None:
+    with pytest.raises(PlanError, match=text):
+        make_plan("tiny_parameter_server_dp2_3xcpu", overrides)
 
 
 def test_the_optimizer_is_in_the_memory_of_the_servers_alone() -> None:

@@ -67,6 +67,7 @@ class ParameterServer:
                 trains=False,
                 serve="launcher_plugins.architectures.parameter_server_serve_runtime:serve",
                 memory_bytes=server_bytes(job),
+                sized_by=f"{PATH}.servers",
             ),
         )
 

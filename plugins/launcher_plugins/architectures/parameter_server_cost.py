@@ -199,8 +199,8 @@ def compare(job: JobShape) -> ExchangePlan:
     )
     return ExchangePlan(
         num_servers=exchange.num_servers,
-        push_s=exchange.push_s,
-        pull_s=exchange.pull_s,
+        push_s=in_lockstep.push_s,
+        pull_s=in_lockstep.pull_s,
         total_s=in_lockstep.total_s,
         all_reduce_s=all_reduce_s,
         even_servers=next(even, None),
