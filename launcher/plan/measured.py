@@ -55,6 +55,10 @@ def measured_faults(job: JobShape, read: ReadRun) -> list[Fault]:
     except LauncherError as error:
         return [Fault(_PATH, path, f"cannot be read: {error}", ways=({_PATH: None},))]
     here, there = _conditions(job.config), _conditions(run.plan.config)
+    if job.config.model.family == "custom":  # the code behind one name may have changed
+        num_layers = sum(stage.num_layers for stage in run.plan.stages)
+        here |= {"layers": len(job.model.layers), "parameters": job.model.num_parameters}
+        there |= {"layers": num_layers, "parameters": run.plan.num_parameters}
     differing = [name for name, value in here.items() if value != there[name]]
     if not differing:
         return []
@@ -80,13 +84,14 @@ def time_factors(job: JobShape, run: MeasuredRun) -> Mapping[LayerKind, tuple[fl
 
 def fitted(shares: Sequence[Mapping[LayerKind, float]], totals: Sequence[float]) -> dict[LayerKind, float]:
     """Factors of the kinds such that each stage's shares, multiplied by them, sum to its total, as nearly as
-    can be. ``shares``: per stage, the predicted seconds of each kind in it."""
-    overall = sum(totals) / sum(sum(stage.values()) for stage in shares)
+    can be. ``shares``: per stage, the predicted seconds of each kind in it; a stage without any says
+    nothing."""
+    overall = _ratio(sum(totals), sum(sum(stage.values()) for stage in shares))
     factors = {kind: overall for stage in shares for kind in stage}
     whole = {kind: sum(stage.get(kind, 0.0) for stage in shares) for kind in factors}
     for _ in range(_MOST_ROUNDS):
         ratios = [
-            total / sum(share * factors[kind] for kind, share in stage.items())
+            _ratio(total, sum(share * factors[kind] for kind, share in stage.items()))
             for stage, total in zip(shares, totals, strict=True)
         ]
         changes = {
@@ -98,6 +103,10 @@ def fitted(shares: Sequence[Mapping[LayerKind, float]], totals: Sequence[float])
         if all(abs(change - 1) < _NEAR for change in changes.values()):
             break
     return factors
+
+
+def _ratio(measured_s: float, predicted_s: float) -> float:
+    return measured_s / predicted_s if predicted_s else 1.0
 
 
 def _parts(job: JobShape, run: MeasuredRun, stage: int) -> list[tuple[LayerKind, PartTimes]]:

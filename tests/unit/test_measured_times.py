@@ -17,7 +17,7 @@ from launcher.jobs.fingerprint import identity
 from launcher.plan.balance import balanced_split, layer_costs
 from launcher.plan.build import build, job_shape
 from launcher.plan.measured import MeasuredRun, fitted
-from launcher.plan.model import LayerShape, Plan
+from launcher.plan.model import LayerShape, ModelShape, Plan
 from launcher.plan.plugins import choose
 from launcher.typed import plain
 from tests.unit.fake_runs import FakeRun, write_records
@@ -79,6 +79,11 @@ def test_a_kind_without_predicted_time_takes_nothing_of_what_was_measured() -> N
     assert fitted([{BLOCK: 2.0, HEAD: 0.0}], [4.0])[BLOCK] == 2.0
 
 
+def test_a_stage_without_predicted_time_says_nothing() -> None:
+    assert fitted([{BLOCK: 2.0}, {HEAD: 0.0}], [4.0, 0.1])[BLOCK] == pytest.approx(2.0, rel=1e-3)
+    assert fitted([{HEAD: 0.0}], [0.1]) == {HEAD: 1.0}
+
+
 def test_a_plan_takes_the_times_that_were_measured() -> None:
     even = planned()
     slower = planned(measured=measured(even, forward=2.0, backward=3.0))
@@ -120,6 +125,26 @@ def test_a_run_of_other_work_is_refused(changed: dict[str, Any], message: str) -
     fault = re.escape(f"device.measured_in={RUN}: measured other work: {message}. ")
     with pytest.raises(PlanError, match=f"{fault}.*Set device.measured_in=null"):
         build(config, read_run=lambda path: measured(planned()))
+
+
+def test_a_run_of_a_users_model_that_has_changed_since_is_refused() -> None:
+    sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
+    mine = {**sizes, "family": "custom", "target": "mine:build"}
+
+    def made(num_layers: int, run: MeasuredRun | None = None) -> Plan:
+        layers = (BLOCK[0],) * num_layers
+        shape = ModelShape(
+            family="custom", layers=layers, prologue=None, epilogue=None, num_tied_parameters=0
+        )
+        device = {"measured_in": RUN} if run else {}
+        config = launch_config(model=mine, parallel={"pp": 2}, device=device)
+        return build(config, describe=lambda *_: shape, read_run=lambda path: run)  # type: ignore[arg-type, return-value]
+
+    then = measured(made(4))
+    assert made(4, then).schedule.step_s > 0
+    message = re.escape("measured other work: layers (4 there, 6 here), parameters (20 there, 30 here)")
+    with pytest.raises(PlanError, match=message):
+        made(6, then)
 
 
 def test_a_run_that_cannot_be_read_is_refused() -> None:
