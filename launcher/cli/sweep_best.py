@@ -6,6 +6,7 @@ from launcher.cli.sweep_status import find_sweep, read_outcomes
 from launcher.cli.words import Words
 from launcher.errors import LauncherError
 from launcher.sweep.results import best, command, results
+from launcher.units import counted
 
 _WAYS = ("speed", "loss")
 
@@ -23,8 +24,9 @@ def act(given: Words) -> int:
     found = read_outcomes(sweep)
     chosen = best(found, by)
     print("\n".join(results([chosen])))
-    others = sum(outcome.run is not None for outcome in found) - 1
+    left = sum(outcome.run is None for outcome in found)
     print(f"\n  {command(sweep.recipe, chosen)}")
-    if others < len(found) - 1:
-        print(f"\n{len(found) - others - 1} of {len(found)} points are not measured; one may be better")
+    if left:
+        verb = "is" if left == 1 else "are"
+        print(f"\n{left} of {counted(len(found), 'point')} {verb} not measured, and may be better")
     return 0

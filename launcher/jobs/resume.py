@@ -48,7 +48,6 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     directory = RunDirectory(absolute(run.dir or ""))
     old = _old_plan(directory, run.dir)
     check_idle(directory)
-    _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
     new = json.loads(plan_text)
     changed = changed_settings(old["config"], new["config"])
     if old.get("exact") and new.get("exact"):  # both compute what one device computes
@@ -56,6 +55,7 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     if changed:
         fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
         raise ConfigError([Fault("run.dir", run.dir, "this run is another training", fix)])
+    _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
     begin_attempt(directory, *(() if is_same_layout else ("metrics",)))

@@ -265,13 +265,13 @@ def _step(plan: Plan) -> list[str]:
             f"The model takes {format_flops(plan.step_flops)} per step. Times of layers are those that "
             f"{device.measured_in} measured of its stages; the rest is predicted."
         )
-    first = f"{step} predicted: {tokens_per_s} tokens/s, {speed}"
+    first, about = f"{step} predicted: {tokens_per_s} tokens/s, {speed}", "about"
     if layer_s < SHORT_LAYER_S and device.measured_in is None:
-        first = f"at least {step}, predicted: at most {tokens_per_s} tokens/s, {speed}"
+        first, about = f"at least {step}, predicted: at most {tokens_per_s} tokens/s, {speed}", "at least"
         short = f"as short as these ({format_duration(layer_s)} forward)"
         assumed += f" Not counted: the start of operations, which layers {short} mostly wait for."
     num_steps = plan.config.train.num_steps
-    whole = f"{counted(num_steps, 'step')}: about {format_duration(num_steps * schedule.step_s)}"
+    whole = f"{counted(num_steps, 'step')}: {about} {format_duration(num_steps * schedule.step_s)}"
     return [first, whole, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
 
 

@@ -29,6 +29,7 @@ _LESS_MEMORY = (
     "A smaller batch.micro_size, parallel.recompute=full, parallel.schedule=1f1b in place of gpipe, or more "
     "tp or pp takes less; `trireme plan` shows how much."
 )
+_NO_THREAD = ("can't start new thread", "unable to start watchdog thread")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,10 +63,12 @@ def main(argv: list[str] | None = None) -> int:
 def _fail(run_dir: Path, place: Place, error: BaseException) -> NoReturn:
     """Leaves a report and ends: a rank that failed must not wait for its peers in a destructor."""
     try:
+        out_of_memory = is_out_of_memory(error)
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # telling of a full memory takes some
         traceback.print_exc()
-        _leave_failure(run_dir / "exit" / f"rank-{place.rank}.json", place.rank, error)
+        report = run_dir / "exit" / f"rank-{place.rank}.json"
+        _leave_failure(report, place.rank, error, out_of_memory=out_of_memory)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -103,18 +106,20 @@ def _open_log(path: Path) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: torch says so by a type on CUDA and by a text on the CPU.
+    """Whether an allocation failed: torch says so by a type on CUDA and by a text on the CPU. So does, in a
+    process that is held to a part of the memory, a thread without room for its stack.
 
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"))
     True
     """
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
+    held_to, most = resource.getrlimit(resource.RLIMIT_DATA)
+    has_no_stack = held_to != most and str(error) in _NO_THREAD
+    return named or has_no_stack or "can't allocate memory" in str(error)
 
 
-def _leave_failure(path: Path, rank: int, error: BaseException) -> None:
+def _leave_failure(path: Path, rank: int, error: BaseException, *, out_of_memory: bool) -> None:
     known = isinstance(error, LauncherError)
-    out_of_memory = is_out_of_memory(error)
     record = {
         "rank": rank,
         "time": time.time(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,22 @@ def ends(rank: int, limits: bool, size: int) -> str:
 )
 def test_a_process_is_held_to_the_memory_of_its_device(limits: bool, size: int, end: str) -> None:
     assert run_ranks(1, ends, limits, size) == [end]
+
+
+def starts_a_thread(rank: int, limits: bool) -> str:
+    if limits:
+        limit_memory(CPU, MEGABYTE)
+    threading.stack_size(64 * MEGABYTE)
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError as error:
+        return "out of memory" if is_out_of_memory(error) else str(error)
+    return "fits"
+
+
+@pytest.mark.parametrize(("limits", "end"), [(True, "out of memory"), (False, "fits")])
+def test_a_thread_without_room_for_its_stack_is_out_of_memory(limits: bool, end: str) -> None:
+    assert run_ranks(1, starts_a_thread, limits) == [end]
 
 
 def trained(rank: int, plan: Plan, folder: Path) -> str:

@@ -145,6 +145,12 @@ def test_a_finished_run_is_not_started_for_no_step(interrupted, finish):
     assert (interrupted.path / "exit" / "rank-0.json").is_file()
 
 
+def test_more_steps_for_a_finished_run_are_told_as_another_training(interrupted):
+    finish_by_status(interrupted)
+    with pytest.raises(ConfigError, match=r"Changed: train\.num_steps \(40 -> 50\)\.$"):
+        resume(interrupted.path, num_steps=50, seed=0, parallel={"tp": 1})
+
+
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_the_architecture_may_change_where_both_compute_what_one_device_computes(interrupted, is_exact):
     old = plan(architecture={"name": "decentralized"}) | {"exact": True}

@@ -248,6 +248,14 @@ def test_status_of_all_runs_points_to_the_sweeps(sweep, capsys):
     assert capsys.readouterr().out == "1 sweep, mine: trireme sweep status\n"
 
 
+def test_best_says_how_many_points_it_knows_nothing_of(sweep, capsys):
+    sweep.ends = {"pp_1": FAILED}
+    sweep.run("parallel.pp=1,2", "--no-baseline")
+    capsys.readouterr()
+    assert main(["sweep", "best"]) == 0
+    assert capsys.readouterr().out.endswith("\n1 of 2 points is not measured, and may be better\n")
+
+
 def test_best_by_loss_is_the_point_that_learnt_most(sweep, capsys):
     sweep.run("seed=1,2", "--no-baseline")
     records = sweep.folder / "1-seed_2" / "metrics" / "rank-00001.jsonl"  # of the last stage
