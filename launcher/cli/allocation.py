@@ -6,7 +6,7 @@ import os
 
 from launcher import registry
 from launcher.errors import JobError
-from launcher.interfaces import KnowsAllocation
+from launcher.executor import KnowsAllocation
 from launcher.jobs.store import RunDirectory, saved_steps
 from launcher.plan.model import Plan
 from launcher.units import format_duration

@@ -14,7 +14,7 @@ from launcher.cli.ending import finish, say, shown, text_width
 from launcher.cli.planning import Planned, alone_plan, make_plan
 from launcher.cli.starts import train
 from launcher.cli.words import Words
-from launcher.config.schema import SiteConfig
+from launcher.config.site_schema import SiteConfig
 from launcher.errors import ConfigError, Fault, JobError
 from launcher.jobs.baseline import baseline_search, find_baseline, is_to_be_found
 from launcher.jobs.devices import device_faults

@@ -12,7 +12,7 @@ from launcher.cli.new_file import check_new, write_new
 from launcher.cli.site_dialog import ask_person, given_answers, settle
 from launcher.cli.words import split_words
 from launcher.errors import ConfigError, Fault, LauncherError, did_you_mean
-from launcher.interfaces import KnowsSite
+from launcher.executor import KnowsSite
 
 HELP = """\
 trireme site init NAME [key=value ...] [--out FILE]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_origin
 
 from launcher.config.save import scalar_text
-from launcher.config.schema import SiteConfig
 from launcher.config.site import site_rules
+from launcher.config.site_schema import SiteConfig
 from launcher.errors import ConfigError, Fault, LauncherError, did_you_mean
-from launcher.interfaces import SiteQuestion, SiteSurvey
+from launcher.executor import SiteQuestion, SiteSurvey
 from launcher.typed import Reading, Source, field_types, plain, read
 
 NOTHING = "-"

@@ -17,7 +17,7 @@ from launcher.cli.sweep_points import Points, placed
 from launcher.cli.sweep_run import new_sweep
 from launcher.cli.words import Words
 from launcher.errors import JobError, LauncherError
-from launcher.interfaces import GroupsJobs
+from launcher.executor import GroupsJobs
 from launcher.jobs.facts import checkouts, environment_facts
 from launcher.jobs.freeze import freeze, frozen_plan
 from launcher.jobs.record import Origin

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.config.schema import SiteConfig
+from launcher.config.site_schema import SiteConfig
 from launcher.legible import HIDDEN, is_secret_variable, names_secret
 
 Broken = tuple[str, Any, str, str]

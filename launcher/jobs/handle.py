@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from launcher import registry
-from launcher.interfaces import Executor, KnowsQueue
+from launcher.executor import Executor, KnowsQueue
 from launcher.jobs.hang import with_hang
 from launcher.jobs.script import JobHandle, JobState
 from launcher.jobs.store import ACTIVE, RunDirectory, follower, is_alive, read_json

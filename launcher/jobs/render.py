@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher import registry
-from launcher.interfaces import Executor
+from launcher.executor import Executor
 from launcher.jobs.freeze import CODE
 from launcher.jobs.script import JobRequest, JobScript
 from launcher.plan.model import Plan, sha256

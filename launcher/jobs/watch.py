@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from launcher.interfaces import Executor, TellsRanks
+from launcher.executor import Executor, TellsRanks
 from launcher.jobs.failure import rank_failures
 from launcher.jobs.hang import all_have_begun, find_hang, with_hang
 from launcher.jobs.script import JobHandle, JobScript, JobState

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from launcher.config.schema import LaunchConfig, SiteConfig
-from launcher.interfaces import (
-    ComparesExchange,
-    HasNotes,
-    JobShape,
-    KnowsExactness,
-    LimitsTime,
-    OwnsUpdate,
-    RoleGroup,
-)
+from launcher.config.schema import LaunchConfig
+from launcher.config.site_schema import SiteConfig
+from launcher.executor import LimitsTime
+from launcher.interfaces import ComparesExchange, HasNotes, JobShape, KnowsExactness, OwnsUpdate, RoleGroup
 from launcher.plan.fit import laid_out, memory_faults
 from launcher.plan.job import CheckedJob, Describe, Probes, asked_once, examine
 from launcher.plan.measured import ReadRun

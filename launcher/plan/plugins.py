@@ -11,7 +11,8 @@ from typing import Any
 from launcher import registry
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, LauncherError, PluginError, did_you_mean
-from launcher.interfaces import Architecture, Executor, Parallel, Schedule
+from launcher.executor import Executor
+from launcher.interfaces import Architecture, Parallel, Schedule
 from launcher.plan.model import PluginRecord
 from launcher.typed import Reading, Source, read
 
@@ -66,11 +67,12 @@ def choose(config: LaunchConfig) -> Chosen:
 
 def _require_methods(plugin: object, found: PluginRecord) -> None:
     """Refuses a plugin that lacks methods of its kind, before it is asked for one in the middle of a plan."""
-    needed = [name for name, value in vars(_KINDS[found.group]).items() if callable(value) and name[0] != "_"]
+    kind = _KINDS[found.group]
+    needed = [name for name, value in vars(kind).items() if callable(value) and name[0] != "_"]
     if missing := [name for name in needed if not callable(getattr(plugin, name, None))]:
         raise PluginError(
             f"the {_kind(found)} {found.name!r} of {found.distribution} {found.version} has no "
-            f"{' and no '.join(missing)}; see {_KINDS[found.group].__name__} in launcher/interfaces.py"
+            f"{' and no '.join(missing)}; see {kind.__module__}.{kind.__name__}"
         )
 
 

@@ -12,6 +12,7 @@ from launcher.errors import LauncherError, PluginError
 from launcher.plan.build import build
 from launcher.plan.model import LayerShape, ModelShape, Plan, PluginRecord
 from launcher.plan.plugins import plugin_errors
+from launcher_plugins.executors.torchrun import Torchrun
 from launcher_plugins.schedules.gpipe import GPipe
 from tests.unit.plan_jobs import MIXED, launch_config
 
@@ -69,11 +70,19 @@ def test_of_two_plugins_in_one_module_the_one_that_failed_is_named(monkeypatch):
         Second().actions()
 
 
-def test_a_plugin_without_a_method_of_its_kind_is_named_with_it(monkeypatch):
-    monkeypatch.delattr(GPipe, "bubble_fraction")
-    message = (
-        r"the schedule 'gpipe' of trireme-launcher \S+ has no bubble_fraction; see Schedule in launcher/"
-    )
+@pytest.mark.parametrize(
+    ("plugin", "method", "message"),
+    [
+        (
+            GPipe,
+            "bubble_fraction",
+            "schedule 'gpipe' .* no bubble_fraction; see launcher.interfaces.Schedule",
+        ),
+        (Torchrun, "cancel", "executor 'torchrun' .* no cancel; see launcher.executor.Executor"),
+    ],
+)
+def test_a_plugin_without_a_method_of_its_kind_is_named_with_it(monkeypatch, plugin, method, message):
+    monkeypatch.delattr(plugin, method)
     with pytest.raises(PluginError, match=message):
         build(launch_config(parallel={"pp": 2, "schedule": "gpipe"}))
 

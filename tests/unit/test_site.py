@@ -4,8 +4,8 @@ import pytest
 
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.config.schema import SiteConfig
 from launcher.config.site import secret_rules, secret_variable_rules, site_rules
+from launcher.config.site_schema import SiteConfig
 from launcher.errors import ConfigError
 from launcher.typed import plain
 

@@ -10,7 +10,7 @@ from launcher.cli.site_dialog import ask_person
 from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.errors import JobError, LauncherError
-from launcher.interfaces import SiteQuestion
+from launcher.executor import SiteQuestion
 from launcher_plugins.executors import slurm, slurm_survey
 from launcher_plugins.executors.slurm_commands import Answer
 from launcher_plugins.executors.slurm_survey import read_partitions, survey

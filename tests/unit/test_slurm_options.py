@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.config.schema import SiteConfig
+from launcher.config.site_schema import SiteConfig
 from launcher.errors import PlanError
 from launcher.jobs.script import JobRequest
 from launcher_plugins.executors.slurm import Slurm

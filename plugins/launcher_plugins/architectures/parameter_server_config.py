@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from launcher.config.schema import Few, Index, LaunchConfig, Positive
+from launcher.config.ranges import Few, Index, Positive
+from launcher.config.schema import LaunchConfig
 from launcher.typed import Range, Reading, read
 
 SERVER = "server"

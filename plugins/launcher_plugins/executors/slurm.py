@@ -12,7 +12,8 @@ from pathlib import Path
 
 from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, JobError, PlanError
-from launcher.interfaces import JobShape, SiteSurvey
+from launcher.executor import SiteSurvey
+from launcher.interfaces import JobShape
 from launcher.jobs.script import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.plan.model import Plan
 from launcher_plugins.executors.slurm_array import array

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.config.schema import Count, Index, LaunchConfig
+from launcher.config.ranges import Count, Index
+from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault
 from launcher.typed import Reading, read
 from launcher.units import format_duration

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.config.schema import LaunchConfig, RoleSite, SiteConfig
+from launcher.config.schema import LaunchConfig
+from launcher.config.site_schema import RoleSite, SiteConfig
 from launcher.errors import Fault, nearest
 from launcher.jobs.script import EXECUTOR_LOG, JobRequest
 from launcher_plugins.executors.slurm_life import save_signal, settings_of

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.config.schema import LaunchConfig, RoleSite
+from launcher.config.schema import LaunchConfig
+from launcher.config.site_schema import RoleSite
 from launcher.errors import Fault, nearest
 from launcher.interfaces import RoleGroup
 from launcher.plan.model import RolePlan

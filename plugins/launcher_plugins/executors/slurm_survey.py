@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.errors import JobError
-from launcher.interfaces import SiteQuestion
+from launcher.executor import SiteQuestion
 from launcher.units import counted
 from launcher_plugins.executors.slurm_commands import ask
 

@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.schema import Index, LaunchConfig, Positive
+from launcher.config.ranges import Index, Positive
+from launcher.config.schema import LaunchConfig
 from launcher.errors import Fault, PlanError
 from launcher.interfaces import JobShape
 from launcher.jobs.script import (
