@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -76,7 +78,9 @@ def print_outcomes(sweep: Sweep, found: Sequence[Outcome]) -> None:
     print("\n".join(results(found)))
     for line in _details(found):
         print(f"  {line}")
-    if table := claims([_promise(outcome) for outcome in found], sweep.refused, width=text_width()):
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    promises = [_promise(outcome) for outcome in found]
+    if table := claims(promises, sweep.refused, width=text_width(), room=room):
         print("\n" + "\n".join(table))
     counts = Counter(outcome.standing for outcome in found)
     total = ", ".join(f"{count} {standing}" for standing, count in counts.items())

@@ -46,11 +46,16 @@ class Promise:
 
 
 def claims(
-    promises: Sequence[Promise], refused: Sequence[tuple[str, str]] = (), *, width: int = 100
+    promises: Sequence[Promise],
+    refused: Sequence[tuple[str, str]] = (),
+    *,
+    width: int = 100,
+    room: int | None = None,
 ) -> list[str]:
     """The tables of those plans that ask for them (`report.claims`); no line where none does.
 
-    ``refused``: label and reason of what could not be planned beside them; ``width``: that of the reasons.
+    ``refused``: label and reason of what could not be planned beside them; ``width``: that of the reasons;
+    ``room``: columns of the terminal, where a table that is wider has its labels on lines of their own.
     """
     asked = [promise for promise in promises if promise.plan.config.report.claims]
     if not asked:
@@ -70,15 +75,15 @@ def claims(
     ]
     return [
         "What the schedule promises, and what was measured of a step",
-        *_indented(steps),
+        *_table(steps, room),
         "",
         "On each rank of the pipeline: microbatches held at once, and ms until the first backward",
-        *_indented(ranks),
+        *_table(ranks, room),
         "",
         "MB of each rank: planned; counted, as tensors alive before the update (batches read ahead, too)",
         "and the most that autograd held; and what its process grew by in training. Then the limit, what",
         "the plan says, and what came of it",
-        *_indented(memory),
+        *_table(memory, room),
         *(wrapped("    ", f"{label}: {reason}", width) for label, reason in refused),
     ]
 
@@ -205,8 +210,12 @@ def _layers(plan: Plan) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)
 
 
-def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {line}" for line in columns(rows)]
+def _table(rows: Sequence[Sequence[str]], room: int | None) -> list[str]:
+    lines = [f"  {line}" for line in columns(rows)]
+    if room is None or max(map(len, lines)) <= room:
+        return lines
+    numbers = columns([row[1:] for row in rows], left=0)
+    return [line for row, rest in zip(rows, numbers, strict=True) for line in (f"  {row[0]}", f"    {rest}")]
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:

@@ -124,6 +124,19 @@ def test_the_table_sets_theory_beside_what_was_measured(run: Run) -> None:
     ]
 
 
+def test_where_the_terminal_is_too_narrow_a_point_has_its_name_above_its_numbers() -> None:
+    point = promise(_plan("gpipe", num_chunks=1, num_layers=4), label="a point with a long name")
+    wide = claims([point])
+    narrow = claims([point], room=len(wide[1]) - 1)
+    assert narrow[1:5] == [
+        "  point",
+        "    bubble  measured  idle ms  measured  messages  measured  layers of rank 0",
+        "  a point with a long name",
+        f"    {wide[2].removeprefix('  a point with a long name').lstrip()}",
+    ]
+    assert claims([point], room=max(map(len, wide))) == wide
+
+
 def test_layers_are_placed_as_in_the_textbook() -> None:
     plan = _plan("interleaved_1f1b", num_chunks=2, num_layers=16, pp=4)
     assert claims([promise(plan)])[2].endswith("1-2, 9-10")
