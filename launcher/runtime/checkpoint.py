@@ -205,7 +205,7 @@ def newest(root: Path) -> tuple[int, list[str]]:
         raise JobError(
             "\n".join([f"no checkpoint in {root} is whole; start anew with --overwrite", *skipped])
         )
-    raise JobError(f"no checkpoint to resume from in {root}; set train.checkpoint_interval and run anew")
+    raise JobError(f"no good checkpoint in {root}; set train.checkpoint_interval and run anew")
 
 
 def _overlap(

@@ -172,7 +172,7 @@ def test_a_save_that_was_cut_is_not_a_checkpoint_and_does_not_leak_into_the_next
     where = GlobalSlice(name="w", shape=(1,), offset=(0,), is_sharded=False)
     fragment = GlobalFragment(slice=where, tensor=torch.zeros(1))
     save_shard(checkpoint.unfinished_folder(tmp_path, 300), 7, [fragment])
-    with pytest.raises(JobError, match=r"no checkpoint to resume from .*set train\.checkpoint_interval"):
+    with pytest.raises(JobError, match=r"no good checkpoint in .*set train\.checkpoint_interval"):
         checkpoint.newest(tmp_path)
     assert [path.name for path in write(tmp_path, 300, 1.0).glob("shard-*.json")] == ["shard-00000.json"]
 

@@ -151,7 +151,7 @@ def test_a_run_without_a_checkpoint_is_told_in_one_line(
 ) -> None:
     (tmp_path / "plan.json").write_text(a_model("gpt2").to_json())
     assert main([str(tmp_path), str(tmp_path / "model")]) == 1
-    assert capsys.readouterr().err.startswith("no checkpoint to resume from in ")
+    assert capsys.readouterr().err.startswith("no good checkpoint in ")
     assert not (tmp_path / "model").exists()
 
 
