@@ -24,7 +24,7 @@ def act(given: Words) -> int:
     found = read_outcomes(sweep)
     chosen = best(found, by)
     print("\n".join(results([chosen])))
-    left = sum(outcome.run is None for outcome in found)
+    left = sum(outcome.run is None and outcome.standing != "out of memory as planned" for outcome in found)
     print(f"\n  {command(sweep.recipe, chosen)}")
     if left:
         verb = "is" if left == 1 else "are"

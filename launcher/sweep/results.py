@@ -113,9 +113,10 @@ def best(found: Sequence[Outcome], by: str) -> Outcome:
 
 
 def command(recipe: str, outcome: Outcome) -> str:
-    """The command that runs a point alone."""
+    """The command that runs a point alone, in a directory of its own: that of the sweep is taken."""
     verb = "submit" if outcome.directory.handle.is_file() else "run"
-    return shlex.join(("trireme", verb, recipe, *outcome.overrides))
+    words = [word for word in outcome.overrides if word.lstrip("+").partition("=")[0] != "run.dir"]
+    return shlex.join(("trireme", verb, recipe, *words))
 
 
 def _differ(found: Sequence[Outcome]) -> bool:

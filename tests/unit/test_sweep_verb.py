@@ -136,6 +136,8 @@ def test_one_that_ends_out_of_memory_as_planned_is_a_failure_unless_it_is_to_sho
     assert captured.out.endswith("\n2 points: 1 succeeded, 1 out of memory as planned\n")
     assert main(["wait", str(sweep.folder)]) == 0
     assert capsys.readouterr().out.startswith("2 points: 1 succeeded, 1 out of memory as planned\n")
+    assert main(["sweep", "best"]) == 0
+    assert "not measured" not in capsys.readouterr().out
 
 
 def test_a_failed_baseline_ends_no_point_and_is_tried_once(sweep, capsys):
@@ -238,7 +240,8 @@ def test_status_and_best_find_the_newest_sweep_of_a_recipe(sweep, capsys):
     assert main(["sweep", "best"]) == 0
     output = capsys.readouterr().out
     assert list(table(output)) == ["pp=4"]
-    assert output.endswith(f"run.dir={sweep.folder} parallel.pp=4\n")
+    assert output.endswith(f"\n  trireme run quickstart {' '.join(SMALL)} parallel.pp=4\n")
+    assert main(["plan", *output.splitlines()[-1].split()[2:]]) == 0  # it can be typed as it is
 
 
 def test_status_of_all_runs_points_to_the_sweeps(sweep, capsys):
