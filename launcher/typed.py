@@ -20,6 +20,7 @@ from launcher.scalars import NO_VALUE, WRONG, Filled, Range, describe, read_scal
 __all__ = [
     "MISSING",
     "REST",
+    "UNKNOWN",
     "Filled",
     "Range",
     "Reading",
@@ -33,6 +34,8 @@ __all__ = [
 T = TypeVar("T")
 MISSING: Final = "(missing)"
 """Stands in a fault for a value that is not there."""
+UNKNOWN: Final = "not a setting here"
+"""The rule that a fault of an unknown key names."""
 REST: Final = {"rest": True}
 """Metadata of the field that takes every key which no other field of its class takes."""
 
@@ -120,7 +123,7 @@ def _fields(cls: Any, values: Mapping[str, Any], path: str, reading: Reading) ->
     extra = {str(key): item for key, item in values.items() if key not in known or key == rest}
     items: dict[str, Any] = {} if rest is None else {rest: extra}
     for key in extra if rest is None else ():
-        reading.fault(_join(path, key), extra[key], "not a setting here", did_you_mean(key, known))
+        reading.fault(_join(path, key), extra[key], UNKNOWN, did_you_mean(key, known))
     for name, item in known.items():
         if name != rest:
             items[name] = _field(item, field_types(cls)[name], values, path, reading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from launcher import registry
@@ -14,7 +14,7 @@ from launcher.errors import Fault, LauncherError, PluginError, did_you_mean
 from launcher.executor import Executor
 from launcher.interfaces import Architecture, Parallel, Schedule
 from launcher.plan.model import PluginRecord
-from launcher.typed import Reading, Source, read
+from launcher.typed import UNKNOWN, Reading, Source, read
 
 PARALLEL_OF_AXIS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 """Name of the plugin that spreads the work along each axis, in order of application."""
@@ -24,6 +24,7 @@ _KINDS = {
     "launcher.architectures": Architecture,
     "launcher.executors": Executor,
 }
+_HAS_NONE = " has no options"
 ZERO = "zero"
 """The plugin of the ``dp`` axis where the replicas split the model states."""
 
@@ -145,7 +146,8 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
             rule = f"no {kind} of that name is installed"
             faults.append(Fault(path, name, rule, did_you_mean(name, known)))
         else:
-            faults += _option_faults(registry.load(group, name), name, options_path, options, sources)
+            found = _option_faults(registry.load(group, name), name, options_path, options, sources)
+            faults += [_with_owner(fault, path, group) for fault in found]
     return tuple(faults)
 
 
@@ -168,9 +170,29 @@ def _option_faults(
     declared = getattr(plugin, "Config", None)
     if declared is None:
         return [
-            Fault(f"{path}.{key}", value, f"{name} has no options", f"Remove {path}.{key}.")
+            Fault(f"{path}.{key}", value, f"{name}{_HAS_NONE}", f"Remove {path}.{key}.")
             for key, value in options.items()
         ]
     reading = Reading(sources)
     read(declared, options, reading, path)
     return reading.faults
+
+
+def _with_owner(fault: Fault, choice: str, group: str) -> Fault:
+    """The fault of an option that is not there, with the plugins of the group that have one of its name."""
+    if fault.allowed != UNKNOWN and not fault.allowed.endswith(_HAS_NONE):
+        return fault
+    key = fault.path.rpartition(".")[2]
+    owners = [name for name in registry.plugins(group) if key in _option_names(group, name)]
+    if not owners:
+        return fault
+    return replace(fault, fix=f"It belongs to {choice.removesuffix('.name')}={' or '.join(owners)}.")
+
+
+def _option_names(group: str, name: str) -> frozenset[str]:
+    """Options that a plugin declares; none where it cannot be loaded, which concerns those who choose it."""
+    try:
+        declared = getattr(registry.load(group, name), "Config", None)
+    except PluginError:
+        return frozenset()
+    return frozenset(field.name for field in fields(declared)) if declared else frozenset()

@@ -311,7 +311,7 @@ def test_options_that_a_plugin_does_not_declare_are_refused():
     )
     assert refusal(config) == [
         "parallel.schedule_options.depth=2: 1f1b has no options. Remove parallel.schedule_options.depth.",
-        "architecture.servers=[1]: not a setting here. Known: reduce.",
+        "architecture.servers=[1]: not a setting here. It belongs to architecture=parameter_server.",
     ]
 
 
