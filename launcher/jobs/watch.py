@@ -124,7 +124,7 @@ def _stopped(
             return JobState(
                 phase="cancelled",
                 exit_code=stop.exit_code,
-                reason=f"{ended.reason} and, before the ranks had saved, {unsaved}",
+                reason=f"{ended.reason} and, before the ranks had ended, {unsaved}",
             )
         _drop_lost_output()
         with suppress(OSError):

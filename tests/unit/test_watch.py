@@ -130,7 +130,7 @@ def test_a_second_signal_ends_ranks_that_save(clock, tmp_path):
     executor = Saving("running", after=["running"])
     script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
     state, ticks = stopped(executor, script, again=20)
-    assert state.reason == "SIGINT and, before the ranks had saved, a second signal, SIGINT"
+    assert state.reason == "SIGINT and, before the ranks had ended, a second signal, SIGINT"
     assert (ticks, executor.cancelled) == (20, 1)
 
 
@@ -145,7 +145,7 @@ def test_ranks_that_do_not_save_in_time_are_ended(clock, tmp_path):
     executor = Saving("running", after=["running"])
     script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=2)
     state, ticks = stopped(executor, script)
-    assert state.reason == "SIGINT and, before the ranks had saved, the end of executor.save_wait_s = 2 s"
+    assert state.reason == "SIGINT and, before the ranks had ended, the end of executor.save_wait_s = 2 s"
     assert 20 <= ticks <= 24
 
 
