@@ -56,6 +56,10 @@ COMPOSE_MODULES = {f"launcher.config.{name}" for name in ("compose", "override_g
 COMPOSE_LIBRARIES = {"hydra", "omegaconf", "yaml", "antlr4"}
 RUNTIME_LIBRARIES = {"torch", "numpy", "safetensors", "deepspeed"}
 TESTING_LIBRARIES = {"pytest"}
+MEASURES = ("launcher.runtime.", "launcher.metrics.")
+PREDICTS = ("launcher.plan.", "launcher.schedule.simulate", "launcher.schedule.planned")
+HANDED_OVER = "launcher.plan.model"
+"""What a plan holds: the one part of planning that ranks know."""
 PEERS = ("torch.distributed.pipelining", "deepspeed.pipe", "deepspeed.runtime.pipe")
 """Pipeline engines that ours is measured beside, and never runs on."""
 
@@ -104,6 +108,8 @@ def faults(module: str, source: str, known: set[str]) -> Iterator[str]:
         elif name in known:
             if not _may_import(module, name):
                 yield f"{module} imports {name}, which is above it"
+            if module.startswith(MEASURES) and name.startswith(PREDICTS) and name != HANDED_OVER:
+                yield f"{module} imports {name}: what measures never imports what predicts"
         elif name.startswith(PEERS):
             yield f"{module} imports {name}: the pipeline is our own"
         elif top not in _libraries(module):
@@ -159,6 +165,9 @@ def test_no_import_at_the_head_of_a_module_closes_a_cycle():
         ("launcher.plan.build", "def late():\n    import yaml"),
         ("launcher.errors", "from launcher.config.schema import LaunchConfig"),
         ("launcher.runtime.loop", "from launcher.metrics.read import read_run"),
+        ("launcher.runtime.memory", "from launcher.plan.memory import part_bytes"),
+        ("launcher.runtime.metrics", "from launcher.schedule import simulate"),
+        ("launcher.metrics.read", "from launcher.plan import timing"),
         ("launcher.cli.run", "import launcher.runtime.main"),
         ("launcher.registry", "import launcher_plugins.executors.torchrun"),
         ("launcher_plugins.parallel.data", "from launcher.plan import build"),
