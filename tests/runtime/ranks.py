@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 """Longest wait for a peer, and for the whole function."""
 
 
