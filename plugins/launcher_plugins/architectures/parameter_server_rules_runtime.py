@@ -23,9 +23,6 @@ from launcher_plugins.architectures.parameter_server_config import settings_of
 from launcher_plugins.architectures.parameter_server_shard_runtime import Shard
 from launcher_plugins.architectures.parameter_server_wire_runtime import Notice, Outbox, Wire
 
-_BUCKETS_AHEAD = 2
-"""Buckets that each worker may send before all workers have sent the first of them. Few keep the workers in
-step, so that sums are complete, and the way back is used, early; measured over slow links, 2 is best."""
 Write = Callable[[UpdateRecord], None]
 
 
@@ -134,10 +131,8 @@ class LockStep:
         self._ended: set[int] = set()
         """Workers that have pushed all of the step."""
         self._busy_ns = 0
-        self._order = list(shard.pieces)
-        self._ahead = min(_BUCKETS_AHEAD, len(self._order))
         for worker in desk.present:
-            for bucket in self._order[: self._ahead]:
+            for bucket in shard.pieces:
                 desk.expect(worker, bucket)
 
     def pushed(self, worker: int, bucket: int) -> None:
@@ -171,9 +166,8 @@ class LockStep:
     def _take(self, bucket: int) -> None:
         """All workers have pushed a bucket."""
         self._squares[bucket] = self._sum(bucket)
-        following = self._order[(self._order.index(bucket) + self._ahead) % len(self._order)]
         for worker in self._arrived[bucket]:
-            self._desk.expect(worker, following)
+            self._desk.expect(worker, bucket)
         if self._desk.clips or len(self._squares) == len(self._arrived):
             self._put_off.append(bucket)
         else:
