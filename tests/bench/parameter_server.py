@@ -215,11 +215,7 @@ def without_sums() -> Iterator[None]:
 
 
 def transport() -> None:
-    """The bar: push and pull without the update move 80 % of the bytes a second of raw messages.
-
-    Those go both ways at once; parameters can go only when all workers' gradients of their bucket are there,
-    so that of 8 buckets both ways take at least as long as 9 one way.
-    """
+    """The bar: push and pull without the update move 80 % of the bytes a second of raw messages."""
     print("workers  servers   MB each way   raw MB/s   transport        summing          updating")
     for workers, layer_numel in ((2, 250_000), (2, 1_000_000), (4, 1_000_000)):
         work = Work(layer_numel=layer_numel, num_steps=16, computes=False)
