@@ -7,10 +7,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from launcher.cli.progress import Progress
 from launcher.errors import LauncherError
 from launcher.jobs.baseline import unfinished_baseline
 from launcher.jobs.failure import failure_text
-from launcher.jobs.script import JobState
+from launcher.jobs.script import RESUME_NOTE, JobState
 from launcher.jobs.store import RunDirectory, saved_steps
 from launcher.plan.model import Plan
 from launcher.report.tables import speedup_text
@@ -50,6 +51,12 @@ def saved_text(directory: RunDirectory) -> str:
     if plan.config.train.checkpoint_interval:
         return "Nothing is saved: no checkpoint was complete."
     return "Nothing is saved, as train.checkpoint_interval is 0."
+
+
+def progress_of(directory: RunDirectory, plan: Plan) -> Progress:
+    """The live line of a run, on standard output."""
+    records, num_steps = reporting_records(directory, plan), plan.config.train.num_steps
+    return Progress(records, num_steps, sys.stdout, resumed=directory.path / RESUME_NOTE)
 
 
 def reporting_records(directory: RunDirectory, plan: Plan) -> list[Path]:

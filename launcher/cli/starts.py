@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
-from launcher.cli.ending import reporting_records, say
-from launcher.cli.progress import Progress
+from launcher.cli.ending import progress_of, say
 from launcher.jobs.failure import failure_line
 from launcher.jobs.render import executor_of, render
 from launcher.jobs.resume import begin_attempt
-from launcher.jobs.script import RESUME_NOTE, JobScript, JobState
+from launcher.jobs.script import JobScript, JobState
 from launcher.jobs.store import RunDirectory, saved_steps
 from launcher.jobs.watch import StopRequest, follow
 from launcher.plan.model import Plan
@@ -45,8 +43,7 @@ def _follow(
     directory: RunDirectory, plan: Plan, script: JobScript, stop: StopRequest
 ) -> tuple[JobState, int]:
     """How one start of the ranks ended, and the steps that were done by then."""
-    records, num_steps = reporting_records(directory, plan), plan.config.train.num_steps
-    progress = Progress(records, num_steps, sys.stdout, resumed=directory.path / RESUME_NOTE)
+    progress = progress_of(directory, plan)
     state = follow(executor_of(plan), script, stop, progress.update)
     progress.close()
     assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"

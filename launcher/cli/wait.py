@@ -7,13 +7,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from launcher.cli.ending import finish, reporting_records, say, shown
-from launcher.cli.progress import Progress
+from launcher.cli.ending import finish, progress_of, say, shown
 from launcher.cli.runs import one_run, sweep_at
 from launcher.cli.sweep_status import print_outcomes, read_outcomes
 from launcher.cli.words import split_flags
 from launcher.jobs.handle import standing, standings
-from launcher.jobs.script import RESUME_NOTE, JobState
+from launcher.jobs.script import JobState
 from launcher.jobs.store import ACTIVE, RunDirectory
 from launcher.report.runs import named_base, read_plan
 from launcher.sweep.results import DONE, point_standing
@@ -87,8 +86,7 @@ def _wait_for_baseline(base: Path) -> None:
 def _wait(directory: RunDirectory) -> JobState:
     """The state in which the run ended."""
     plan = read_plan(directory.path)
-    records, num_steps = reporting_records(directory, plan), plan.config.train.num_steps
-    progress = Progress(records, num_steps, sys.stdout, resumed=directory.path / RESUME_NOTE)
+    progress = progress_of(directory, plan)
     told = ""
     while (state := standing(directory)).phase in ACTIVE:
         text = f"{state.phase}: {state.reason}" if state.reason else state.phase

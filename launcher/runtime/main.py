@@ -24,6 +24,7 @@ from launcher.plan.model import Plan, sha256
 from launcher.runtime.heart import Heart
 from launcher.runtime.place import Place, place_from_environment
 from launcher.runtime.supervise import supervise
+from launcher.runtime.whole_file import write_whole
 
 _LESS_MEMORY = (
     "A smaller batch.micro_size, parallel.recompute=full, parallel.schedule=1f1b in place of gpipe, or more "
@@ -127,10 +128,7 @@ def _leave_failure(path: Path, rank: int, error: BaseException, *, out_of_memory
         "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else str(error),
         "traceback": "" if known else traceback.format_exc(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(path, json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

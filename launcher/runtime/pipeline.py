@@ -118,7 +118,7 @@ class _Step:
     num_receives: int = 0
 
 
-LossScale = Callable[[], float | Tensor]
+LossFactor = Callable[[], float | Tensor]
 
 
 class PipelineExecutor:
@@ -133,7 +133,7 @@ class PipelineExecutor:
         """Where in the list a stage has its last action of each kind."""
         self.pool = BufferPool(part.dtype, part.device)
 
-    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: LossScale) -> StepResult:
+    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: LossFactor) -> StepResult:
         """One step's forwards and backwards.
 
         What ``loss_scale`` gives, once a loss is there, multiplies the sum of losses before its backward:
@@ -170,7 +170,7 @@ class PipelineExecutor:
         self._finish(step)
         return step.loss_sum
 
-    def _forward(self, action: Action, microbatch: Any, step: _Step, loss_scale: LossScale | None) -> None:
+    def _forward(self, action: Action, microbatch: Any, step: _Step, loss_scale: LossFactor | None) -> None:
         """``loss_scale`` None: no backward will follow, so nothing is held."""
         stage, _, index = action
         leaf, buffer = None, None

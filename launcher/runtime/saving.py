@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from launcher.runtime import checkpoint
 from launcher.runtime.api import GlobalFragment, RankContext, Stateful
 from launcher.runtime.log import say
 from launcher.runtime.shard import leave_failure, save_shard
+from launcher.runtime.whole_file import write_whole
 from launcher.units import counted, format_bytes, format_duration
 
 
@@ -195,17 +196,10 @@ def chosen_step(ctx: RankContext, root: Path, note: Path | None = None) -> int:
         for sentence in skipped:
             say(sentence)
         if note is not None:
-            _leave(note, {"step": step, "skipped": skipped})
+            write_whole(note, json.dumps({"step": step, "skipped": skipped}) + "\n")
     with ctx.clock.doing(PEERS):
         dist.broadcast(chosen, src=0)
     return int(chosen)
-
-
-def _leave(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    unfinished.replace(path)
 
 
 def _explained(step: int, error: Exception) -> Exception:

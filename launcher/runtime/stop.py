@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from launcher.jobs.script import STOP_NOTE
 from launcher.runtime.log import say
+from launcher.runtime.whole_file import write_whole
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What tells a rank to end: batch systems send the first, and the second ahead of a time limit."""
@@ -61,11 +62,7 @@ class StopRequest:
     def leave_note(self, run_dir: Path, step: int) -> None:
         """Tells the launcher that the run has ended on request, saved after ``step`` steps."""
         name = signal.Signals(self.agreed).name
-        path = run_dir / STOP_NOTE
-        unfinished = path.with_suffix(".tmp")
-        path.parent.mkdir(exist_ok=True)
-        unfinished.write_text(json.dumps({"step": step, "signal": name}) + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(run_dir / STOP_NOTE, json.dumps({"step": step, "signal": name}) + "\n")
         say(f"told to end by {name}: saved after step {step}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
