@@ -6,7 +6,7 @@ if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" -m launcher.topology.nodelist "$SLURM_JOB_NODELIST") ||
+    hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
   [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
     fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"

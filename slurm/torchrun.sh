@@ -12,5 +12,5 @@ start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block
   "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
   --rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
   --log-dir="$run/logs/torchrun" \
-  --module launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
+  --module launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
 conclude

@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from launcher.plan.model import Plan
+from launcher.contract.plan import Plan
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -76,7 +76,7 @@ def stand_in_corpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 @pytest.fixture(scope="session")
 def make_plan() -> Callable[..., Plan]:
     """Plans the quickstart under overrides; one plan per set of overrides."""
-    from launcher.cli.planning import make_plan as plan_recipe  # imports hydra, which few tests need
+    from launcher.app.prepared_run import make_plan as plan_recipe  # imports hydra, which few tests need
 
     @functools.cache
     def plan(*overrides: str) -> Plan:

@@ -1,1 +1,1 @@
-"""What links, devices and disks really do, measured."""
+"""From measured collectives to bandwidths, tables and pictures. Reads what ranks measured; starts nothing."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
+from launcher.base.errors import LauncherError
+from launcher.base.redaction import escaped
+from launcher.base.units import format_bytes, format_duration
 from launcher.bench.model import Fit
-from launcher.bench.records import BenchResult, Link
 from launcher.bench.tables import WHERE, links
-from launcher.config.schema import ClusterConfig, LinkConfig
-from launcher.errors import LauncherError
-from launcher.legible import escaped
-from launcher.units import format_bytes, format_duration
+from launcher.contract.bench import BenchResult, Link
+from launcher.contract.config import ClusterConfig, LinkConfig
 
 NO_BANDWIDTH = (
     "--save: no bandwidth can be told from these sizes. Give several, such as --sizes 4KB,1MB,16MB."

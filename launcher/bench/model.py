@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
-from launcher.bench.records import Link, Measurement
+from launcher.contract.bench import Link, Measurement
 
 PLANNED = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
 """The operations that plans count with, which a link is fitted to."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from launcher.bench.records import Placement
-from launcher.config.schema import ClusterConfig
-from launcher.errors import LauncherError
-from launcher.units import counted
+from launcher.base.errors import LauncherError
+from launcher.base.units import counted
+from launcher.contract.bench import Placement
+from launcher.contract.config import ClusterConfig
 
 
 def default_sizes(cluster: ClusterConfig, num_cores: int | None) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def placements(cluster: ClusterConfig, sizes: Sequence[int]) -> tuple[Placement,
     Those over several nodes work at the same time, as the groups of a training do: a device then has
     its share of its node's network.
 
-    >>> from launcher.config.schema import LinkConfig
+    >>> from launcher.contract.config import LinkConfig
     >>> link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1.0)
     >>> two = ClusterConfig(name="", nodes=2, devices_per_node=2, intra_node=link, inter_node=link,
     ...                     allow_idle_devices=True)

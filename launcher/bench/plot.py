@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
+from launcher.base.units import counted, format_bytes
 from launcher.bench.model import bus_bandwidth
-from launcher.bench.records import OPERATIONS, BenchResult, Measurement
 from launcher.bench.tables import WHERE, by_operation, groups
-from launcher.units import counted, format_bytes
+from launcher.contract.bench import OPERATIONS, BenchResult, Measurement
 
 _COLORS = ("#185a9d", "#d98a1f", "#46a082", "#8a4f9e", "#c0392b", "#1c2530", "#6c8ebf", "#997a2e", "#7f8c8d")
 _DASHES = ("", "7 3", "2 3")

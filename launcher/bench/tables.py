@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from math import inf, isfinite
 from typing import Any
 
+from launcher.base.columns import columns
+from launcher.base.units import counted, format_bytes, format_duration
 from launcher.bench.model import (
     PLANNED,
     Fit,
@@ -16,10 +18,8 @@ from launcher.bench.model import (
     operation_fit,
     time_s,
 )
-from launcher.bench.records import OPERATIONS, BenchResult, Link, Measurement
-from launcher.plan.columns import columns
-from launcher.typed import plain
-from launcher.units import counted, format_bytes, format_duration
+from launcher.contract.bench import OPERATIONS, BenchResult, Link, Measurement
+from launcher.typed.read import plain
 
 WHERE: dict[Link, str] = {"intra_node": "inside a node", "inter_node": "between nodes"}
 """What a link is called."""

@@ -1,1 +1,1 @@
-"""The command line: one module per verb, each with `HELP` and `run(words) -> exit code`."""
+"""The command line: arguments, the terminal and one file per verb. What a verb does is in `launcher.app`."""

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from launcher.base.errors import LauncherError, did_you_mean
+from launcher.base.redaction import escaped, hide_secrets
 from launcher.cli.terminal import protect_output
-from launcher.errors import LauncherError, did_you_mean
-from launcher.legible import escaped, hide_secrets
 
 VERBS = {
     "plan": "check a recipe and show what it would do: mesh, schedule, memory, traffic",
@@ -29,6 +29,15 @@ VERBS = {
     "doctor": "what this machine has, and how to mend what is missing",
 }
 """Every verb with its line in the help, in the order in which a newcomer meets them."""
+
+_FOLDERS = {
+    **dict.fromkeys(("run", "submit", "status", "logs", "wait", "cancel", "export", "report"), "runs"),
+    **dict.fromkeys(("bench", "site", "doctor"), "cluster"),
+    "plan": "plans",
+    "sweep": "sweeps",
+    "recipe": "recipes",
+}
+"""The package below ``launcher.cli`` that holds the module of each verb."""
 
 HELP = f"""\
 trireme VERB [RECIPE] [key=value ...] [--flags]
@@ -101,7 +110,7 @@ def _dispatch(words: list[str]) -> int:
     verb, *rest = words
     if verb not in VERBS:
         raise LauncherError(f"unknown verb {verb!r}. {did_you_mean(verb, VERBS)}")
-    module = cast(Verb, importlib.import_module(f"launcher.cli.{verb}"))
+    module = cast(Verb, importlib.import_module(f"launcher.cli.{_FOLDERS[verb]}.{verb}"))
     if any(word in _HELP_FLAGS for word in rest):
         print(module.HELP.rstrip())
         return 0

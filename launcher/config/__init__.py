@@ -1,1 +1,1 @@
-"""From YAML and overrides to one typed, checked configuration."""
+"""From YAML and overrides to a typed configuration, each value with its origin. The only place with Hydra."""

@@ -24,6 +24,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean, faults_text
 from launcher.config import origins, overrides
 from launcher.config.override_grammar import Parsed, parse_all
 from launcher.config.recipes import Recipe, find
@@ -36,8 +37,7 @@ from launcher.config.yaml_files import (
     line_of_default,
     repository,
 )
-from launcher.errors import ConfigError, Fault, LauncherError, did_you_mean, faults_text
-from launcher.typed import Source
+from launcher.typed.read import Source
 
 _NOT_A_PLACE = (TypeError, ValueError, IndexError, RecursionError)
 """What Hydra lets through where a key leads into a list, or too deep."""

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from launcher.base.errors import ConfigError, Fault
+from launcher.base.redaction import HIDDEN
 from launcher.config.rules import broken_rules
-from launcher.config.schema import LaunchConfig
-from launcher.config.site import Broken, secret_rules
-from launcher.errors import ConfigError, Fault
-from launcher.legible import HIDDEN
-from launcher.typed import MISSING, Reading, Source, field_types, read_fields
+from launcher.config.site_rules import Broken, secret_rules
+from launcher.contract.config import LaunchConfig
+from launcher.typed.read import MISSING, Reading, Source, field_types, read_fields
 
 _MAY_BE_NULL = re.compile(r"name|report\.baseline|(model|data)\.options\..+")
 _NO_VALUE = {"report.baseline": "none"}

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.base.errors import Fault
 from launcher.config import origins, overrides
-from launcher.errors import Fault
-from launcher.scalars import scalar
-from launcher.typed import Source
+from launcher.typed.read import Source
+from launcher.typed.scalars import scalar
 
 _PLAIN_STYLES = (None, "")
 _MAX_NODES = 10_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.scalars import scalar
-from launcher.typed import Source
+from launcher.typed.read import Source
+from launcher.typed.scalars import scalar
 
 
 def join(path: str, inner: str) -> str:

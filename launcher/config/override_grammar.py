@@ -18,9 +18,9 @@ from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from hydra.grammar.gen.OverrideParser import OverrideParser
 
+from launcher.base.errors import Fault, did_you_mean
 from launcher.config import overrides
-from launcher.errors import Fault, did_you_mean
-from launcher.typed import Source
+from launcher.typed.read import Source
 
 Parsed = tuple[Override, Mapping[str, Source]]
 """An override with typed values, and the source of each by its path inside the value."""

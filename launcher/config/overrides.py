@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from launcher.base.errors import Fault, did_you_mean
 from launcher.config import origins
-from launcher.errors import Fault, did_you_mean
-from launcher.scalars import scalar
-from launcher.typed import Source
+from launcher.typed.read import Source
+from launcher.typed.scalars import scalar
 
 _KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w.-]+(:[\w.-]+)?)?", re.ASCII)
 _CALL = re.compile(r"\w+\(.*\)", re.DOTALL)

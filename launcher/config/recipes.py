@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import resources
-from launcher.errors import LauncherError, did_you_mean
-from launcher.legible import shortened
+from launcher.base import resources
+from launcher.base.errors import LauncherError, did_you_mean
+from launcher.base.redaction import shortened
 
 SUFFIX = ".yaml"
 _SUFFIXES = (SUFFIX, ".yml")

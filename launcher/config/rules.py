@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from launcher.base.errors import nearest
 from launcher.config.recipes import safe_name
-from launcher.config.schema import (
+from launcher.config.site_rules import Broken, secret_variable_rules, site_rules
+from launcher.contract.config import (
     DataConfig,
     DeviceConfig,
     FusionConfig,
@@ -16,9 +18,7 @@ from launcher.config.schema import (
     ReportConfig,
     TrainConfig,
 )
-from launcher.config.site import Broken, secret_variable_rules, site_rules
-from launcher.errors import nearest
-from launcher.typed import plain
+from launcher.typed.read import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

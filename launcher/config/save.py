@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.config.schema import LaunchConfig
-from launcher.typed import plain
+from launcher.contract.config import LaunchConfig
+from launcher.typed.read import plain
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _OTHER_MEANINGS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf"))

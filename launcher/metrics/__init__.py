@@ -1,1 +1,1 @@
-"""What the ranks measure: its format, and its reading."""
+"""Reads what ranks measured. Never what was predicted."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import ConfigError, LauncherError
-from launcher.metrics.records import (
+from launcher.base.errors import ConfigError, LauncherError
+from launcher.contract.records import (
     COLLECTIVE_KINDS,
     RANK_KINDS,
     VERSION,
@@ -21,7 +21,7 @@ from launcher.metrics.records import (
     StepRecord,
     UpdateRecord,
 )
-from launcher.typed import Reading, read
+from launcher.typed.read import Reading, read
 
 _Later = StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
 _KINDS: Mapping[Any, type[_Later]] = {

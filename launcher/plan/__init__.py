@@ -1,1 +1,1 @@
-"""The plan: what every rank does, and what that is predicted to cost."""
+"""From a configuration to a plan: checked, laid out, predicted. Pure: reads no file, starts no process."""

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from launcher.config.schema import LaunchConfig
-from launcher.config.site_schema import SiteConfig
-from launcher.executor import LimitsTime
-from launcher.interfaces import ComparesExchange, HasNotes, JobShape, KnowsExactness, OwnsUpdate, RoleGroup
-from launcher.plan.fit import laid_out, memory_faults
-from launcher.plan.job import CheckedJob, Describe, Probes, asked_once, examine
-from launcher.plan.measured import ReadRun
-from launcher.plan.model import VERSION, BatchPlan, ExchangePlan, Plan, RolePlan
+from launcher.contract.config import LaunchConfig
+from launcher.contract.executor import LimitsTime
+from launcher.contract.plan import VERSION, BatchPlan, ExchangePlan, Plan, RolePlan
+from launcher.contract.site import SiteConfig
+from launcher.contract.strategy import (
+    ComparesExchange,
+    HasNotes,
+    JobShape,
+    KnowsExactness,
+    OwnsUpdate,
+    RoleGroup,
+)
+from launcher.plan.checked_job import CheckedJob, Describe, Probes, asked_once, examine
+from launcher.plan.cost.measured import ReadRun
+from launcher.plan.cost.shapes import train_flops
+from launcher.plan.cost.timing import plan_schedule
+from launcher.plan.cost.traffic import plan_traffic
+from launcher.plan.layout.resolve import padded_vocabulary
 from launcher.plan.notes import balance_note, idle_note, plan_notes
 from launcher.plan.plugins import plugin_errors
-from launcher.plan.refusal import refusal
-from launcher.plan.resolve import padded_vocabulary
-from launcher.plan.shapes import train_flops
-from launcher.plan.timing import plan_schedule
-from launcher.plan.traffic import plan_traffic
-from launcher.typed import Source
+from launcher.plan.rules.memory_fit import laid_out, memory_faults
+from launcher.plan.rules.refusal import refusal
+from launcher.typed.read import Source
 
 _NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
 

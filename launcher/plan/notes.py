@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isclose
 
-from launcher.interfaces import JobShape, Parallel, RankCost
-from launcher.plan.balance import layer_costs, stage_sums
-from launcher.plan.batch import BatchSizes
-from launcher.plan.fusion import compile_note
-from launcher.plan.memory import copies_checkpoints, saved_bytes
-from launcher.plan.model import SchedulePlan
-from launcher.plan.partition import split_layers
-from launcher.plan.traffic import message_time_s
-from launcher.units import counted, format_bytes, format_duration
+from launcher.base.units import counted, format_bytes, format_duration
+from launcher.contract.plan import SchedulePlan
+from launcher.contract.strategy import JobShape, Parallel, RankCost
+from launcher.plan.cost.memory import copies_checkpoints, saved_bytes
+from launcher.plan.cost.traffic import message_time_s
+from launcher.plan.layout.balance import layer_costs, stage_sums
+from launcher.plan.layout.batch import BatchSizes
+from launcher.plan.layout.partition import split_layers
+from launcher.plan.rules.fusion import compile_note
 
 
 def plan_notes(

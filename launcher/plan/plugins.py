@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from launcher import registry
-from launcher.config.schema import LaunchConfig
-from launcher.errors import Fault, LauncherError, PluginError, did_you_mean
-from launcher.executor import Executor
-from launcher.interfaces import Architecture, Parallel, Schedule
-from launcher.plan.model import PluginRecord
-from launcher.typed import UNKNOWN, Reading, Source, read
+from launcher.base import registry
+from launcher.base.errors import Fault, LauncherError, PluginError, did_you_mean
+from launcher.base.registry import PluginRecord
+from launcher.contract.config import LaunchConfig
+from launcher.contract.executor import Executor
+from launcher.contract.strategy import Architecture, Parallel, Schedule
+from launcher.typed.read import UNKNOWN, Reading, Source, read
 
 PARALLEL_OF_AXIS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 """Name of the plugin that spreads the work along each axis, in order of application."""

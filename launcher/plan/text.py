@@ -6,16 +6,16 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-from launcher.config.schema import PrecisionConfig
-from launcher.plan.columns import columns, cropped
-from launcher.plan.compute import SHORT_LAYER_S
-from launcher.plan.fit import parts_bytes
-from launcher.plan.fusion import fusion_rows
-from launcher.plan.model import MemoryPlan, Plan, RolePlan, StagePlan, TrafficPlan
-from launcher.schedule.actions import Action
-from launcher.schedule.grid import draw
-from launcher.topology.cluster import Cluster
-from launcher.units import counted, format_bytes, format_count, format_duration, format_flops
+from launcher.base.columns import columns, cropped
+from launcher.base.units import counted, format_bytes, format_count, format_duration, format_flops
+from launcher.contract.actions import Action
+from launcher.contract.cluster import Cluster
+from launcher.contract.config import PrecisionConfig
+from launcher.contract.plan import MemoryPlan, Plan, RolePlan, StagePlan, TrafficPlan
+from launcher.plan.cost.compute import SHORT_LAYER_S
+from launcher.plan.rules.fusion import fusion_rows
+from launcher.plan.rules.memory_fit import parts_bytes
+from launcher.schedule.drawing.grid import draw
 
 WIDTH = 100
 _INDENT = "  "

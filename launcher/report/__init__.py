@@ -1,1 +1,1 @@
-"""What the measurements say."""
+"""The speedup and where the rest went, from stored runs. Starts nothing."""

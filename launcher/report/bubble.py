@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.metrics.records import COMPUTE, PIPELINE_WAIT
-from launcher.metrics.split import waited_ns
+from launcher.contract.actions import COMPUTE as COMPUTE_ACTIONS
+from launcher.contract.actions import Action, PipelineShape, from_text
+from launcher.contract.records import COMPUTE, PIPELINE_WAIT
+from launcher.metrics.blocked_time import waited_ns
 from launcher.report.runs import Run
-from launcher.schedule.actions import COMPUTE as COMPUTE_ACTIONS
-from launcher.schedule.actions import Action, PipelineShape, from_text
 from launcher.schedule.simulate import replay
 
 NS = 1e-9

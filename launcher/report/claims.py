@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from launcher.metrics.records import MemoryRecord
-from launcher.plan.columns import columns, wrapped
-from launcher.plan.model import Plan
+from launcher.base.columns import columns, wrapped
+from launcher.contract.actions import B
+from launcher.contract.plan import Plan
+from launcher.contract.records import MemoryRecord
 from launcher.report.bubble import NS, bubble
 from launcher.report.runs import Run
-from launcher.schedule.actions import B
-from launcher.schedule.planned import planned_timeline
+from launcher.schedule.simulate import planned_timeline
 
 _MESSAGE = "send_recv"
 

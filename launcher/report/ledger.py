@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.metrics.records import REPLICATED, REPORT_KINDS, SINGLE_RANK
+from launcher.contract.records import REPLICATED, REPORT_KINDS, SINGLE_RANK
 
 NOT_TRAINING = "not_training"
 """Devices that were allocated but drive no trainer rank: idle ones, and those of other roles."""

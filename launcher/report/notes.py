@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from launcher.metrics.records import Header
-from launcher.report.constant import noted_differences
+from launcher.base.units import counted
+from launcher.contract.records import Header
+from launcher.report.comparability import noted_differences
 from launcher.report.ledger import efficiency
 from launcher.report.runs import Run
-from launcher.units import counted
 
 _GAP_WORTH_NOTING = 0.02
 _TOO_GOOD = 1.1

@@ -8,13 +8,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import LauncherError
-from launcher.legible import shortened
+from launcher.base.errors import LauncherError
+from launcher.base.redaction import shortened
+from launcher.base.units import counted
+from launcher.contract.plan import Plan
+from launcher.metrics.blocked_time import split_step
 from launcher.metrics.read import RunRecords, read_run
-from launcher.metrics.split import split_step
-from launcher.plan.model import Plan
 from launcher.report.ledger import Work
-from launcher.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)

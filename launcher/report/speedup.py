@@ -11,15 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import ConfigError, LauncherError
-from launcher.metrics.records import PIPELINE_WAIT
+from launcher.base.errors import ConfigError, LauncherError
+from launcher.contract.records import PIPELINE_WAIT
 from launcher.report import ledger
 from launcher.report.bubble import bubble
-from launcher.report.constant import faults
+from launcher.report.comparability import faults
 from launcher.report.notes import layout_notes, run_notes
 from launcher.report.runs import Run, load_run, named_base, printable
 from launcher.report.workers import own_step_s
-from launcher.typed import plain
+from launcher.typed.read import plain
 
 
 @dataclass(frozen=True, kw_only=True)

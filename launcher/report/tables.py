@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from launcher.metrics.records import COMPUTE, SERVER, UpdateRecord
-from launcher.plan.columns import wrapped
+from launcher.base.columns import wrapped
+from launcher.base.units import counted, format_bytes, format_count, format_duration
+from launcher.contract.records import COMPUTE, SERVER, UpdateRecord
 from launcher.report.bubble import bubble
 from launcher.report.claims import Promise, claims
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
 from launcher.report.speedup import Result, SpeedupReport, compare
 from launcher.report.workers import own_step_s
-from launcher.units import counted, format_bytes, format_count, format_duration
 
 _MEANINGS = {
     COMPUTE: "forward and backward",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from launcher.metrics.records import SERVER
+from launcher.contract.records import SERVER
 from launcher.report.runs import Run
 
 

@@ -1,1 +1,1 @@
-"""What runs on the ranks. Only here, and in the runtime halves of plugins, is torch imported."""
+"""What runs on the ranks: with torch, without Hydra, doing what the plan says."""

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from launcher.config.schema import LaunchConfig
-from launcher.plan.model import RankPlan, StagePlan
-from launcher.runtime.groups import Groups
-from launcher.runtime.metrics import Clock
-from launcher.runtime.split_backward import SplitBackward, WeightProduct
-from launcher.runtime.stop import StopRequest
+from launcher.contract.config import LaunchConfig
+from launcher.contract.plan import RankPlan, StagePlan
+from launcher.runtime.measure.clock import Clock
+from launcher.runtime.model.split_backward import SplitBackward, WeightProduct
+from launcher.runtime.process.groups import Groups
+from launcher.runtime.process.stop import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: actions, the passes over them, simulation, drawing."""
+"""From the actions of a schedule to checked action lists and their timeline. No plan, no torch."""

@@ -22,14 +22,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from launcher.errors import PlanError
-from launcher.interfaces import Schedule, splits_backward
-from launcher.schedule.actions import RB, RF, SB, SF, Action, F, PipelineShape
-from launcher.schedule.collector import paused_collector
-from launcher.schedule.depth import deadlines, smallest_depth
-from launcher.schedule.flow import ABSENT, Flow, Lists
-from launcher.schedule.given import given_actions, given_faults
-from launcher.schedule.validate import validate, validate_compute
+from launcher.base.errors import PlanError
+from launcher.contract.actions import RB, RF, SB, SF, Action, F, PipelineShape
+from launcher.contract.strategy import Schedule, splits_backward
+from launcher.schedule.dependencies import ABSENT, Flow, Lists
+from launcher.schedule.receive_depth import deadlines, smallest_depth
+from launcher.schedule.simulate import paused_collector
+from launcher.schedule.validation.plugin_output import given_actions, given_faults
+from launcher.schedule.validation.validate import validate, validate_compute
 
 OVERLAP_DEPTH = 2
 """Least depth used, so that transfers overlap with compute.
@@ -63,7 +63,7 @@ def lower(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Action, ...],
 def add_communication(compute: Lists, shape: PipelineShape, depth: int) -> tuple[tuple[Action, ...], ...]:
     """Adds a send after every producer, and posts every receive ``depth`` compute actions ahead.
 
-    >>> from launcher.schedule.actions import from_text, to_text
+    >>> from launcher.contract.actions import from_text, to_text
     >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
     >>> lists = [from_text("0F0 0B0"), from_text("1F0 1B0")]
     >>> [to_text(actions) for actions in add_communication(lists, shape, depth=0)]

@@ -1,19 +1,41 @@
-"""When every compute action runs, given what each costs."""
+"""When every compute action of a schedule runs, given what each costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
-from launcher.schedule.actions import Action, B, F, PipelineShape, W, has_weight_actions
-from launcher.schedule.collector import paused_collector
-from launcher.schedule.flow import ABSENT, Flow, Lists, compute_only
+from launcher.contract.actions import Action, B, F, PipelineShape, W, from_text, has_weight_actions
+from launcher.contract.plan import Plan
+from launcher.schedule.dependencies import ABSENT, Flow, Lists, compute_only
 
 _KIND = itemgetter(1)
 PENDING = -1.0
 """Stands for the end of an action that has not run."""
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pauses the cyclic garbage collector; also a decorator.
+
+    A large schedule is a million small tuples and no cycle. The collector would walk all of them
+    again and again while they are made, for a third of the whole time. What was made in between then
+    counts as old, or the next young collection would walk it, too. Nested pauses are fine.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation
+            gc.enable()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +92,7 @@ def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
     its rank is free and its message has arrived: `transfer_s` after its producer ended when that is
     on another rank, at once on the same. Sends do not block, and receives count as posted in time.
 
-    >>> from launcher.schedule.actions import from_text
+    >>> from launcher.contract.actions import from_text
     >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
     >>> lists = [from_text("0F0 0B0"), from_text("1F0 1B0")]
     >>> timeline = simulate(lists, shape, Costs(forward_s=(1, 1), backward_s=(2, 2), transfer_s=0.5))
@@ -121,7 +143,7 @@ def peak_held(lists: Lists, shape: PipelineShape) -> tuple[int, ...]:
     """Per pp_rank, the most stage inputs held at once: from a forward to its backward, or to its W
     where the schedule splits the backward.
 
-    >>> from launcher.schedule.actions import from_text
+    >>> from launcher.contract.actions import from_text
     >>> shape = PipelineShape(num_pp_ranks=1, num_microbatches=3)
     >>> peak_held([from_text("0F0 0F1 0B0 0F2 0B1 0B2")], shape)
     (2,)
@@ -168,3 +190,15 @@ def _num_transfers(flow: Flow) -> int:
     return sum(
         target != ABSENT and owner[target] != rank for rank, target in zip(owner, flow.consumer, strict=True)
     )
+
+
+def planned_timeline(plan: Plan) -> Timeline:
+    """When every action of a plan begins and ends, in seconds of its predicted costs."""
+    schedule = plan.schedule
+    costs = Costs(
+        forward_s=schedule.forward_s,
+        backward_s=schedule.backward_s,
+        weight_s=schedule.weight_s,
+        transfer_s=schedule.transfer_s,
+    )
+    return simulate([from_text(actions) for actions in schedule.actions], plan.pipeline, costs)

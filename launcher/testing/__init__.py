@@ -1,1 +1,1 @@
-"""Conformance suites for plugin authors."""
+"""Conformance suites that authors of plugins subclass."""

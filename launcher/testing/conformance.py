@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, ClassVar
 
-from launcher import registry
-from launcher.errors import Fault
-from launcher.interfaces import Action, PipelineShape, Schedule, splits_backward
-from launcher.schedule.actions import compute_kinds
+from launcher.base import registry
+from launcher.base.errors import Fault
+from launcher.contract.actions import compute_kinds
+from launcher.contract.strategy import Action, PipelineShape, Schedule, splits_backward
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import simulate, textbook_costs
 

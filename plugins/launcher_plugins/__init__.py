@@ -1,1 +1,1 @@
-"""The strategies that ship with Trireme, through the door that any other plugin uses."""
+"""Everything that is a strategy, behind the entry points that third parties use, too."""

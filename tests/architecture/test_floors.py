@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,56 +11,23 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-FLOORS = {
-    "launcher": 0,
-    "launcher.compilers": 0,
-    "launcher.errors": 0,
-    "launcher.hints": 0,
-    "launcher.legible": 0,
-    "launcher.units": 0,
-    "launcher.typed": 0,
-    "launcher.scalars": 0,
-    "launcher.resources": 0,
-    "launcher.config.ranges": 1,
-    "launcher.config.schema": 1,
-    "launcher.config.site_schema": 1,
-    "launcher.topology": 1,
-    "launcher.schedule.actions": 1,
-    "launcher.plan.model": 1,
-    "launcher.jobs.script": 1,
-    "launcher.metrics.records": 1,
-    "launcher.metrics.heartbeat": 1,
-    "launcher.bench.records": 1,
-    "launcher.executor": 2,
-    "launcher.interfaces": 2,
-    "launcher.registry": 2,
-    "launcher.config": 3,
-    "launcher.schedule": 3,
-    "launcher.plan": 3,
-    "launcher.config.compose": 4,
-    "launcher.config.override_grammar": 4,
-    "launcher.config.yaml_files": 4,
-    "launcher.jobs": 4,
-    "launcher.metrics": 4,
-    "launcher.bench": 4,
-    "launcher.recipe": 4,
-    "launcher.report": 4,
-    "launcher.sweep": 4,
-    "launcher.testing": 4,
-    "launcher.runtime": 5,
-    "launcher.cli": 6,
-    "launcher.__main__": 6,
-}
-"""The floor of a module is that of the longest prefix of its name."""
-RUNTIME, EDGES, PLUGIN_PLAN_HALF = 5, 4, 2
+FLOORS = (
+    {"base"},
+    {"typed"},
+    {"contract"},
+    {"config", "schedule", "metrics", "bench", "runtime"},
+    {"plan", "runs", "report", "testing"},
+    {"app"},
+    {"cli"},
+)
+"""The packages of the core from the bottom up: a module imports its own package and those of lower floors."""
+SHARED_WITH_PLUGINS = {"base", "typed", "contract"}
 COMPOSE_MODULES = {f"launcher.config.{name}" for name in ("compose", "override_grammar", "yaml_files")}
 COMPOSE_LIBRARIES = {"hydra", "omegaconf", "yaml", "antlr4"}
 RUNTIME_LIBRARIES = {"torch", "numpy", "safetensors", "deepspeed"}
 TESTING_LIBRARIES = {"pytest"}
-MEASURES = ("launcher.runtime.", "launcher.metrics.")
-PREDICTS = ("launcher.plan.", "launcher.schedule.simulate", "launcher.schedule.planned")
-HANDED_OVER = "launcher.plan.model"
-"""What a plan holds: the one part of planning that ranks know."""
+MEASURES = {"runtime", "metrics", "bench"}
+PREDICTS = ("launcher.plan", "launcher.schedule.simulate")
 PEERS = ("torch.distributed.pipelining", "deepspeed.pipe", "deepspeed.runtime.pipe")
 """Pipeline engines that ours is measured beside, and never runs on."""
 
@@ -75,14 +43,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
+def package(module: str) -> str:
+    """The package of the core that a module is in; ``cli`` for what starts it."""
+    return "cli" if module == "launcher.__main__" else module.split(".")[1] if "." in module else "base"
+
+
 def floor(module: str) -> int:
     """The floor of a module of the core."""
-    name = module
-    while name not in FLOORS:
-        name = name.rpartition(".")[0]
-    if name == "launcher" and module != "launcher":
-        raise AssertionError(f"{module} is on no floor: add it to FLOORS")
-    return FLOORS[name]
+    return next(floor for floor, packages in enumerate(FLOORS) if package(module) in packages)
+
+
+def is_runtime_half(module: str) -> bool:
+    """Whether a module of a plugin runs on the ranks."""
+    return module.startswith("launcher_plugins.") and "runtime" in module.split(".")
 
 
 def imports(source: str) -> Iterator[str]:
@@ -99,16 +72,15 @@ def imports(source: str) -> Iterator[str]:
 def faults(module: str, source: str, known: set[str]) -> Iterator[str]:
     """What a module imports from above its floor, or from a library that its floor has no use for."""
     is_plugin = module.startswith("launcher_plugins")
-    is_runtime_half = module.endswith("_runtime")
     for name in imports(source):
         top = name.partition(".")[0]
         if name in known and top == "launcher_plugins":
-            if not is_plugin or (name.endswith("_runtime") and not is_runtime_half):
+            if not is_plugin or (is_runtime_half(name) and not is_runtime_half(module)):
                 yield f"{module} imports {name}: plugins enter by their entry points"
         elif name in known:
             if not _may_import(module, name):
-                yield f"{module} imports {name}, which is above it"
-            if module.startswith(MEASURES) and name.startswith(PREDICTS) and name != HANDED_OVER:
+                yield f"{module} imports {name}, which is not below it"
+            if not is_plugin and package(module) in MEASURES and name.startswith(PREDICTS):
                 yield f"{module} imports {name}: what measures never imports what predicts"
         elif name.startswith(PEERS):
             yield f"{module} imports {name}: the pipeline is our own"
@@ -117,14 +89,13 @@ def faults(module: str, source: str, known: set[str]) -> Iterator[str]:
 
 
 def _may_import(module: str, name: str) -> bool:
-    target = floor(name)
     if module.startswith("launcher_plugins"):
-        is_runtime_half = module.endswith("_runtime")
-        return target <= PLUGIN_PLAN_HALF or (is_runtime_half and target == RUNTIME)
-    own = floor(module)
-    if own == RUNTIME:
-        return target == RUNTIME or target < EDGES
-    return target <= own and target != RUNTIME
+        return package(name) in SHARED_WITH_PLUGINS or (
+            is_runtime_half(module) and package(name) == "runtime"
+        )
+    if package(name) == package(module):
+        return True
+    return floor(name) < floor(module) and package(name) != "runtime"  # which is started, never imported
 
 
 def _libraries(module: str) -> frozenset[str]:
@@ -132,7 +103,7 @@ def _libraries(module: str) -> frozenset[str]:
     always = sys.stdlib_module_names | {"launcher", "launcher_plugins"}
     if module in COMPOSE_MODULES:
         return always | COMPOSE_LIBRARIES
-    if module.startswith("launcher.runtime") or module.endswith("_runtime"):
+    if module.startswith("launcher.runtime") or is_runtime_half(module):
         return always | RUNTIME_LIBRARIES
     return always | TESTING_LIBRARIES if module.startswith("launcher.testing") else always
 
@@ -146,36 +117,55 @@ def test_module_imports_only_its_own_floor_and_lower_ones(module):
     assert list(faults(module, modules()[module].read_text(), set(modules()))) == []
 
 
-def test_no_import_at_the_head_of_a_module_closes_a_cycle():
+def test_every_package_of_the_tree_is_on_one_floor():
+    in_tree = sorted(path.parent.name for path in (REPOSITORY / "launcher").glob("*/__init__.py"))
+    assert sorted(name for packages in FLOORS for name in packages) == in_tree
+    assert [path.name for path in (REPOSITORY / "launcher").glob("[!_]*.py")] == []
+
+
+def test_every_package_says_what_lives_there():
+    for module, path in modules().items():
+        if path.name == "__init__.py":
+            tree = ast.parse(path.read_text())
+            assert ast.get_docstring(tree), module
+            assert len(tree.body) == 1, f"{module} holds code"
+
+
+def test_no_folder_holds_more_than_fourteen_modules():
+    counts = Counter(path.parent for path in modules().values() if path.name != "__init__.py")
+    assert [str(folder) for folder, count in counts.items() if count > 14] == []
+
+
+def test_no_import_closes_a_cycle_be_it_inside_of_a_function():
     known = modules()
     graph = {}
     for module, path in known.items():
-        head = [node for node in ast.parse(path.read_text()).body if not _is_for_types_only(node)]
-        statements = [node for node in head if isinstance(node, ast.Import | ast.ImportFrom)]
-        named = {name for node in statements for name in imports(ast.unparse(node))}
-        graph[module] = (named & set(known)) - {module}
+        tree = ast.parse(path.read_text())
+        tree.body = [node for node in tree.body if not _is_for_types_only(node)]
+        graph[module] = (set(imports(ast.unparse(tree))) & set(known)) - {module}
     graphlib.TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("launcher.plan.build", "from launcher.jobs import store"),
+        ("launcher.plan.build", "from launcher.app import launch"),
         ("launcher.plan.build", "import torch"),
         ("launcher.plan.build", "def late():\n    import yaml"),
-        ("launcher.errors", "from launcher.config.schema import LaunchConfig"),
-        ("launcher.runtime.loop", "from launcher.metrics.read import read_run"),
-        ("launcher.runtime.memory", "from launcher.plan.memory import part_bytes"),
-        ("launcher.runtime.metrics", "from launcher.schedule import simulate"),
-        ("launcher.metrics.read", "from launcher.plan import timing"),
-        ("launcher.cli.run", "import launcher.runtime.main"),
-        ("launcher.registry", "import launcher_plugins.executors.torchrun"),
-        ("launcher_plugins.parallel.data", "from launcher.plan import build"),
-        ("launcher_plugins.parallel.data", "import torch"),
-        ("launcher_plugins.parallel.data", "from launcher_plugins.parallel import data_runtime"),
-        ("launcher.jobs.store", "from rich import print"),
-        ("launcher.runtime.pipeline", "from torch.distributed import pipelining"),
-        ("launcher_plugins.parallel.pipeline_runtime", "from deepspeed.pipe import PipelineModule"),
+        ("launcher.schedule.passes", "from launcher.config import load"),
+        ("launcher.base.errors", "from launcher.contract.config import LaunchConfig"),
+        ("launcher.runtime.train.loop", "from launcher.metrics.read import read_run"),
+        ("launcher.runtime.measure.memory", "from launcher.plan.cost.memory import part_bytes"),
+        ("launcher.runtime.measure.clock", "from launcher.schedule import simulate"),
+        ("launcher.metrics.read", "from launcher.plan.cost import timing"),
+        ("launcher.cli.runs.run", "import launcher.runtime.process.main"),
+        ("launcher.base.registry", "import launcher_plugins.executors.torchrun"),
+        ("launcher_plugins.parallel.data.plan", "from launcher.plan import build"),
+        ("launcher_plugins.parallel.data.plan", "import torch"),
+        ("launcher_plugins.parallel.data.plan", "from launcher_plugins.parallel.data import runtime"),
+        ("launcher.runs.store", "from rich import print"),
+        ("launcher.runtime.train.pipeline", "from torch.distributed import pipelining"),
+        ("launcher_plugins.parallel.pipeline.runtime", "from deepspeed.pipe import PipelineModule"),
     ],
 )
 def test_the_check_finds_what_it_is_for(module, source):
@@ -185,10 +175,10 @@ def test_the_check_finds_what_it_is_for(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("launcher.plan.build", "import json\nfrom launcher.plan.model import Plan"),
+        ("launcher.plan.build", "import json\nfrom launcher.contract.plan import Plan"),
         ("launcher.config.compose", "import hydra"),
-        ("launcher.runtime.loop", "import torch\nfrom launcher.plan.model import Plan"),
-        ("launcher_plugins.parallel.data_runtime", "import torch\nfrom launcher.runtime.api import Update"),
+        ("launcher.runtime.train.loop", "import torch\nfrom launcher.contract.plan import Plan"),
+        ("launcher_plugins.parallel.data.runtime", "import torch\nfrom launcher.runtime.api import Update"),
     ],
 )
 def test_the_check_accepts_what_is_allowed(module, source):

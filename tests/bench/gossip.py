@@ -25,9 +25,9 @@ from emulated_links import links, run_behind_links
 from equality import job
 from parameter_server import CPU, Sleeper, Work
 
-from launcher.plan.model import Plan
-from launcher.runtime.rank import make_context
-from launcher_plugins.architectures.gossip_runtime import update
+from launcher.contract.plan import Plan
+from launcher.runtime.process.rank import make_context
+from launcher_plugins.architectures.gossip.runtime import update
 
 REPLICAS, RATE, ROUNDS = 4, 10e6, 3
 

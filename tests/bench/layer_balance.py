@@ -24,12 +24,12 @@ sys.path[:0] = [str(_ROOT / "tests" / "runtime"), str(_ROOT)]
 from equality import job
 from ranks import run_ranks
 
-from launcher.plan.measured import MeasuredRun
-from launcher.plan.model import Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher.schedule.actions import from_text
+from launcher.contract.actions import from_text
+from launcher.contract.plan import Plan
+from launcher.plan.cost.measured import MeasuredRun
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
 from launcher.schedule.simulate import replay
 
 P, M = 2, 8

@@ -27,9 +27,9 @@ sys.path[:0] = [str(_ROOT / "tests" / "runtime"), str(_ROOT)]
 from equality import job
 from ranks import run_ranks
 
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
 
 CPU = torch.device("cpu")
 DEFAULT = "default: all fused, not compiled"

@@ -33,16 +33,16 @@ from emulated_links import links, run_behind_links
 from equality import job
 from ranks import run_ranks
 
-from launcher.config.schema import LinkConfig
-from launcher.plan.model import Plan
+from launcher.contract.config import LinkConfig
+from launcher.contract.plan import Plan
 from launcher.runtime.api import GlobalSlice, tag
-from launcher.runtime.gradients import GradientBuckets
-from launcher.runtime.rank import make_context
-from launcher_plugins.architectures.parameter_server_cost import Exchange
-from launcher_plugins.architectures.parameter_server_rules_runtime import LockStep
-from launcher_plugins.architectures.parameter_server_runtime import update
-from launcher_plugins.architectures.parameter_server_serve_runtime import serve
-from launcher_plugins.architectures.parameter_server_shard_runtime import Piece
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.gradients import GradientBuckets
+from launcher_plugins.architectures.parameter_server.cost import Exchange
+from launcher_plugins.architectures.parameter_server.runtime.rules import LockStep
+from launcher_plugins.architectures.parameter_server.runtime.server import serve
+from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
+from launcher_plugins.architectures.parameter_server.runtime.worker import update
 
 CPU = torch.device("cpu")
 Run = Callable[..., list[Any]]

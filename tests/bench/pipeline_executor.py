@@ -47,12 +47,12 @@ from sleeping_stages import (
     transport,
 )
 
-from launcher.registry import load
-from launcher.runtime.split_backward import SplitBackward
-from launcher.schedule.actions import PipelineShape
+from launcher.base.registry import load
+from launcher.contract.actions import PipelineShape
+from launcher.runtime.model.split_backward import SplitBackward
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import replay
-from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
+from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -24,10 +24,10 @@ sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime")
 from equality import job
 from ranks import run_ranks
 
-from launcher.plan.model import Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
+from launcher.contract.plan import Plan
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
 
 P, M = 2, 16
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import platform
 import statistics
 from time import process_time
 
-from launcher.schedule.actions import PipelineShape
+from launcher.contract.actions import PipelineShape
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import Costs, simulate
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.registry import load
-from launcher.runtime.groups import Group
-from launcher.runtime.metrics import Clock
-from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
-from launcher.runtime.split_backward import SplitBackward, WeightProduct
-from launcher.schedule.actions import PipelineShape
+from launcher.base.registry import load
+from launcher.contract.actions import PipelineShape
+from launcher.runtime.measure.clock import Clock
+from launcher.runtime.model.split_backward import SplitBackward, WeightProduct
+from launcher.runtime.process.groups import Group
+from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
 from launcher.schedule.passes import lower
-from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
+from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
 
 MESSAGE = (1, 256, 256)
 CPU = torch.device("cpu")

@@ -96,7 +96,7 @@ def test_every_choice_of_kernels_has_the_losses_of_the_default(fusion: str, tmp_
 def test_fp32_products_are_rounded_only_where_tf32_is_asked_for() -> None:
     import torch
 
-    from launcher.runtime.rank import set_tf32
+    from launcher.runtime.process.rank import set_tf32
 
     torch.manual_seed(0)
     one, other = (torch.randn(1024, 1024, device="cuda") for _ in range(2))
@@ -126,8 +126,8 @@ def test_mixed_precision_with_split_states_stays_near_fp32(
 def test_the_clock_measures_the_device_and_not_the_host() -> None:
     import torch
 
-    from launcher.metrics.records import COMPUTE
-    from launcher.runtime.metrics import Clock
+    from launcher.contract.records import COMPUTE
+    from launcher.runtime.measure.clock import Clock
 
     device = torch.device("cuda", 0)
     big = torch.randn(8192, 8192, device=device)
@@ -145,8 +145,8 @@ def test_the_clock_measures_the_device_and_not_the_host() -> None:
 def test_a_gpu_is_held_to_a_smaller_memory() -> None:
     import torch
 
-    from launcher.runtime.limit import limit_memory
-    from launcher.runtime.main import is_out_of_memory
+    from launcher.runtime.measure.memory import limit_memory
+    from launcher.runtime.process.main import is_out_of_memory
 
     device = torch.device("cuda", 0)
     limit_memory(device, torch.cuda.memory_reserved(device) + 2**30)

@@ -31,7 +31,8 @@ def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 def test_example_is_listed_with_its_own_distribution(installed: Path) -> None:
     program = (
-        "from launcher.registry import record; print(record('launcher.schedules', 'eager_1f1b').distribution)"
+        "from launcher.base.registry import record; "
+        "print(record('launcher.schedules', 'eager_1f1b').distribution)"
     )
     assert run_python(installed, "-c", program).stdout.strip() == "trireme-example-schedule"
 
@@ -43,7 +44,9 @@ def test_example_passes_its_own_tests(installed: Path) -> None:
 
 def test_example_is_unknown_where_it_is_not_installed(tmp_path: Path) -> None:
     ended = run_python(
-        tmp_path, "-c", "from launcher.registry import record; record('launcher.schedules', 'eager_1f1b')"
+        tmp_path,
+        "-c",
+        "from launcher.base.registry import record; record('launcher.schedules', 'eager_1f1b')",
     )
     assert (
         "no plugin 'eager_1f1b' in launcher.schedules. Known: 1f1b, gpipe, interleaved_1f1b, naive, zb_h1"

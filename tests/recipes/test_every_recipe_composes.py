@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import resources
+from launcher.app.sweep.grid import SECTION
+from launcher.base import resources
 from launcher.cli.main import main
 from launcher.config.compose import compose, draft
 from launcher.config.load import load
 from launcher.config.recipes import description, shipped
-from launcher.config.schema import LaunchConfig
-from launcher.sweep.grid import SECTION
+from launcher.contract.config import LaunchConfig
 
 RECIPES = sorted(shipped())
 MAX_LINES = 40

@@ -15,15 +15,15 @@ from factories import make_config
 from ranks import TIMEOUT_S, run_ranks
 from torch import Tensor, nn
 
+from launcher.contract.plan import Plan
 from launcher.plan.build import build
-from launcher.plan.job import Describe
-from launcher.plan.measured import ReadRun
-from launcher.plan.model import Plan
+from launcher.plan.checked_job import Describe
+from launcher.plan.cost.measured import ReadRun
 from launcher.runtime.api import slice_of
-from launcher.runtime.data import Loader
-from launcher.runtime.fragments import MOMENTS
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
+from launcher.runtime.checkpoint.fragments import MOMENTS
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from launcher.config.schema import LaunchConfig, LinkConfig
-from launcher.plan.model import VERSION, BatchPlan, Plan, RankPlan, RolePlan, SchedulePlan, StagePlan
-from launcher.plan.partition import modes
+from launcher.contract.config import LaunchConfig, LinkConfig
+from launcher.contract.mesh import Mesh
+from launcher.contract.plan import VERSION, BatchPlan, Plan, RankPlan, RolePlan, SchedulePlan, StagePlan
+from launcher.plan.layout.partition import modes
 from launcher.runtime.api import DTYPES, RankContext
-from launcher.runtime.groups import Group, Groups, make_groups
-from launcher.runtime.layers import WholeLayers
-from launcher.runtime.metrics import Clock
-from launcher.runtime.split_backward import SplitBackward
-from launcher.topology.mesh import Mesh
+from launcher.runtime.measure.clock import Clock
+from launcher.runtime.model.layers import WholeLayers
+from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.process.groups import Group, Groups, make_groups
 from tests.unit.plan_jobs import launch_config, with_settings
 
 CPU = torch.device("cpu")

@@ -10,12 +10,12 @@ import factories
 import torch
 from torch import Tensor
 
-from launcher.plan.model import Plan
+from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
-from launcher.runtime.data import Loader
-from launcher.runtime.gradients import GradientBuckets
-from launcher.runtime.learning_rate import learning_rate
-from launcher.runtime.model import build_chunks
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.model.build import build_chunks
+from launcher.runtime.train.gradients import GradientBuckets
+from launcher.runtime.train.optimizer import learning_rate
 
 
 @dataclass

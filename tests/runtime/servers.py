@@ -13,14 +13,14 @@ from equality import CPU, NUM_STEPS, Trained, job
 from ranks import run_ranks
 from torch import Tensor
 
-from launcher.plan.model import Plan
-from launcher.registry import resolve
+from launcher.base.registry import resolve
+from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
-from launcher.runtime.checkpoint import Checkpoint, folder_of
-from launcher.runtime.data import Loader
-from launcher.runtime.fragments import MOMENTS, state_name
-from launcher.runtime.loop import Trainer, restore
-from launcher.runtime.rank import make_context
+from launcher.runtime.checkpoint.fragments import MOMENTS, state_name
+from launcher.runtime.checkpoint.store import Checkpoint, folder_of
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer, restore
 
 Work = Callable[[Trainer, Loader, int], Any]
 """What a worker does between two steps, or instead of them; gets the step."""

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from ranks import RankError, run_ranks
 
-from launcher.bench.records import OPERATIONS, BenchRequest, BenchResult, Placement
-from launcher.runtime.bench_cases import make_case, real_bytes
-from launcher.runtime.bench_collectives import Bench
-from launcher.runtime.groups import Group
+from launcher.contract.bench import OPERATIONS, BenchRequest, BenchResult, Placement
+from launcher.runtime.measure.collective_cases import make_case, real_bytes
+from launcher.runtime.measure.collectives import Bench
+from launcher.runtime.process.groups import Group
 
 CPU = torch.device("cpu")
 PAIR = Placement(link="intra_node", groups=((0, 1),))

@@ -18,13 +18,15 @@ import torch
 from equality import CPU, job
 from ranks import RankError, run_ranks
 
-from launcher.errors import JobError
-from launcher.plan.model import Plan
-from launcher.runtime import checkpoint, loop, saving
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher.runtime.update import NativeUpdate
+from launcher.base.errors import JobError
+from launcher.contract.plan import Plan
+from launcher.runtime.checkpoint import saving
+from launcher.runtime.checkpoint import store as checkpoint
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train import loop
+from launcher.runtime.train.loop import Trainer
+from launcher.runtime.train.native_update import NativeUpdate
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 NUM_STEPS, INTERVAL, NUM_KILLS = 24, 3, 5

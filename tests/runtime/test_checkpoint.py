@@ -12,15 +12,15 @@ import torch
 from equality import CPU, job
 from ranks import run_ranks
 
-from launcher.errors import JobError
-from launcher.plan.model import Plan
-from launcher.runtime import checkpoint
+from launcher.base.errors import JobError
+from launcher.contract.plan import Plan
 from launcher.runtime.api import GlobalFragment, GlobalSlice
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher.runtime.saving import restore, save
-from launcher.runtime.shard import save_shard, sha256_of
+from launcher.runtime.checkpoint import store as checkpoint
+from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.checkpoint.shard import save_shard, sha256_of
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
 
 HALF, STEPS = 2, 4
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from launcher.metrics.records import COMPUTE, OTHER, SINGLE_RANK, EvalRecord, Header
-from launcher.runtime.metrics import Clock, RecordWriter
+from launcher.contract.records import COMPUTE, OTHER, SINGLE_RANK, EvalRecord, Header
+from launcher.runtime.measure.clock import Clock, RecordWriter
 
 CPU = torch.device("cpu")
 MS = 1_000_000

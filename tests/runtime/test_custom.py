@@ -17,14 +17,14 @@ import torch
 from factories import make_config, make_context, make_plan
 from torch import Tensor, nn
 
-from launcher.config.schema import LaunchConfig
-from launcher.errors import ConfigError
-from launcher.plan.model import ModelShape
-from launcher.runtime import describe
+from launcher.base.errors import ConfigError
+from launcher.contract.config import LaunchConfig
+from launcher.contract.plan import ModelShape
 from launcher.runtime.api import slice_of
-from launcher.runtime.data import Loader
-from launcher.runtime.model import build_chunks
-from launcher.typed import Reading, plain, read
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.model import measure_shape as describe
+from launcher.runtime.model.build import build_chunks
+from launcher.typed.read import Reading, plain, read
 
 CNN = {"family": "custom", "target": "digits_cnn:build", "options": {"channels": 4}}
 DIGITS = {"target": "digits_cnn:Digits"}

@@ -11,11 +11,11 @@ import torch
 from factories import make_config, make_context, make_plan
 from torch import Tensor
 
-from launcher.errors import ConfigError
-from launcher.runtime import place
-from launcher.runtime.data import Loader, Microbatch
-from launcher.runtime.samples import SampleOrder, TokenWindows
-from launcher.runtime.tokens import open_tokens
+from launcher.base.errors import ConfigError
+from launcher.runtime.data.microbatches import Loader, Microbatch
+from launcher.runtime.data.samples import SampleOrder, TokenWindows
+from launcher.runtime.data.tokens import open_tokens
+from launcher.runtime.process import process_rank as place
 
 SEQ = 6
 NUM_WINDOWS = 40

@@ -14,14 +14,14 @@ from equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sum
 from ranks import RankError, run_ranks
 from torch import Tensor
 
-from launcher.plan.model import Plan
+from launcher.contract.plan import Plan
 from launcher.runtime.api import Handle, slice_of
-from launcher.runtime.data import Loader, Microbatch
-from launcher.runtime.learning_rate import learning_rate
-from launcher.runtime.loop import Trainer
-from launcher.runtime.model import build_chunks
-from launcher.runtime.rank import make_context
-from launcher_plugins.parallel.wire_runtime import TensorWire
+from launcher.runtime.data.microbatches import Loader, Microbatch
+from launcher.runtime.model.build import build_chunks
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
+from launcher.runtime.train.optimizer import learning_rate
+from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
 
 GPT = {"family": "gpt"}
 LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}

@@ -15,15 +15,15 @@ from ranks import RankError, run_ranks
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from launcher.config.model_files import CONFIG, INDEX, WEIGHTS
-from launcher.errors import JobError, PlanError
-from launcher.plan.model import Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.export import export, main
-from launcher.runtime.loop import Trainer, _begin
-from launcher.runtime.pretrained import Pretrained
-from launcher.runtime.rank import make_context
-from launcher.runtime.saving import restore, save
+from launcher.base.errors import JobError, PlanError
+from launcher.contract.data_files import CONFIG, INDEX, WEIGHTS
+from launcher.contract.plan import Plan
+from launcher.runtime.checkpoint.export import export, main
+from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.model.pretrained import Pretrained
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer, _begin
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt", "num_layers": 2},

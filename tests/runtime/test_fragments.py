@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 import pytest
 import torch
 
-from launcher.runtime.fragments import boxes
+from launcher.runtime.checkpoint.fragments import boxes
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 5), (4, 3), (3, 1), (2, 3, 4), (2, 1, 3)])

@@ -16,15 +16,15 @@ from ranks import RankError, run_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from launcher.errors import JobError
-from launcher.plan.model import LayerShape, ModelShape, Plan
-from launcher.runtime.blocks import plain_attention
-from launcher.runtime.data import Loader
-from launcher.runtime.fusion import layer_calls
-from launcher.runtime.loop import Trainer
-from launcher.runtime.memory import live_bytes
-from launcher.runtime.place import prepare_compiler
-from launcher.runtime.rank import make_context
+from launcher.base.errors import JobError
+from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.measure.memory import live_bytes
+from launcher.runtime.model.blocks import plain_attention
+from launcher.runtime.model.compile import layer_calls
+from launcher.runtime.process.process_rank import prepare_compiler
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
 
 GPT = {"num_layers": 2}
 GROUPED = GPT | {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
@@ -246,7 +246,7 @@ def call_with_many_numbers(rank: int, plan: Plan) -> None:
 
 @pytest.mark.usefixtures("compiler")
 def test_a_layer_that_would_go_on_uncompiled_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.runtime.fusion._NUM_VERSIONS", 1)
+    monkeypatch.setattr("launcher.runtime.model.compile._NUM_VERSIONS", 1)
     with pytest.raises(RankError, match="recompile_limit"):
         run_ranks(1, call_with_many_numbers, compiled(GPT, {}), timeout_s=TIMEOUT_S)
 
@@ -266,8 +266,8 @@ def test_what_is_compiled_is_kept_in_a_folder_of_this_machine_and_user(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("launcher.runtime.place.missing_for_compile", lambda *_: "")
-    monkeypatch.setattr("launcher.runtime.place.cxx_compiler", lambda _: "/usr/bin/g++")
+    monkeypatch.setattr("launcher.runtime.process.process_rank.missing_for_compile", lambda *_: "")
+    monkeypatch.setattr("launcher.runtime.process.process_rank.cxx_compiler", lambda _: "/usr/bin/g++")
     monkeypatch.setattr("socket.gethostname", lambda: "node07")
     prepare_compiler("cpu")
     folder = tmp_path / "trireme" / "compiled" / "node07"

@@ -12,13 +12,13 @@ from equality import Sabotage, _assemble, _weights, job
 from ranks import RankError, run_ranks
 from torch import Tensor
 
-from launcher.plan.model import Plan
+from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
-from launcher.runtime.data import Loader
-from launcher.runtime.learning_rate import learning_rate
-from launcher.runtime.loop import Trainer
-from launcher.runtime.model import build_chunks
-from launcher.runtime.rank import make_context
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.model.build import build_chunks
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
+from launcher.runtime.train.optimizer import learning_rate
 
 CPU = torch.device("cpu")
 NUM_STEPS = 4

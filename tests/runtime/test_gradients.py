@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.gradients import GradientBuckets
+from launcher.runtime.train.gradients import GradientBuckets
 
 
 class Recorder:

@@ -17,15 +17,15 @@ from equality import CPU, job
 from ranks import RankError, run_ranks
 from servers import servers_job
 
-from launcher.jobs.hang import find_hang
-from launcher.plan.model import Plan
-from launcher.registry import resolve
-from launcher.runtime import loop
-from launcher.runtime.heart import Heart
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher_plugins.architectures import parameter_server_serve_runtime
-from launcher_plugins.architectures.parameter_server_shard_runtime import Piece
+from launcher.base.registry import resolve
+from launcher.contract.plan import Plan
+from launcher.runs.hang import find_hang
+from launcher.runtime.process.heartbeat import Heart
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train import loop
+from launcher.runtime.train.loop import Trainer
+from launcher_plugins.architectures.parameter_server.runtime import server as parameter_server_serve_runtime
+from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
 
 TIMEOUT_S = 2.5
 START_TIMEOUT_S = 20.0

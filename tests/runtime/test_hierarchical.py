@@ -10,10 +10,10 @@ import torch
 from equality import Sabotage, assert_equal, job, reference, train
 from ranks import RankError, run_ranks
 
-from launcher.plan.model import Plan
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher_plugins.architectures.hierarchical_runtime import HierarchicalSum
+from launcher.contract.plan import Plan
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
+from launcher_plugins.architectures.decentralized.runtime import HierarchicalSum
 
 GPT = {"family": "gpt"}
 TWO_BY_TWO = {"nodes": 2, "devices_per_node": 2}

@@ -7,11 +7,11 @@ import torch
 from factories import make_context
 from torch.autograd.graph import saved_tensors_hooks
 
-from launcher.config.schema import FusionConfig
+from launcher.contract.config import FusionConfig
 from launcher.plan.build import build, job_shape
-from launcher.plan.memory import kept_bytes
-from launcher.runtime.data import Microbatch
-from launcher.runtime.model import build_chunks
+from launcher.plan.cost.memory import kept_bytes
+from launcher.runtime.data.microbatches import Microbatch
+from launcher.runtime.model.build import build_chunks
 from tests.unit.plan_jobs import FP32, MIXED, launch_config
 
 MICRO, SEQ = 2, 64

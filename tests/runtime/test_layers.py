@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from launcher.runtime.api import IGNORED, slice_of
-from launcher.runtime.layers import WholeLayers
+from launcher.runtime.model.layers import WholeLayers
 
 
 @pytest.fixture

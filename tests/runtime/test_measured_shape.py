@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import PlanError
+from launcher.app.user_model import describer, source_roots
+from launcher.base.errors import PlanError
 from launcher.plan.build import build
-from launcher.plan.describe import describer, source_roots
 from tests.unit.plan_jobs import launch_config
 
 MODULE = """

@@ -12,15 +12,20 @@ from equality import CPU, job
 from factories import WHOLE
 from ranks import run_ranks
 
-from launcher.metrics.records import MemoryRecord
-from launcher.plan.model import Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.held import HeldBytes
-from launcher.runtime.limit import limit_memory
-from launcher.runtime.loop import Trainer, train
-from launcher.runtime.main import is_out_of_memory
-from launcher.runtime.memory import MemoryGauge, live_bytes, peak_resident_bytes, resident_bytes
-from launcher.runtime.rank import make_context
+from launcher.contract.plan import Plan
+from launcher.contract.records import MemoryRecord
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.measure.kept_bytes import HeldBytes
+from launcher.runtime.measure.memory import (
+    MemoryGauge,
+    limit_memory,
+    live_bytes,
+    peak_resident_bytes,
+    resident_bytes,
+)
+from launcher.runtime.process.main import is_out_of_memory
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer, train
 
 MODEL = {"num_layers": 4, "hidden_size": 64}
 """217 thousand parameters: what is not a state is small beside them."""

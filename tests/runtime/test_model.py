@@ -12,12 +12,12 @@ from factories import CPU, make_config, make_context, make_plan
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from launcher.config.schema import LaunchConfig
-from launcher.plan.shapes import model_shape
+from launcher.contract.config import LaunchConfig
+from launcher.plan.cost.shapes import model_shape
 from launcher.runtime.api import slice_of
-from launcher.runtime.blocks import Block, Norm, Rotary, Sizes
-from launcher.runtime.data import Microbatch
-from launcher.runtime.model import build_chunks
+from launcher.runtime.data.microbatches import Microbatch
+from launcher.runtime.model.blocks import Block, Norm, Rotary, Sizes
+from launcher.runtime.model.build import build_chunks
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {"family": "gpt"},

@@ -11,9 +11,9 @@ from equality import assert_equal, reference
 from ranks import RankError
 from servers import Work, serve_and_train, servers_job
 
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher_plugins.architectures.parameter_server_rules_runtime import Desk
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.train.loop import Trainer
+from launcher_plugins.architectures.parameter_server.runtime.rules import Desk
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "two workers, one server": {"model": {"dropout": 0.1}},

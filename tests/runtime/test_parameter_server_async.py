@@ -12,9 +12,9 @@ from server_simulation import Simulation
 from servers import Served, assert_nearly_same, assert_same, serve_and_train, servers_job
 from torch import Tensor
 
-from launcher.plan.model import Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
+from launcher.contract.plan import Plan
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.train.loop import Trainer
 
 STEPS = 5
 MODES: dict[str, dict[str, Any]] = {

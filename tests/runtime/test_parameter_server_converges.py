@@ -11,7 +11,7 @@ from servers import Served, serve_and_train
 from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.plan.build import build
-from launcher_plugins.architectures.parameter_server_rules_runtime import Apart
+from launcher_plugins.architectures.parameter_server.runtime.rules import Apart
 
 STEPS = 40
 WORDS = (

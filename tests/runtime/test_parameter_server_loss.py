@@ -17,15 +17,15 @@ from server_simulation import Simulation
 from servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job
 from test_checkpoint import MODEL, first_half, losses_of, second_half, uninterrupted
 
-from launcher.jobs.script import STOP_NOTE
-from launcher.plan.model import Plan
-from launcher.registry import resolve
-from launcher.runtime.checkpoint import newest
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer, train
-from launcher.runtime.rank import make_context
-from launcher.runtime.saving import restore
-from launcher_plugins.architectures.parameter_server_serve_runtime import Server
+from launcher.base.registry import resolve
+from launcher.contract.job import STOP_NOTE
+from launcher.contract.plan import Plan
+from launcher.runtime.checkpoint.saving import restore
+from launcher.runtime.checkpoint.store import newest
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer, train
+from launcher_plugins.architectures.parameter_server.runtime.server import Server
 
 STEPS = 4
 SOON_S = 15.0

@@ -9,12 +9,12 @@ import torch
 from equality import CPU
 from servers import servers_job
 
-from launcher.runtime import checkpoint
-from launcher.runtime.fragments import STEP
-from launcher.runtime.rank import make_context
-from launcher.runtime.shard import save_shard
-from launcher_plugins.architectures.parameter_server_shard_runtime import Shard
-from launcher_plugins.architectures.parameter_server_wire_runtime import Held, Layout
+from launcher.runtime.checkpoint import store as checkpoint
+from launcher.runtime.checkpoint.fragments import STEP
+from launcher.runtime.checkpoint.shard import save_shard
+from launcher.runtime.process.rank import make_context
+from launcher_plugins.architectures.parameter_server.runtime.shard import Shard
+from launcher_plugins.architectures.parameter_server.runtime.wire import Held, Layout
 
 LAYOUT = Layout(buckets=((Held(name="w", shape=(4, 3)),),), num_servers=2)
 NUM_UPDATES = (2, 5)

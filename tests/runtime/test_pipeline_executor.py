@@ -12,14 +12,14 @@ import torch.distributed as dist
 from ranks import RankError, run_ranks
 from torch import Tensor, nn
 
-from launcher.registry import load
-from launcher.runtime.groups import Group
-from launcher.runtime.metrics import Clock
-from launcher.runtime.pipeline import PipelineExecutor, PipelinePart
-from launcher.runtime.split_backward import SplitBackward
-from launcher.schedule.actions import PipelineShape
+from launcher.base.registry import load
+from launcher.contract.actions import PipelineShape
+from launcher.runtime.measure.clock import Clock
+from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.process.groups import Group
+from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
 from launcher.schedule.passes import lower
-from launcher_plugins.parallel.pipeline_runtime import NeighbourTransport
+from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
 
 CPU = torch.device("cpu")
 SIZE = (1, 4)

@@ -9,10 +9,10 @@ import torch
 from equality import CPU, Trained, job, train
 from ranks import RankError, run_ranks
 
-from launcher.plan.model import Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context, set_tf32
+from launcher.contract.plan import Plan
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.rank import make_context, set_tf32
+from launcher.runtime.train.loop import Trainer
 
 BF16 = {"name": "bf16", "compute": "bf16"}
 FP16 = {"name": "fp16", "compute": "fp16"}

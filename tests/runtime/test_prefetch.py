@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from launcher.runtime.prefetch import Prefetcher
+from launcher.runtime.data.prefetch import Prefetcher
 
 
 def counting(made: list[int], end: int = 100) -> Generator[int, None, None]:

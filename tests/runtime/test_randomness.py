@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.runtime import randomness
 from launcher.runtime.api import GlobalSlice
-from launcher.runtime.randomness import DropoutKey, dropout, dropout_rows, init_slice
+from launcher.runtime.model import randomness
+from launcher.runtime.model.randomness import DropoutKey, dropout, dropout_rows, init_slice
 
 SHAPE = (150, 12)
 """Two whole row blocks and a part of a third."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from launcher.runtime.recompute import in_backward, light, not_keeping
+from launcher.runtime.model.recompute import in_backward, light, not_keeping
 
 INPUT = torch.arange(6, dtype=torch.float64).reshape(2, 3) / 5
 WEIGHTS = [torch.full((4, 3), 0.25, dtype=torch.float64), torch.eye(3, dtype=torch.float64)]

@@ -14,12 +14,14 @@ import torch
 from equality import CPU, job
 from ranks import RankError, run_ranks
 
-from launcher.errors import JobError
-from launcher.plan.model import Plan
-from launcher.runtime import checkpoint, loop, saving, shard
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher.runtime.saving import HostCopy
+from launcher.base.errors import JobError
+from launcher.contract.plan import Plan
+from launcher.runtime.checkpoint import saving, shard
+from launcher.runtime.checkpoint import store as checkpoint
+from launcher.runtime.checkpoint.saving import HostCopy
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train import loop
+from launcher.runtime.train.loop import Trainer
 
 NUM_STEPS, INTERVAL = 6, 2
 Arrange = Callable[[int], None]

@@ -13,15 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.config.schema import ModelConfig
+from launcher.contract.config import ModelConfig
+from launcher.contract.plan import ModelShape, Plan
 from launcher.plan import build as planner
-from launcher.plan.model import ModelShape, Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.describe import describe
-from launcher.runtime.held import HeldBytes
-from launcher.runtime.loop import Trainer
-from launcher.runtime.slow_device import Points, SlowLinear, build
-from launcher.runtime.split_backward import SplitBackward
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.measure.kept_bytes import HeldBytes
+from launcher.runtime.model.measure_shape import describe
+from launcher.runtime.model.slow_device import Points, SlowLinear, build
+from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.train.loop import Trainer
 
 WORDS = ("~sweep", "model.options.flops_per_s=1e12", "model.options.num_layers=4", "data.prefetch_batches=0")
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from launcher.plan.model import Plan
-from launcher.runtime.data import Loader
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher.runtime.split_backward import SplitBackward
+from launcher.contract.plan import Plan
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
 
 NUM_MICROBATCHES = 8
 

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from equality import CPU, job
 from ranks import run_ranks
 
+from launcher.contract.plan import Plan
 from launcher.metrics.read import read_run
-from launcher.plan.model import Plan
-from launcher.runtime import loop
-from launcher.runtime.loop import Trainer
-from launcher.runtime.rank import make_context
-from launcher.runtime.saving import Saver
-from launcher.runtime.stop import StopRequest
+from launcher.runtime.checkpoint.saving import Saver
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.process.stop import StopRequest
+from launcher.runtime.train import loop
+from launcher.runtime.train.loop import Trainer
 
 NUM_STEPS = 6
 Signals = Mapping[int, Mapping[int, signal.Signals]]

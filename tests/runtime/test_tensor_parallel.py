@@ -13,17 +13,17 @@ from factories import make_config, make_context, make_plan
 from ranks import run_ranks
 from torch import Tensor
 
-from launcher.config.schema import LaunchConfig
-from launcher.interfaces import JobShape
-from launcher.plan.shapes import model_shape
+from launcher.contract.actions import PipelineShape
+from launcher.contract.cluster import Cluster
+from launcher.contract.config import LaunchConfig
+from launcher.contract.strategy import JobShape
+from launcher.plan.cost.shapes import model_shape
 from launcher.runtime.api import IGNORED, GlobalSlice, slice_of
-from launcher.runtime.data import Microbatch
-from launcher.runtime.model import build_chunks
-from launcher.schedule.actions import PipelineShape
-from launcher.topology.cluster import Cluster
-from launcher_plugins.parallel.tensor import TensorParallel
-from launcher_plugins.parallel.tensor_runtime import apply
-from launcher_plugins.parallel.wire_runtime import TensorWire
+from launcher.runtime.data.microbatches import Microbatch
+from launcher.runtime.model.build import build_chunks
+from launcher_plugins.parallel.tensor.plan import TensorParallel
+from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
+from launcher_plugins.parallel.tensor.runtime.layers import apply
 
 GPT = {"family": "gpt"}
 LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False, "ffn_size": 40}

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.errors import LauncherError
-from launcher.runtime import tokens
-from launcher.runtime.tokens import open_tokens
+from launcher.base.errors import LauncherError
+from launcher.runtime.data import tokens
+from launcher.runtime.data.tokens import open_tokens
 
 
 @pytest.fixture

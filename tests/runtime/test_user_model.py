@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from equality import Trained, assert_equal, train
 
+from launcher.app.user_model import describer
+from launcher.base.errors import PlanError
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.config.schema import LaunchConfig
-from launcher.errors import PlanError
+from launcher.contract.config import LaunchConfig
+from launcher.contract.plan import ModelShape, Plan
 from launcher.plan.build import build
-from launcher.plan.describe import describer
-from launcher.plan.model import ModelShape, Plan
 
 FOLDER = Path(__file__).parent / "user_models"
 RECIPE = str(FOLDER / "digits_cnn.yaml")

@@ -19,19 +19,19 @@ from equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over
 from ranks import RankError, run_ranks
 from torch import Tensor, nn
 
-from launcher.plan.model import LayerShape, ModelShape, Plan
+from launcher.contract.plan import LayerShape, ModelShape, Plan
 from launcher.runtime.api import slice_of
-from launcher.runtime.data import Loader
-from launcher.runtime.groups import Group
-from launcher.runtime.loop import Trainer
-from launcher.runtime.model import build_chunks
-from launcher.runtime.rank import make_context
-from launcher.runtime.saving import restore, save
-from launcher_plugins.parallel import zero_keys
-from launcher_plugins.parallel.zero_engine_runtime import check_alike
-from launcher_plugins.parallel.zero_json import deepspeed_json
-from launcher_plugins.parallel.zero_runtime import Zero1Update
-from launcher_plugins.parallel.zero_state_runtime import num_good_steps, set_num_good_steps
+from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.model.build import build_chunks
+from launcher.runtime.process.groups import Group
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train.loop import Trainer
+from launcher_plugins.parallel.zero import deepspeed_keys as zero_keys
+from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
+from launcher_plugins.parallel.zero.runtime.engine import check_alike
+from launcher_plugins.parallel.zero.runtime.state import num_good_steps, set_num_good_steps
+from launcher_plugins.parallel.zero.runtime.update import Zero1Update
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 GPT = {"num_layers": 2}

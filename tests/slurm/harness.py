@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "slurm" / "cluster"
 TWO_BY_TWO = ("site=box", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
 RANK = """#!/bin/bash
-# Stands in for a rank: python -m launcher.runtime.main RUN/plan.json --sha256 HEX
+# Stands in for a rank: python -m launcher.runtime.process.main RUN/plan.json --sha256 HEX
 run=$(dirname "$3")
 echo "$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${*: -1}" >>"$run/told"
 """

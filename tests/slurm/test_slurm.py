@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launcher.topology.nodelist import expand
+from launcher_plugins.executors.slurm.nodelist import expand
 from tests.slurm.harness import TWO_BY_TWO, wait_until
 
 pytestmark = pytest.mark.needs("slurm")
@@ -51,7 +51,7 @@ def test_a_failed_rank_is_named_with_its_exit_code_though_srun_ends_the_others(s
 
 GONE = f"""exec {sys.executable} - "$run" <<'PYTHON'
 import os, pathlib, signal, sys, time
-from launcher.runtime.supervise import supervise
+from launcher.runtime.process.supervise import supervise
 run, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 def work():
     if rank in "01":

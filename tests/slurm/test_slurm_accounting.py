@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher_plugins.executors.slurm_queue import ask_about
+from launcher_plugins.executors.slurm.queue import ask_about
 from tests.slurm.harness import SAVES, TWO_BY_TWO, saving_rank, wait_until
 
 pytestmark = pytest.mark.needs("accounting")

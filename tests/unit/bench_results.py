@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.bench.model import share, steps
-from launcher.bench.records import OPERATIONS, BenchResult, Measurement, NotMeasured
+from launcher.contract.bench import OPERATIONS, BenchResult, Measurement, NotMeasured
 
 LATENCY_S, BANDWIDTH = 20e-6, 4e9
 SIZES = (4_096, 1_048_576, 16_777_216)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.config.schema import LaunchConfig, LinkConfig
-from launcher.metrics.records import EvalRecord, Header, MemoryRecord, StepRecord
-from launcher.plan.model import BatchPlan, MemoryPlan, Plan, RolePlan, SchedulePlan
-from launcher.schedule.actions import Action, B, F, to_text
-from launcher.topology.mesh import Mesh
-from launcher.typed import plain
+from launcher.contract.actions import Action, B, F, to_text
+from launcher.contract.config import LaunchConfig, LinkConfig
+from launcher.contract.mesh import Mesh
+from launcher.contract.plan import BatchPlan, MemoryPlan, Plan, RolePlan, SchedulePlan
+from launcher.contract.records import EvalRecord, Header, MemoryRecord, StepRecord
+from launcher.typed.read import plain
 from tests.unit.plan_jobs import launch_config, with_settings
 
 CUDA = {"device": {"kind": "cuda"}}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from launcher.config.schema import (
+from launcher.contract.config import (
     BatchConfig,
     ClusterConfig,
     DataConfig,

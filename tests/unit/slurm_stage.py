@@ -6,8 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from launcher.jobs.script import JobRequest
-from launcher_plugins.executors.slurm import Slurm
+from launcher.contract.job import JobRequest
+from launcher_plugins.executors.slurm.executor import Slurm
 
 REQUEST = JobRequest(
     run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python", code="/runs/a b/lib"
@@ -38,7 +38,7 @@ exit ${rc:-0}
 """
 PYTHON = """#!/bin/bash
 # Stands in for a rank: tells what it was started with.
-[ "$2" = launcher.topology.nodelist ] && exec {python} "$@"
+[ "$2" = launcher_plugins.executors.slurm.nodelist ] && exec {python} "$@"
 {{
   printf '%s|' "$RANK" "$LOCAL_RANK" "$WORLD_SIZE" "$MASTER_ADDR:$MASTER_PORT" "${{EXTRA-unset}}" "$@"
   echo

@@ -7,11 +7,11 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from launcher.errors import PlanError
-from launcher.plan.balance import balanced_split, layer_costs, stage_sums
+from launcher.base.errors import PlanError
+from launcher.contract.plan import LayerShape, ModelShape
 from launcher.plan.build import build, job_shape
-from launcher.plan.model import LayerShape, ModelShape
-from launcher.plan.partition import split_layers
+from launcher.plan.layout.balance import balanced_split, layer_costs, stage_sums
+from launcher.plan.layout.partition import split_layers
 from launcher.plan.plugins import choose
 from tests.unit.plan_jobs import GPT2, LLAMA3_8B, MIXED, launch_config
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.errors import ConfigError
-from launcher.jobs.baseline import find_baseline, named_baseline, one_device
-from launcher.jobs.fingerprint import code_sha256, fingerprint
-from launcher.jobs.store import RunDirectory
+from launcher.app.baseline import find_baseline, named_baseline, one_device
+from launcher.base.errors import ConfigError
 from launcher.plan.build import build
+from launcher.runs.fingerprint import code_sha256, fingerprint
+from launcher.runs.store import RunDirectory
 
 FACTS = {"python": "3.11.7", "torch": "2.13.0", "cpu_model": "a", "num_cores": 2, "hostname": "here"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.batch import BatchSizes, solve
+from launcher.plan.layout.batch import BatchSizes, solve
 from tests.unit.plan_jobs import launch_config
 
 

@@ -17,8 +17,8 @@ from launcher.bench.model import (
     share,
     steps,
 )
-from launcher.bench.records import OPERATIONS
-from launcher.plan.traffic import num_steps, sent_bytes
+from launcher.contract.bench import OPERATIONS
+from launcher.plan.cost.traffic import num_steps, sent_bytes
 from tests.unit.bench_results import BANDWIDTH, LATENCY_S, SIZES, measurement, result
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from launcher.app.prepared_run import make_plan
+from launcher.base.errors import LauncherError
 from launcher.bench.link_file import cluster_text
 from launcher.bench.placements import default_sizes, placements, world_size
 from launcher.bench.plot import svg_text
-from launcher.bench.records import OPERATIONS, NotMeasured
 from launcher.bench.tables import json_text, result_text
 from launcher.cli.main import main
-from launcher.cli.planning import make_plan
-from launcher.errors import LauncherError
+from launcher.contract.bench import OPERATIONS, NotMeasured
 from tests.unit.bench_results import BANDWIDTH, LATENCY_S, SIZES, result
 from tests.unit.plan_jobs import launch_config
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.mesh import Mesh
 from launcher.report.bubble import bubble
 from launcher.report.runs import load_run
 from launcher.report.tables import speedup_text
-from launcher.topology.mesh import Mesh
 from tests.unit.fake_runs import FakeRun
 
 MICROBATCHES = 8

@@ -7,10 +7,10 @@ from itertools import product
 
 import pytest
 
-from launcher.config.schema import ModelConfig
-from launcher.errors import LauncherError, PluginError
+from launcher.base.errors import LauncherError, PluginError
+from launcher.contract.config import ModelConfig
+from launcher.contract.plan import LayerShape, ModelShape, Plan, PluginRecord
 from launcher.plan.build import build
-from launcher.plan.model import LayerShape, ModelShape, Plan, PluginRecord
 from launcher.plan.plugins import plugin_errors
 from launcher_plugins.executors.torchrun import Torchrun
 from launcher_plugins.schedules.gpipe import GPipe
@@ -29,10 +29,8 @@ def test_every_layout_of_up_to_eight_ranks_is_planned(dp, tp, pp):
     layers = [layer for stage in plan.stages for layer in stage.layers]
     assert layers == list(range(4))
     axes = {"tp": tp, "pp": pp, "dp": dp}
-    names = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
-    used = [
-        f"launcher_plugins.parallel.{names[axis]}_runtime:apply" for axis, size in axes.items() if size > 1
-    ]
+    modules = {"tp": "tensor.runtime.layers", "pp": "pipeline.runtime", "dp": "data.runtime"}
+    used = [f"launcher_plugins.parallel.{modules[axis]}:apply" for axis, size in axes.items() if size > 1]
     assert list(plan.parallels) == used
 
 
@@ -63,7 +61,7 @@ def test_of_two_plugins_in_one_module_the_one_that_failed_is_named(monkeypatch):
         for name in ("First", "Second")
     }
     monkeypatch.setattr(
-        "launcher.registry.plugins", lambda group: records if group == "launcher.schedules" else {}
+        "launcher.base.registry.plugins", lambda group: records if group == "launcher.schedules" else {}
     )
     expected = "the schedule 'Second' of d 1 failed in actions: ZeroDivisionError"
     with pytest.raises(PluginError, match=expected), plugin_errors():
@@ -76,9 +74,9 @@ def test_of_two_plugins_in_one_module_the_one_that_failed_is_named(monkeypatch):
         (
             GPipe,
             "bubble_fraction",
-            "schedule 'gpipe' .* no bubble_fraction; see launcher.interfaces.Schedule",
+            "schedule 'gpipe' .* no bubble_fraction; see launcher.contract.strategy.Schedule",
         ),
-        (Torchrun, "cancel", "executor 'torchrun' .* no cancel; see launcher.executor.Executor"),
+        (Torchrun, "cancel", "executor 'torchrun' .* no cancel; see launcher.contract.executor.Executor"),
     ],
 )
 def test_a_plugin_without_a_method_of_its_kind_is_named_with_it(monkeypatch, plugin, method, message):

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.config.schema import PluginChoice, PrecisionConfig
-from launcher.errors import PlanError, PluginError
+from launcher.base.errors import PlanError, PluginError
+from launcher.contract.config import PluginChoice, PrecisionConfig
 from launcher.plan.build import build
-from launcher.typed import Source
+from launcher.typed.read import Source
 from launcher_plugins.schedules.interleaved_1f1b import InterleavedConfig
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
 from tests.unit.plan_jobs import LLAMA3_8B, MIXED, launch_config

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from launcher.app.baseline import one_device
+from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.config.schema import ReportConfig
-from launcher.errors import ConfigError
-from launcher.jobs.baseline import one_device
+from launcher.contract.config import ReportConfig
+from launcher.contract.mesh import Mesh
+from launcher.contract.plan import Plan
 from launcher.plan.build import build
-from launcher.plan.model import Plan
 from launcher.report.claims import (
     Promise,
     claims,
@@ -26,7 +27,6 @@ from launcher.report.claims import (
 )
 from launcher.report.runs import Run, load_run
 from launcher.report.tables import speedup_text
-from launcher.topology.mesh import Mesh
 from tests.unit.fake_runs import FakeRun
 from tests.unit.plan_jobs import launch_config
 

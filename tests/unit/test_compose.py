@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import resources
+from launcher.base import resources
+from launcher.base.errors import ConfigError, LauncherError
 from launcher.config.compose import compose
 from launcher.config.overrides import quoted
-from launcher.errors import ConfigError, LauncherError
 
 Write = Callable[[str, str], Path]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import ConfigError, LauncherError
 from launcher.config.compose import compose, draft
 from launcher.config.recipes import find
-from launcher.errors import ConfigError, LauncherError
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config import data_files
-from launcher.config.data_files import find_files, text_faults
-from launcher.errors import ConfigError
+from launcher.base.errors import ConfigError
+from launcher.contract import data_files
+from launcher.contract.data_files import find_files, text_faults
 
 
 def test_one_file_may_be_named_whatever_its_name(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from launcher.cli import doctor
-from launcher.cli.doctor import Finding
+from launcher.base.errors import LauncherError
+from launcher.cli.cluster import doctor
+from launcher.cli.cluster.doctor import Finding
 from launcher.cli.main import main
-from launcher.errors import LauncherError
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from launcher.cli import export
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
+from launcher.cli.runs import export
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def test_the_exporter_is_a_process_of_its_own_whose_exit_code_counts(a_run, tmp_
 
     monkeypatch.setattr(subprocess, "run", start)
     assert export.run([str(a_run), str(tmp_path / "model")]) == 3
-    assert started == [[sys.executable, "-m", "launcher.runtime.export", str(a_run), str(tmp_path / "model")]]
+    assert started == [
+        [sys.executable, "-m", "launcher.runtime.checkpoint.export", str(a_run), str(tmp_path / "model")]
+    ]
 
 
 def test_a_folder_that_is_there_is_not_written_over(a_run, tmp_path):

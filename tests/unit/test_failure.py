@@ -1,7 +1,7 @@
 import json
 
-from launcher.jobs.failure import failure_line, failure_text, rank_failures
-from launcher.jobs.script import EXECUTOR_LOG, JobState
+from launcher.contract.job import EXECUTOR_LOG, JobState
+from launcher.runs.failure import failure_line, failure_text, rank_failures
 
 
 def leave(run_dir, rank, time, error_type="RuntimeError", message="broken", traceback="Traceback: broken"):

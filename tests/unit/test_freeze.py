@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import JobError
-from launcher.jobs import freeze as freezing
-from launcher.jobs.freeze import freeze, frozen_plan
+from launcher.base.errors import JobError
+from launcher.runs import freeze as freezing
+from launcher.runs.freeze import freeze, frozen_plan
 
 
 def git(folder, *words):
@@ -124,7 +124,7 @@ def test_the_frozen_program_is_imported_with_its_plugins_and_not_the_working_tre
     freeze([], run_dir)
     code = (
         "import launcher, launcher_plugins\n"
-        "from launcher import registry, resources\n"
+        "from launcher.base import registry, resources\n"
         "from importlib.metadata import distribution\n"
         "print(launcher.__file__, launcher_plugins.__file__, resources.folder('conf'))\n"
         "print(distribution('trireme-launcher').locate_file(''))\n"

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.cli import doctor
-from launcher.cli.checks import input_faults
-from launcher.compilers import cxx_compiler, missing_for_compile
-from launcher.config.schema import FusionConfig, ReportConfig
-from launcher.errors import PlanError
-from launcher.jobs.fingerprint import identity
+from launcher.app.checks import input_faults
+from launcher.base.compilers import cxx_compiler, missing_for_compile
+from launcher.base.errors import PlanError
+from launcher.cli.cluster import doctor
+from launcher.contract.config import FusionConfig, ReportConfig
 from launcher.plan.build import build, job_shape
-from launcher.plan.memory import kept_bytes
+from launcher.plan.cost.memory import kept_bytes
 from launcher.plan.text import plan_text
+from launcher.runs.fingerprint import identity
 from tests.unit.plan_jobs import MIXED, launch_config
 
 COMPILED = {"fusion": FusionConfig(compile="block"), "report": ReportConfig(baseline="none", warmup_steps=1)}
@@ -174,7 +174,7 @@ def test_python_without_its_headers_cannot_compile(tmp_path, monkeypatch):
 
 
 def test_a_gpu_needs_triton_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.compilers.find_spec", lambda name: None)
+    monkeypatch.setattr("launcher.base.compilers.find_spec", lambda name: None)
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     own = tmp_path / "g++"

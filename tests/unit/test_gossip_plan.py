@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.schema import LinkConfig, PluginChoice, PrecisionConfig
-from launcher.errors import PlanError
+from launcher.base.errors import PlanError
+from launcher.contract.config import LinkConfig, PluginChoice, PrecisionConfig
 from launcher.plan.build import build
 from tests.unit.plan_jobs import FP32, MIXED, launch_config
 

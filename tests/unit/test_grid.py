@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.interfaces import Schedule
-from launcher.schedule.actions import PipelineShape, from_text
-from launcher.schedule.grid import MAX_ROWS, draw
+from launcher.contract.actions import PipelineShape, from_text
+from launcher.contract.strategy import Schedule
+from launcher.schedule.drawing.grid import MAX_ROWS, draw, phases
 from launcher.schedule.passes import lower
-from launcher.schedule.phases import phases
 from launcher_plugins.schedules.gpipe import GPipe
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
 from launcher_plugins.schedules.one_f_one_b import OneFOneB

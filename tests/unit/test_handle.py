@@ -2,11 +2,11 @@ import os
 
 import pytest
 
-from launcher import registry
-from launcher.errors import JobError
-from launcher.jobs.handle import load_handle, save_handle, standing
-from launcher.jobs.script import JobHandle, JobState
-from launcher.jobs.store import RunDirectory, read_json
+from launcher.base import registry
+from launcher.base.errors import JobError
+from launcher.contract.job import JobHandle, JobState
+from launcher.runs.handle import load_handle, save_handle, standing
+from launcher.runs.store import RunDirectory, read_json
 
 
 class Queue:
@@ -78,8 +78,8 @@ def test_a_directory_without_a_status_says_so(directory):
 
 
 def test_the_directory_of_a_waiting_job_is_not_used_again(directory, queue):
-    from launcher.config.schema import RunConfig
-    from launcher.jobs.store import new_directory
+    from launcher.contract.config import RunConfig
+    from launcher.runs.store import new_directory
 
     submitted(directory, queue)
     run = RunConfig(dir=str(directory.path), root="runs", timeout_s=60, start_timeout_s=60)

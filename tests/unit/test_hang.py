@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from launcher.jobs.failure import failure_text
-from launcher.jobs.hang import find_hang, with_hang
-from launcher.jobs.script import JobState
-from launcher.metrics.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
-from launcher.metrics.records import RANK_KINDS, SERVER
+from launcher.contract.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
+from launcher.contract.job import JobState
+from launcher.contract.records import RANK_KINDS, SERVER
+from launcher.runs.failure import failure_text
+from launcher.runs.hang import find_hang, with_hang
 
 STACKS = """\
 Timeout (0:00:05)!

@@ -5,15 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.cli import launch as launching
-from launcher.cli import starts
-from launcher.cli.ending import reporting_records
+from launcher.app import launch as launching
+from launcher.app import starts
+from launcher.app.ending import reporting_records
+from launcher.app.request import Request
 from launcher.cli.main import main
-from launcher.cli.words import Words
-from launcher.jobs.script import JobState
-from launcher.jobs.store import RunDirectory, read_json
-
-FLAGS = {"resume": False, "overwrite": False, "no-baseline": False}
+from launcher.contract.job import JobState
+from launcher.runs.store import RunDirectory, read_json
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def run(tmp_path, monkeypatch, stand_in_corpus):
 
     def start(*overrides, **flags):
         words = (f"run.root={tmp_path}/runs", *overrides)
-        return launching.launch(Words(recipe="quickstart", overrides=words, flags=FLAGS | flags))
+        return launching.launch(Request(recipe="quickstart", overrides=words, **flags))
 
     monkeypatch.setattr(starts, "follow", follow)
     monkeypatch.chdir(tmp_path)
@@ -65,7 +63,7 @@ def test_a_second_run_takes_the_stored_baseline(run, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("overrides", "flags"),
-    [(("report.baseline=none",), {}), ((), {"no-baseline": True}), (("parallel.pp=1",), {})],
+    [(("report.baseline=none",), {}), ((), {"wants_baseline": False}), (("parallel.pp=1",), {})],
 )
 def test_a_run_that_needs_no_baseline_makes_none(run, tmp_path, overrides, flags):
     assert run.start(*overrides, **flags) == 0
@@ -75,7 +73,7 @@ def test_a_run_that_needs_no_baseline_makes_none(run, tmp_path, overrides, flags
 
 def test_a_failed_rank_gives_exit_code_one_and_its_own_words(run, tmp_path, capsys):
     run.states = [JobState(phase="failed", exit_code=3, reason="ended with exit code 3", rank=1)]
-    assert run.start(**{"no-baseline": True}) == 1
+    assert run.start(wants_baseline=False) == 1
     assert capsys.readouterr().err.startswith("rank 1 failed: ended with exit code 3")
     assert read_json(stored(tmp_path)[0] / "status.json")["phase"] == "failed"
 
@@ -90,7 +88,7 @@ def test_ranks_that_fail_are_started_again_from_what_is_saved_by_then(run, tmp_p
 
     run.states = [KILLED, KILLED, JobState(phase="succeeded", exit_code=0)]
     run.at_start = {1: lambda: save(5)}
-    assert run.start(*RESTARTS, **{"no-baseline": True}) == 0
+    assert run.start(*RESTARTS, wants_baseline=False) == 0
     assert ["--resume" in script.argv for script in run.starts] == [False, False, True]
     lines = capsys.readouterr().out.splitlines()
     first = lines.index("rank 1 killed by signal 9 (SIGKILL)")
@@ -114,13 +112,13 @@ def test_a_restart_says_how_many_steps_are_made_again(run, tmp_path, capsys):
         (path / "metrics" / "rank-00001.jsonl").write_text(json.dumps(record) + "\n")
 
     run.states, run.at_start = [KILLED], {0: make_steps}
-    run.start(*RESTARTS, **{"no-baseline": True})
+    run.start(*RESTARTS, wants_baseline=False)
     assert "restart 1 of 2: goes on after step 5; 7 steps made again\n" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_each_time_has_failed_after_its_last_restart(run, tmp_path, capsys):
     run.states = [KILLED] * 3
-    assert run.start(*RESTARTS, **{"no-baseline": True}) == 1
+    assert run.start(*RESTARTS, wants_baseline=False) == 1
     assert len(run.starts) == 3
     error = capsys.readouterr().err
     assert error.startswith("rank 1 failed: killed by signal 9 (SIGKILL), after 2 restarts\n")
@@ -128,7 +126,7 @@ def test_a_run_that_fails_each_time_has_failed_after_its_last_restart(run, tmp_p
 
 def test_a_run_that_is_stopped_is_not_started_again(run, tmp_path):
     run.states = [KILLED, JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
-    assert run.start(*RESTARTS, **{"no-baseline": True}) == 130
+    assert run.start(*RESTARTS, wants_baseline=False) == 130
     assert len(run.starts) == 2
 
 
@@ -162,7 +160,7 @@ def test_a_failed_baseline_stops_the_run_and_says_how_to_go_without(run, tmp_pat
 
 def test_ctrl_c_says_where_things_are_and_what_is_saved(run, tmp_path, capsys):
     run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
-    assert run.start(**{"no-baseline": True}) == 130
+    assert run.start(wants_baseline=False) == 130
     (path,) = stored(tmp_path)
     assert capsys.readouterr().err == (
         f"stopped by SIGINT: all ranks have ended. Run directory: runs/{path.name}\n"
@@ -188,19 +186,19 @@ def test_no_secret_of_the_environment_reaches_the_run_directory(run, tmp_path, m
 
 def test_the_same_directory_twice_is_refused_then_moved_aside(run, tmp_path, capsys):
     directory = f"run.dir={tmp_path}/mine"
-    assert run.start(directory, **{"no-baseline": True}) == 0
+    assert run.start(directory, wants_baseline=False) == 0
     assert main(["run", "quickstart", directory, "--no-baseline"]) == 2
     assert "exists, and no run is written over another" in capsys.readouterr().err
-    assert run.start(directory, overwrite=True, **{"no-baseline": True}) == 0
+    assert run.start(directory, overwrite=True, wants_baseline=False) == 0
     assert len(list(tmp_path.glob("mine.*"))) == 1
 
 
 def test_resume_passes_the_flag_to_the_ranks(run, tmp_path):
     words = (f"run.dir={tmp_path}/mine", "train.checkpoint_interval=5")
     run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
-    run.start(*words, **{"no-baseline": True})
+    run.start(*words, wants_baseline=False)
     (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
-    assert run.start(*words, resume=True, **{"no-baseline": True}) == 0
+    assert run.start(*words, resume=True, wants_baseline=False) == 0
     assert ["--resume" in script.argv for script in run.starts] == [False, True]
 
 
@@ -244,7 +242,7 @@ def test_a_run_that_outlasts_the_allocation_it_is_started_in_is_told_so(
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "41")
-    run.start(*words, **{"no-baseline": True})
+    run.start(*words, wants_baseline=False)
     told = [line for line in capsys.readouterr().out.splitlines() if "which this runs inside of" in line]
     if note is None:
         assert told == []
@@ -324,5 +322,5 @@ def test_the_stored_plan_is_what_the_plan_verb_prints(run, tmp_path, capsys):
     words = [f"run.root={tmp_path}/runs", "parallel.pp=2"]
     main(["plan", "quickstart", *words, "--json"])
     planned = capsys.readouterr().out
-    run.start("parallel.pp=2", **{"no-baseline": True})
+    run.start("parallel.pp=2", wants_baseline=False)
     assert json.loads(planned) == read_json(stored(tmp_path)[0] / "plan.json")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.schema import OptimConfig
-from launcher.runtime.learning_rate import learning_rate
+from launcher.contract.config import OptimConfig
+from launcher.runtime.train.optimizer import learning_rate
 
 
 def optim(decay: str, warmup_steps: int = 4) -> OptimConfig:

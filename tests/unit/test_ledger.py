@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.metrics.records import REPORT_KINDS
+from launcher.contract.records import REPORT_KINDS
 from launcher.report.ledger import (
     LEDGER_KINDS,
     Work,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.errors import Fault, nearest
-from launcher.legible import hide_secrets, shortened
+from launcher.base.errors import Fault, nearest
+from launcher.base.redaction import hide_secrets, shortened
 
 SECRET = "abc123secret"
 

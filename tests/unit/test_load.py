@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.base.errors import ConfigError
+from launcher.base.redaction import shortened
 from launcher.config.compose import Composed, compose, draft
 from launcher.config.load import load
 from launcher.config.save import dump, scalar_text
-from launcher.errors import ConfigError
-from launcher.legible import shortened
-from launcher.typed import Source, plain
+from launcher.typed.read import Source, plain
 
 
 @pytest.fixture(scope="module")

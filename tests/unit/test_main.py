@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from launcher.base.errors import LauncherError
 from launcher.cli import main as command
 from launcher.cli import terminal
 from launcher.cli.main import VERBS, main
-from launcher.errors import LauncherError
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from launcher.app.baseline import one_device
+from launcher.app.prepared_run import make_plan
+from launcher.base.errors import LauncherError, PlanError
 from launcher.cli.main import main
-from launcher.cli.planning import make_plan
-from launcher.errors import LauncherError, PlanError
-from launcher.jobs.baseline import one_device
-from launcher.jobs.fingerprint import identity
-from launcher.plan.balance import balanced_split, layer_costs
+from launcher.contract.plan import LayerShape, ModelShape, Plan
 from launcher.plan.build import build, job_shape
-from launcher.plan.measured import MeasuredRun, fitted
-from launcher.plan.model import LayerShape, ModelShape, Plan
+from launcher.plan.cost.measured import MeasuredRun, fitted
+from launcher.plan.layout.balance import balanced_split, layer_costs
 from launcher.plan.plugins import choose
-from launcher.typed import plain
+from launcher.runs.fingerprint import identity
+from launcher.typed.read import plain
 from tests.unit.fake_runs import FakeRun, write_records
 from tests.unit.plan_jobs import launch_config
 

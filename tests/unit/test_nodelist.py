@@ -1,8 +1,8 @@
 import pytest
 
-from launcher.errors import LauncherError
-from launcher.topology import nodelist
-from launcher.topology.nodelist import expand
+from launcher.base.errors import LauncherError
+from launcher_plugins.executors.slurm import nodelist
+from launcher_plugins.executors.slurm.nodelist import expand
 
 FORMS = {
     "alpha": "alpha",

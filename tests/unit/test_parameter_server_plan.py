@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.planning import make_plan
-from launcher.config.schema import LinkConfig, PluginChoice
-from launcher.errors import PlanError
+from launcher.app.prepared_run import make_plan
+from launcher.base.errors import PlanError
+from launcher.contract.config import LinkConfig, PluginChoice
+from launcher.contract.plan import Plan
 from launcher.plan.build import build
-from launcher.plan.model import Plan
 from launcher.plan.text import plan_text
-from launcher_plugins.architectures.parameter_server_cost import Exchange
+from launcher_plugins.architectures.parameter_server.cost import Exchange
 from tests.unit.plan_jobs import launch_config
 
 LINK = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
@@ -39,7 +39,7 @@ def test_the_world_is_workers_and_then_servers() -> None:
         ("server", 3, 2),
     ]
     assert plan.rank(4).coordinates is None
-    assert plan.rank(4).role.serve == "launcher_plugins.architectures.parameter_server_serve_runtime:serve"
+    assert plan.rank(4).role.serve == "launcher_plugins.architectures.parameter_server.runtime.server:serve"
     assert "2 more ranks: server, each holding" in plan_text(plan)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.partition import layer_faults, make_stages, split_layers
-from launcher.plan.resolve import resolve_model
-from launcher.plan.shapes import model_shape
-from launcher.schedule.actions import PipelineShape
-from launcher.typed import Source
+from launcher.contract.actions import PipelineShape
+from launcher.plan.cost.shapes import model_shape
+from launcher.plan.layout.partition import layer_faults, make_stages, split_layers
+from launcher.plan.layout.resolve import resolve_model
+from launcher.typed.read import Source
 from tests.unit.plan_jobs import launch_config
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import Fault, PlanError, PluginError
-from launcher.interfaces import Schedule
-from launcher.schedule.actions import (
+from launcher.base.errors import Fault, PlanError, PluginError
+from launcher.contract.actions import (
     COMPUTE,
     RB,
     RF,
@@ -25,11 +24,12 @@ from launcher.schedule.actions import (
     from_text,
     to_text,
 )
-from launcher.schedule.depth import deadlines, smallest_depth
-from launcher.schedule.flow import Flow
+from launcher.contract.strategy import Schedule
+from launcher.schedule.dependencies import Flow
 from launcher.schedule.passes import add_communication, lower
+from launcher.schedule.receive_depth import deadlines, smallest_depth
 from launcher.schedule.simulate import simulate, textbook_costs
-from launcher.schedule.validate import validate
+from launcher.schedule.validation.validate import validate
 from launcher_plugins.schedules.gpipe import GPipe
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
 from launcher_plugins.schedules.naive import Naive

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import plan as verb
-from launcher.errors import LauncherError
-from launcher.plan.model import Plan
+from launcher.base.errors import LauncherError
+from launcher.cli.plans import plan as verb
+from launcher.contract.plan import Plan
 from launcher.plan.text import plan_text
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from launcher.cli.progress import Progress, RecordTail
+from launcher.app.progress import Progress, RecordTail
 
 HEADER = {"type": "header", "rank": 1}
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from launcher.app.prepared_run import make_plan as make_plan_of
+from launcher.base.errors import ConfigError
 from launcher.cli.main import main
-from launcher.cli.planning import make_plan as make_plan_of
 from launcher.config.save import dump
-from launcher.errors import ConfigError
-from launcher.jobs.render import render, shell_text
+from launcher.runs.render import render, shell_text
 
 EXTENDS_QUICKSTART = "defaults: [/quickstart, _self_]\n"
 INTERLEAVED = ("parallel.schedule=interleaved_1f1b", "parallel.num_chunks=2")

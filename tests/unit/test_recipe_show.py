@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import resources
-from launcher.cli import recipe
+from launcher.base import resources
+from launcher.base.errors import ConfigError, LauncherError
+from launcher.cli.recipes import recipe
 from launcher.config.recipes import description, find, shipped
-from launcher.errors import ConfigError, LauncherError
 
 
 def test_ls_prints_one_line_with_a_description_for_each_recipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,7 +20,7 @@ def test_ls_prints_one_line_with_a_description_for_each_recipe(capsys: pytest.Ca
 
 def test_ls_imports_neither_hydra_nor_yaml_nor_torch() -> None:
     code = (
-        "import sys; from launcher.cli import recipe; recipe.run(['ls']);"
+        "import sys; from launcher.cli.recipes import recipe; recipe.run(['ls']);"
         "print({'hydra', 'omegaconf', 'yaml', 'torch'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

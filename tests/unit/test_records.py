@@ -1,7 +1,6 @@
 import json
 
-from launcher.metrics.read import step_problem
-from launcher.metrics.records import (
+from launcher.contract.records import (
     COLLECTIVE_KINDS,
     OTHER,
     PIPELINE,
@@ -11,7 +10,8 @@ from launcher.metrics.records import (
     Header,
     StepRecord,
 )
-from launcher.typed import Reading, plain, read
+from launcher.metrics.read import step_problem
+from launcher.typed.read import Reading, plain, read
 from tests.unit.fake_runs import FakeRun
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.cli.planning import make_plan
+from launcher.app.prepared_run import make_plan
+from launcher.base.errors import Fault, LauncherError, PlanError
+from launcher.config.by_path import changed
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.errors import Fault, LauncherError, PlanError
 from launcher.plan.build import build
-from launcher.plan.remedies import MAX_OFFERS, mended
-from launcher.plan.settings import changed
+from launcher.plan.rules.remedies import MAX_OFFERS, mended
 from tests.unit.plan_jobs import launch_config
 
 LLAMA3_8B, LLAMA3_70B = "llama3_8b_tp4_dp2_8xh100", "llama3_70b_tp8_pp4_64xh100"

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from launcher.config.schema import RunConfig
-from launcher.errors import ConfigError, JobError
-from launcher.jobs import store
-from launcher.jobs.resume import resumed_directory
-from launcher.jobs.store import RunDirectory, new_directory
+from launcher.base.errors import ConfigError, JobError
+from launcher.contract.config import RunConfig
+from launcher.runs import store
+from launcher.runs.resume import resumed_directory
+from launcher.runs.store import RunDirectory, new_directory
 
 
 @pytest.fixture(autouse=True)

@@ -9,13 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from launcher import registry
-from launcher.schedule.actions import PipelineShape
+from launcher.base import registry
+from launcher.contract.actions import PipelineShape
+from launcher.schedule.drawing.svg import COLORS, svg_text
+from launcher.schedule.drawing.timeline_files import COLUMNS, csv_text, trace_text
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import Costs, Timeline, simulate
-from launcher.schedule.spans_csv import COLUMNS, csv_text
-from launcher.schedule.svg import COLORS, svg_text
-from launcher.schedule.trace import trace_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = 'it\'s <b>"bold"</b> & naïve ]]> 船'

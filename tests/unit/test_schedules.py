@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from launcher.interfaces import Schedule
-from launcher.schedule.actions import B, F, PipelineShape, to_text
-from launcher.schedule.grid import draw
+from launcher.contract.actions import B, F, PipelineShape, to_text
+from launcher.contract.strategy import Schedule
+from launcher.schedule.drawing.grid import draw, phases
 from launcher.schedule.passes import lower
-from launcher.schedule.phases import phases
 from launcher.schedule.simulate import Costs, peak_held, simulate, textbook_costs
 from launcher.testing.conformance import ScheduleConformance
 from launcher_plugins.schedules.gpipe import GPipe

@@ -1,7 +1,7 @@
 import pytest
 
-from launcher.errors import JobError
-from launcher.jobs.secrets import check_folder, check_text, secret_values
+from launcher.base.errors import JobError
+from launcher.base.secrets import check_folder, check_text, secret_values
 
 CANARY = b"canary-0123456789"
 

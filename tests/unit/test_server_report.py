@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.metrics.records import COMPUTE, SERVER, Header, MemoryRecord, UpdateRecord
-from launcher.plan.model import ExchangePlan, RolePlan
+from launcher.contract.mesh import Mesh
+from launcher.contract.plan import ExchangePlan, RolePlan
+from launcher.contract.records import COMPUTE, SERVER, Header, MemoryRecord, UpdateRecord
 from launcher.report.speedup import compare, to_json
 from launcher.report.tables import speedup_text
-from launcher.topology.mesh import Mesh
-from launcher.typed import plain
+from launcher.typed.read import plain
 from tests.unit.fake_runs import MS, FakeRun, write_records
 
 TIMES = {rank: {COMPUTE: own_ms, SERVER: 10} for rank, own_ms in enumerate((90, 190, 92))}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.interfaces import Schedule
-from launcher.schedule.actions import F, PipelineShape, from_text
+from launcher.contract.actions import F, PipelineShape, from_text
+from launcher.contract.strategy import Schedule
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import Costs, Timeline, peak_held, replay, simulate, textbook_costs
 from launcher_plugins.schedules.gpipe import GPipe

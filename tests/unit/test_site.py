@@ -2,12 +2,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.config.site import secret_rules, secret_variable_rules, site_rules
-from launcher.config.site_schema import SiteConfig
-from launcher.errors import ConfigError
-from launcher.typed import plain
+from launcher.config.site_rules import secret_rules, secret_variable_rules, site_rules
+from launcher.contract.site import SiteConfig
+from launcher.typed.read import plain
 
 
 def told(**settings):

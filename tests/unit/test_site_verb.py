@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import site_dialog
+from launcher.base.errors import JobError, LauncherError
+from launcher.cli.cluster import site_dialog
+from launcher.cli.cluster.site_dialog import ask_person
 from launcher.cli.main import main
-from launcher.cli.site_dialog import ask_person
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.errors import JobError, LauncherError
-from launcher.executor import SiteQuestion
-from launcher_plugins.executors import slurm, slurm_survey
-from launcher_plugins.executors.slurm_commands import Answer
-from launcher_plugins.executors.slurm_survey import read_partitions, survey
+from launcher.contract.executor import SiteQuestion
+from launcher_plugins.executors.slurm import executor as slurm
+from launcher_plugins.executors.slurm import survey as slurm_survey
+from launcher_plugins.executors.slurm.commands import Answer
+from launcher_plugins.executors.slurm.survey import read_partitions, survey
 
 CONFIG = """\
 Configuration data as of 2025-01-02T03:04:05

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.jobs.script import GroupRequest
-from launcher_plugins.executors.slurm import Slurm
+from launcher.contract.job import GroupRequest
+from launcher_plugins.executors.slurm.executor import Slurm
 from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO
 
 REQUESTED = GroupRequest(

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from launcher.errors import PlanError
-from launcher_plugins.executors.slurm import Slurm
+from launcher.base.errors import PlanError
+from launcher_plugins.executors.slurm.executor import Slurm
 from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 
 SAVES = ("train.checkpoint_interval=20",)

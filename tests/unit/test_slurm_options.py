@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.config.site_schema import SiteConfig
-from launcher.errors import PlanError
-from launcher.jobs.script import JobRequest
-from launcher_plugins.executors.slurm import Slurm
-from launcher_plugins.executors.slurm_options import directives, layout, option_faults, quoted
+from launcher.base.errors import PlanError
+from launcher.contract.job import JobRequest
+from launcher.contract.site import SiteConfig
+from launcher_plugins.executors.slurm.executor import Slurm
+from launcher_plugins.executors.slurm.options import directives, layout, option_faults, quoted
 
 REQUEST = JobRequest(run_dir="/runs/a", plan_sha256="5a" * 32, python="/venv/bin/python")
 ON_H100 = ("executor=slurm", "device=h100", "cluster=dgx_h100", "parallel.dp=4")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from launcher.cli.planning import make_plan
-from launcher.errors import ConfigError, PlanError
-from launcher.interfaces import RoleGroup
-from launcher.jobs.script import GroupRequest
+from launcher.app.prepared_run import make_plan
+from launcher.base.errors import ConfigError, PlanError
+from launcher.contract.job import GroupRequest
+from launcher.contract.strategy import RoleGroup
 from launcher.plan.text import plan_text
-from launcher_plugins.architectures.decentralized import Decentralized
-from launcher_plugins.executors.slurm import Slurm
-from launcher_plugins.executors.slurm_state import guilty_rank
+from launcher_plugins.architectures.decentralized.plan import Decentralized
+from launcher_plugins.executors.slurm.executor import Slurm
+from launcher_plugins.executors.slurm.state import guilty_rank
 from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 from tests.unit.test_slurm_script import GOLDEN
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import PlanError
-from launcher_plugins.executors.slurm import Slurm
-from launcher_plugins.executors.slurm_script import expandable
+from launcher.base.errors import PlanError
+from launcher_plugins.executors.slurm.executor import Slurm
+from launcher_plugins.executors.slurm.script import expandable
 from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "slurm"
@@ -90,7 +90,7 @@ def test_every_rank_has_its_own_place_and_the_same_rendezvous(stage):
     assert [words[:5] for words in told] == [
         [str(rank), str(rank % 2), "4", "node7:20041", "unset"] for rank in range(4)
     ]
-    assert told[0][5:] == ["-m", "launcher.runtime.main", plan, "--sha256", "5a" * 32]
+    assert told[0][5:] == ["-m", "launcher.runtime.process.main", plan, "--sha256", "5a" * 32]
     assert (two.done.returncode, two.record()) == (0, '{"job": "41", "exit_code": 0}\n')
 
 

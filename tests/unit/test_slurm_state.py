@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.errors import JobError
-from launcher.jobs.script import EXECUTOR_LOG, JobHandle, JobScript, JobState
-from launcher_plugins.executors import slurm, slurm_queue
-from launcher_plugins.executors.slurm import Slurm
-from launcher_plugins.executors.slurm_commands import Answer, ask, left_out
-from launcher_plugins.executors.slurm_state import from_record, guilty_rank, read_sacct, read_squeue
+from launcher.base.errors import JobError
+from launcher.contract.job import EXECUTOR_LOG, JobHandle, JobScript, JobState
+from launcher_plugins.executors.slurm import executor as slurm
+from launcher_plugins.executors.slurm import queue as slurm_queue
+from launcher_plugins.executors.slurm.commands import Answer, ask, left_out
+from launcher_plugins.executors.slurm.executor import Slurm
+from launcher_plugins.executors.slurm.state import from_record, guilty_rank, read_sacct, read_squeue
 
 LIVE = "7                  |{:20}|{:12}|0       |{:60}"
 FORGOTTEN = Answer(code=1, output="", error="slurm_load_jobs error: Invalid job id specified")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import ConfigError, LauncherError
+from launcher.base.errors import ConfigError, LauncherError
+from launcher.contract.mesh import Mesh
 from launcher.report.speedup import compare, to_json
-from launcher.topology.mesh import Mesh
 from tests.unit.fake_runs import CUDA, FakeRun
 
 BASE = FakeRun(kinds_ms={0: {"compute": 90, "replicated": 10}})

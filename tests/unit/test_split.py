@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
+from launcher.contract.mesh import AXES, Mesh
+from launcher.contract.records import REPORT_KINDS
+from launcher.metrics.blocked_time import groups, split_step
 from launcher.metrics.read import RunRecords, read_run
-from launcher.metrics.records import REPORT_KINDS
-from launcher.metrics.split import groups, split_step
-from launcher.topology.mesh import AXES, Mesh
 from tests.unit.fake_runs import MS, FakeRun
 
 

@@ -2,9 +2,9 @@ import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from launcher.cli.status import Row, last_step, table
-from launcher.jobs.script import JobState
-from launcher.jobs.store import RunDirectory
+from launcher.cli.runs.status import Row, last_step, table
+from launcher.contract.job import JobState
+from launcher.runs.store import RunDirectory
 
 NOW = datetime.now().astimezone()
 

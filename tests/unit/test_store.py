@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launcher.config.schema import RunConfig
-from launcher.errors import ConfigError, JobError
-from launcher.jobs import store
-from launcher.jobs.store import new_directory, read_json
+from launcher.base.errors import ConfigError, JobError
+from launcher.contract.config import RunConfig
+from launcher.runs import store
+from launcher.runs.store import new_directory, read_json
 
 MAKE_ONE = """
 import sys
-from launcher.config.schema import RunConfig
-from launcher.jobs.store import new_directory
+from launcher.contract.config import RunConfig
+from launcher.runs.store import new_directory
 settings = RunConfig(dir=None, root=sys.argv[1], timeout_s=1.0, start_timeout_s=1.0)
 sys.stdin.readline()
 print(new_directory(settings, "many").path)

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from launcher.cli import submission
+from launcher.app import submission
 from launcher.cli.main import main
-from launcher.jobs import freeze as freezing
-from launcher.jobs.facts import checkouts
-from launcher.jobs.store import RunDirectory, read_json
+from launcher.runs import freeze as freezing
+from launcher.runs.facts import checkouts
+from launcher.runs.store import RunDirectory, read_json
 
 COMMAND = """#!/bin/bash
 echo "$(basename "$0") $*" >>{folder}/asked

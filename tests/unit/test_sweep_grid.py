@@ -2,9 +2,9 @@
 
 import pytest
 
+from launcher.app.sweep.grid import MAX_POINTS, Point, grid
+from launcher.base.errors import ConfigError
 from launcher.config.compose import group_files
-from launcher.errors import ConfigError
-from launcher.sweep.grid import MAX_POINTS, Point, grid
 
 
 def files_of(group):

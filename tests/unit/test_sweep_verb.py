@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.cli import starts
+from launcher.app import starts
 from launcher.cli.main import main
-from launcher.cli.sweep import HELP
-from launcher.jobs.script import JobState
-from launcher.jobs.store import read_json
-from launcher.plan.model import Plan
-from launcher.typed import plain
+from launcher.cli.sweeps.sweep import HELP
+from launcher.contract.job import JobState
+from launcher.contract.plan import Plan
+from launcher.runs.store import read_json
+from launcher.typed.read import plain
 from tests.unit.fake_runs import FakeRun, write_records
 
 SMALL = ("batch.micro_size=1", "batch.global_size=4", "train.num_steps=8")

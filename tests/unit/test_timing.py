@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.build import build, job_shape
-from launcher.plan.memory import again_bytes, part_bytes
+from launcher.plan.cost.memory import again_bytes, part_bytes
 from tests.unit.plan_jobs import MIXED, launch_config
 
 RATE = 1e12 * 0.5

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import PlanError
-from launcher.jobs.script import EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
+from launcher.base.errors import PlanError
+from launcher.contract.job import EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
 from launcher_plugins.executors import torchrun
 from launcher_plugins.executors.torchrun import Torchrun, failed_state
 
@@ -18,7 +18,7 @@ REQUEST = JobRequest(run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/b
 REPORT = """\
 E0101 api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 11) of binary: /venv/bin/python
 ============================================================
-launcher.runtime.main FAILED
+launcher.runtime.process.main FAILED
 ------------------------------------------------------------
 Failures:
 [1]:
@@ -43,7 +43,7 @@ Root Cause (first observed failure):
 ENTRY = torchrun.ENTRY_MODULE
 STARTER = """
 import pathlib, signal, subprocess, sys, time
-rank = [sys.executable, "-c", sys.argv[1], "launcher.runtime.main", sys.argv[2]]
+rank = [sys.executable, "-c", sys.argv[1], "launcher.runtime.process.main", sys.argv[2]]
 process = subprocess.Popen(rank, start_new_session=True)
 pathlib.Path(sys.argv[3]).write_text(str(process.pid))
 time.sleep(60)
@@ -108,7 +108,7 @@ def test_the_command_lets_the_system_choose_the_port_and_passes_hash_and_plan(ma
         "--local-addr=127.0.0.1",
         "--log-dir=/runs/a b/logs/torchrun",
         "--module",
-        "launcher.runtime.main",
+        "launcher.runtime.process.main",
         "/runs/a b/plan.json",
         "--sha256",
         "5a" * 32,
@@ -306,7 +306,7 @@ def test_a_job_ends_when_its_launcher_is_killed(run_dir):
     code = (
         "import sys, time\n"
         "from launcher_plugins.executors.torchrun import Torchrun\n"
-        "from launcher.jobs.script import JobScript\n"
+        "from launcher.contract.job import JobScript\n"
         "argv = (sys.executable, '-c', 'import time; time.sleep(60)')\n"
         f"handle = Torchrun().submit(JobScript(argv=argv, environment={{}}, run_dir={str(run_dir)!r}))\n"
         "print(handle.id, flush=True)\n"

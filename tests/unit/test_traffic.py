@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.build import build, job_shape
-from launcher.plan.traffic import num_steps, sent_bytes
+from launcher.plan.cost.traffic import num_steps, sent_bytes
 from tests.unit.plan_jobs import MIXED, launch_config
 
 HIDDEN, SEQ, VOCAB, LAYERS = 64, 32, 256, 4

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from launcher.legible import shortened
-from launcher.scalars import scalar
-from launcher.typed import REST, Filled, Range, Reading, Source, plain, read, read_fields
+from launcher.base.redaction import shortened
+from launcher.typed.read import REST, Filled, Range, Reading, Source, plain, read, read_fields
+from launcher.typed.scalars import scalar
 
 
 @dataclass(frozen=True, kw_only=True)

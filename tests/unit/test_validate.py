@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import PlanError
-from launcher.interfaces import Schedule
-from launcher.schedule.actions import Action, PipelineShape, from_text
-from launcher.schedule.finding import ScheduleError
+from launcher.base.errors import PlanError
+from launcher.contract.actions import Action, PipelineShape, from_text
+from launcher.contract.strategy import Schedule
 from launcher.schedule.passes import add_communication, lower
-from launcher.schedule.validate import validate, validate_compute
+from launcher.schedule.validation.validate import validate, validate_compute
+from launcher.schedule.validation.violation import ScheduleError
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
 from launcher_plugins.schedules.zb_h1 import ZBH1

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.jobs.script import JobHandle, JobScript, JobState
-from launcher.jobs.watch import follow, stop_requests
-from launcher.metrics.heartbeat import SIZE, pack_into
+from launcher.contract.heartbeat import SIZE, pack_into
+from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.runs.watch import follow, stop_requests
 
 SCRIPT = JobScript(argv=("x",), environment={}, run_dir="/runs/a")
 
@@ -195,7 +195,7 @@ def test_the_handlers_of_before_are_put_back():
 def test_a_closed_terminal_is_a_request_to_stop():
     code = (
         "import os, signal\n"
-        "from launcher.jobs.watch import stop_requests\n"
+        "from launcher.runs.watch import stop_requests\n"
         "with stop_requests() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
         "print(stop.exit_code)\n"

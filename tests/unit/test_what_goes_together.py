@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config.schema import PrecisionConfig, ReportConfig
-from launcher.errors import PlanError
+from launcher.base.errors import PlanError
+from launcher.contract.config import PrecisionConfig, ReportConfig
 from launcher.plan.build import build
 from tests.unit.plan_jobs import launch_config, with_settings
 

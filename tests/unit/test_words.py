@@ -1,7 +1,7 @@
 import pytest
 
-from launcher.cli.words import split_flags, split_words
-from launcher.errors import LauncherError
+from launcher.base.errors import LauncherError
+from launcher.cli.arguments import split_flags, split_words
 
 FLAGS = {"json": False, "base": True}
 

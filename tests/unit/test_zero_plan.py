@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.config.schema import PrecisionConfig
-from launcher.errors import PlanError
+from launcher.base.errors import PlanError
+from launcher.contract.config import PrecisionConfig
 from launcher.plan.build import build
-from launcher.plan.memory import state_bytes
-from launcher_plugins.parallel import zero_json
+from launcher.plan.cost.memory import state_bytes
+from launcher_plugins.parallel.zero import deepspeed_json as zero_json
 from tests.unit.plan_jobs import FP32, MIXED, launch_config
 
 FP16 = PrecisionConfig(name="fp16", compute="fp16", gradients="fp16", master_weights=True)
@@ -49,8 +49,8 @@ def test_a_pipeline_keeps_gradients_that_stages_2_and_3_give_away(stage):
 
 
 def test_stage_1_goes_with_a_pipeline_and_stage_3_without():
-    assert build(zero(1, parallel={"pp": 2, "tp": 2})).update.endswith("zero_runtime:update")
-    assert build(zero(3, parallel={"tp": 2})).update.endswith("zero_runtime:update")
+    assert build(zero(1, parallel={"pp": 2, "tp": 2})).update.endswith("zero.runtime.update:update")
+    assert build(zero(3, parallel={"tp": 2})).update.endswith("zero.runtime.update:update")
 
 
 def test_stage_3_has_no_weights_of_norms_for_selective_recomputation():

@@ -1,1 +1,1 @@
-"""Who reserves the machines and starts the processes."""
+"""Who reserves machines and starts the ranks."""

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.config.ranges import Index, Positive
-from launcher.config.schema import LaunchConfig
-from launcher.errors import Fault, PlanError
-from launcher.interfaces import JobShape
-from launcher.jobs.script import (
+from launcher.base.errors import Fault, PlanError
+from launcher.base.registry import plugins
+from launcher.base.units import counted, format_duration
+from launcher.contract.config import LaunchConfig
+from launcher.contract.job import (
     EXECUTOR_LOG,
     SECONDARY_EXIT_CODES,
     JobHandle,
@@ -31,12 +31,12 @@ from launcher.jobs.script import (
     JobScript,
     JobState,
 )
-from launcher.plan.model import Plan
-from launcher.registry import plugins
-from launcher.typed import Reading, read
-from launcher_plugins.executors.restarts import restart_faults, restart_notes
+from launcher.contract.plan import Plan
+from launcher.contract.strategy import JobShape
+from launcher.typed.ranges import Index, Positive
+from launcher.typed.read import Reading, read
 
-ENTRY_MODULE = "launcher.runtime.main"
+ENTRY_MODULE = "launcher.runtime.process.main"
 """What every rank runs."""
 _GRACE_S = 3
 """Longest wait for torchrun to end ranks that are not to save: the signal ends all but the stubborn."""
@@ -254,3 +254,24 @@ def _rank_pids(handle: JobHandle) -> Iterator[int]:
             pid = int(entry.parent.name)
             if pid != _process(handle).pid and marks <= set(entry.read_bytes().split(b"\0")):
                 yield pid
+
+
+def restart_faults(config: LaunchConfig, max_restarts: int) -> Iterator[Fault]:
+    """Starts after a failure that would have nothing to go on from."""
+    if max_restarts and not config.train.checkpoint_interval:
+        rule = "a new start would have nothing to go on from, as train.checkpoint_interval is 0"
+        fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}, or "
+        yield Fault("executor.max_restarts", max_restarts, rule, f"{fix}executor.max_restarts=0.")
+
+
+def restart_notes(config: LaunchConfig, max_restarts: int) -> Iterator[str]:
+    """How long it takes at most until a run that cannot go on has failed."""
+    if max_restarts:
+        timeout_s, start_s, starts = config.run.timeout_s, config.run.start_timeout_s, max_restarts + 1
+        yield (
+            f"After a failure the ranks are started again from the newest good checkpoint, at most "
+            f"{counted(max_restarts, 'time')} (executor.max_restarts). A run that hangs each time has failed "
+            f"after {starts} times {timeout_s:g} s (run.timeout_s) without progress: "
+            f"{format_duration(starts * timeout_s)}; where it never makes a step, after {starts} times "
+            f"{start_s:g} s (run.start_timeout_s): {format_duration(starts * start_s)}."
+        )

@@ -1,1 +1,1 @@
-"""Ways of spreading the work along one mesh axis."""
+"""One way to spread the work for each axis of the mesh."""

@@ -1,1 +1,1 @@
-"""Pipeline schedules."""
+"""Orders of forwards and backwards, a page each."""

@@ -24,8 +24,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from launcher.interfaces import Action, Fault, PipelineShape
-from launcher.schedule.actions import B, F
+from launcher.contract.actions import B, F
+from launcher.contract.strategy import Action, Fault, PipelineShape
 
 
 @dataclass(frozen=True, kw_only=True)

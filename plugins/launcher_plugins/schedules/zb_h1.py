@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launcher.interfaces import Action, Fault, PipelineShape
-from launcher.schedule.actions import B, F, W
-from launcher_plugins.schedules.one_chunk import one_chunk_faults
+from launcher.contract.actions import B, F, W
+from launcher.contract.strategy import Action, Fault, PipelineShape, one_chunk_faults
 
 
 class ZBH1:

@@ -63,7 +63,7 @@ if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" -m launcher.topology.nodelist "$SLURM_JOB_NODELIST") ||
+    hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
   [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
     fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
@@ -179,7 +179,7 @@ mkdir -p "${TMPDIR:-/tmp}" || exit
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec "$@"'
 command=(bash -c "$task" rank
-  "$python" -m launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
+  "$python" -m launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
   --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
   "${command[@]}"

@@ -62,7 +62,7 @@ if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" -m launcher.topology.nodelist "$SLURM_JOB_NODELIST") ||
+    hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
   [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
     fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
@@ -183,5 +183,5 @@ start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block
   "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
   --rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
   --log-dir="$run/logs/torchrun" \
-  --module launcher.runtime.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
+  --module launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
 conclude

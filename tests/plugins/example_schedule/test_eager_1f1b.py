@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from trireme_example_schedule import Eager1F1B
 
-from launcher.interfaces import PipelineShape
+from launcher.contract.strategy import PipelineShape
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import peak_held, simulate, textbook_costs
 from launcher.testing.conformance import ScheduleConformance

@@ -17,7 +17,7 @@ Source: Zhuang et al., On Optimizing the Communication of Model Parallelism (202
 
 from collections.abc import Iterable
 
-from launcher.interfaces import Action, Fault, PipelineShape
+from launcher.contract.strategy import Action, Fault, PipelineShape
 
 
 class Eager1F1B:

@@ -1,0 +1,1 @@
+"""Measurements as jobs: started here or by a scheduler, and waited for."""

@@ -1,0 +1,64 @@
+"""Finds run directories by what was typed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.base.errors import LauncherError, did_you_mean
+from launcher.base.redaction import shortened
+from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute
+
+DEFAULT_ROOT = "runs"
+"""Where runs are looked for by name: the default of run.root."""
+
+
+def all_runs(root: str = DEFAULT_ROOT) -> list[RunDirectory]:
+    """Every run directory below a folder, by name."""
+    folder = absolute(root)
+    paths = sorted(folder.iterdir()) if os.path.isdir(folder) else []
+    return [RunDirectory(path) for path in paths if os.path.isfile(RunDirectory(path).job)]
+
+
+def sweep_at(word: str, root: str = DEFAULT_ROOT) -> Path | None:
+    """The directory of the sweep at a path, or of a name below ``root``; None where there is none."""
+    places = (absolute(word), absolute(root) / word)
+    return next((path for path in places if os.path.isfile(path / SWEEP_FILE)), None)
+
+
+def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
+    """The run at a path, or of a name below ``root``.
+
+    Raises:
+        LauncherError: when there is none; names the nearest.
+    """
+    for path in (absolute(word), absolute(root) / word):
+        if os.path.isfile(RunDirectory(path).job):
+            return RunDirectory(path)
+    if sweep := sweep_at(word, root):
+        raise LauncherError(
+            f"{shortened(word)} is a sweep, and each of its points is a run: give one of them, such as "
+            f"{_first_point(sweep)}. trireme sweep status shows them all."
+        )
+    names = [run.path.name for run in all_runs(root)]
+    hint = did_you_mean(Path(word).name, names) if names else f"There is no run in {absolute(root)}."
+    raise LauncherError(f"no run directory at {shortened(word)}. {hint}")
+
+
+def _first_point(sweep: Path) -> str:
+    return shortened(os.path.relpath(next((run.path for run in all_runs(str(sweep))), sweep / "0-...")))
+
+
+def one_run(words: Sequence[str], verb: str) -> RunDirectory:
+    """The one run that a verb is about.
+
+    Raises:
+        LauncherError: when none or several were given.
+    """
+    if len(words) != 1:
+        given = f"given {' '.join(words)}" if words else "none given"
+        raise LauncherError(
+            f"trireme {verb} takes one run directory, {given}. trireme status lists the runs."
+        )
+    return find_run(words[0])

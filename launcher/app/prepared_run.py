@@ -1,0 +1,79 @@
+"""From a recipe's name to its plan: what every verb does that plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.app.baseline import one_device
+from launcher.app.user_model import describer, source_roots
+from launcher.base.errors import LauncherError
+from launcher.config.compose import Composed, draft
+from launcher.config.load import load
+from launcher.contract.plan import Plan
+from launcher.plan.build import build
+from launcher.plan.cost.measured import MeasuredRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A recipe composed and planned."""
+
+    plan: Plan
+    composed: Composed
+
+
+def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
+    """The plan of a recipe under overrides.
+
+    A user's own modules are looked for beside the recipe, then in the current folder.
+
+    Raises:
+        LauncherError: when the recipe cannot be composed, is wrong, or cannot run.
+    """
+    composed = draft(recipe, overrides)
+    try:
+        config = load(composed.values, composed.sources, composed.faults)
+        roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
+        plan = build(
+            config,
+            composed.sources,
+            describe=describer(config.data, roots),
+            read_run=measured_run,
+            source_roots=roots,
+        )
+    except LauncherError as error:
+        for note in composed.notes:
+            error.add_note(note)
+        raise
+    return Planned(plan=plan, composed=composed)
+
+
+def measured_run(path: str) -> MeasuredRun:
+    """What a run measured of its stages.
+
+    Raises:
+        LauncherError: when it is none, or has measured nothing.
+    """
+    from launcher.report.bubble import stage_times  # few plans read a run
+    from launcher.report.runs import load_run
+
+    run = load_run(Path(path).expanduser())
+    times = stage_times(run)
+    return MeasuredRun(
+        plan=run.plan,
+        forward_s=[stage.forward_s for stage in times],
+        backward_s=[stage.backward_s + stage.weight_s for stage in times],
+    )
+
+
+def alone_plan(plan: Plan) -> Plan:
+    """The plan of the same training on one device.
+
+    Raises:
+        ConfigError: when it does not run on one.
+    """
+    config = one_device(plan)
+    describe = describer(config.data, plan.source_roots)
+    return build(config, describe=describe, source_roots=plan.source_roots)

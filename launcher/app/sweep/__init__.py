@@ -1,0 +1,1 @@
+"""Sweeps: their points, the directory that holds them, how they are started, what came of them."""

@@ -1,0 +1,70 @@
+"""Asks a process of its own for the shape of a user's model, so that planning never imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from launcher.base.errors import ConfigError, Fault, PlanError
+from launcher.contract.config import BatchConfig, DataConfig, LaunchConfig, ModelConfig
+from launcher.contract.plan import ModelShape
+from launcher.plan.checked_job import Describe
+from launcher.typed.read import Reading, plain, read
+
+_MODULE = "launcher.runtime.model.measure_shape"
+
+
+def source_roots(config: LaunchConfig, folders: Sequence[str]) -> tuple[str, ...]:
+    """The folders that the ranks need on their module path: none without a user's own model or data."""
+    if config.model.target is None and config.data.target is None:
+        return ()
+    return tuple(dict.fromkeys(os.path.abspath(folder) for folder in folders))
+
+
+def describer(data: DataConfig, roots: Sequence[str]) -> Describe:
+    """How to measure a user's own model on this data, with ``roots`` on the module path."""
+
+    def describe(model: ModelConfig, batch: BatchConfig) -> ModelShape:
+        request = {"model": plain(model), "data": plain(data), "batch": plain(batch)}
+        return _measure(json.dumps(request), tuple(roots))
+
+    return describe
+
+
+@cache
+def _measure(request: str, roots: Sequence[str]) -> ModelShape:
+    """The answer of the other process; the points of a sweep ask the same.
+
+    Raises:
+        PlanError: when the user's model or dataset cannot be made, with the last line of the reason.
+    """
+    path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(  # noqa: S603 (our own module, no shell)
+        [sys.executable, "-m", _MODULE],
+        input=request,
+        env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise PlanError([_blamed(json.loads(request), reason)])
+    reading = Reading()
+    shape = read(ModelShape, json.loads(done.stdout), reading)
+    if shape is None:
+        raise ConfigError(reading.faults)
+    return shape
+
+
+def _blamed(request: Mapping[str, Mapping[str, str | None]], reason: str) -> Fault:
+    """The fault of the dataset where the reason names it, else of the model."""
+    model, data = request["model"]["target"], request["data"]["target"]
+    if data is not None and reason.startswith(of_data := f"data.target={data}: "):
+        return Fault("data.target", data, reason.removeprefix(of_data))
+    reason = reason.removeprefix(f"model.target={model}: ")
+    return Fault("model.target", model, f"its shape could not be measured: {reason}")

@@ -1,0 +1,130 @@
+"""The faults a person can cause, and the one way they are reported."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.base.redaction import escaped, hide_secrets, shortened, without_secrets
+
+_ALIKE = 0.7
+"""Share of letters that two names have in common when one is taken for the other."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One wrong value: what was given, what is allowed, how to mend it.
+
+    >>> print(Fault("parallel.pp", 3, "16 layers split over 1, 2, 4, 8 or 16 stages", "Set parallel.pp=4."))
+    parallel.pp=3: 16 layers split over 1, 2, 4, 8 or 16 stages. Set parallel.pp=4.
+    """
+
+    path: str
+    """Config path of the value, such as ``parallel.pp``."""
+    given: Any
+    """The value as the person wrote it."""
+    allowed: str
+    """The rule, with its arithmetic."""
+    fix: str = ""
+    """How to mend it, as text to type; stands behind the ``ways``."""
+    where: str = ""
+    """File and line, or the override, that set the value."""
+    ways: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
+    """Changes that may mend it, each by config path, the nearest first. The planner asks every rule
+    about a way before it offers it, and joins ways that help only together."""
+
+    def __str__(self) -> str:
+        allowed = self.allowed.rstrip(".")
+        fix = "".join(f" {text}" for text in (offer(self.ways), self.fix) if text)
+        where = f" [{shortened(hide_secrets(self.where))}]" if self.where else ""
+        given = shortened(_text(without_secrets(self.given, self.path)))
+        return escaped(hide_secrets(f"{self.path}={given}: {allowed}.{fix}{where}")).replace("\n", "\\n")
+
+
+def offer(ways: Iterable[Mapping[str, Any]]) -> str:
+    """Changes as text to type; values of one setting are put together. Empty when there are none.
+
+    >>> offer([{"parallel.pp": 4}, {"parallel.pp": 2}, {"parallel.pp": 3, "parallel.dp": "auto"}])
+    'Set parallel.pp=4 or 2, or parallel.pp=3 parallel.dp=auto.'
+    """
+    singles: dict[str, list[str]] = {}
+    texts: list[list[str]] = []
+    for way in ways:
+        (path, value), *more = way.items()
+        if not more and path in singles:
+            singles[path].append(_typed(value))
+            continue
+        texts.append([" ".join(f"{name}={_typed(item)}" for name, item in way.items())])
+        if not more:
+            singles[path] = texts[-1]
+    return f"Set {', or '.join(' or '.join(words) for words in texts)}." if texts else ""
+
+
+class LauncherError(Exception):
+    """Base of every error that the command line reports without a traceback."""
+
+
+class ConfigError(LauncherError):
+    """The configuration is wrong. Carries every fault found, not only the first."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__(faults_text(self.faults))
+
+
+class PlanError(ConfigError):
+    """Every value is well formed, but the strategy they describe cannot run."""
+
+
+class JobError(LauncherError):
+    """A job could not be started, or ended in failure."""
+
+
+class PluginError(LauncherError):
+    """A plugin is missing, broken, registered twice, or not the recorded one."""
+
+
+def faults_text(faults: tuple[Fault, ...]) -> str:
+    """All faults as text, one a line, with their number in front when there are several."""
+    if len(faults) == 1:
+        return str(faults[0])
+    lines = [f"{len(faults)} faults:"]
+    lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
+    return "\n".join(lines)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The known name closest to a misspelt one, or None where none is close.
+
+    A short name with one other letter is another name; letters in another order are a slip.
+
+    >>> nearest("paralell", ["parallel", "model"]), nearest("rnu", ["run"]), nearest("gpu", ["cpu"])
+    ('parallel', 'run', None)
+    """
+    known = {str(other).casefold(): str(other) for other in names}
+    wanted = str(name).casefold()
+    matches = difflib.get_close_matches(wanted, list(known), n=1, cutoff=_ALIKE)
+    anagrams = [other for other in known if sorted(other) == sorted(wanted)]
+    return next((known[match] for match in (*anagrams, *matches)), None)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint naming the nearest known name, or else all of them."""
+    known = sorted(names)
+    match = nearest(name, known)
+    return f"Did you mean {match}?" if match else f"Known: {', '.join(known) or 'none'}."
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed behind the = of an override."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _text(given: Any) -> str:
+    """A value as a person writes it."""
+    return _typed(given) if given is None or isinstance(given, bool) else str(given) or '""'

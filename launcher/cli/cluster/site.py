@@ -1,0 +1,118 @@
+"""``trireme site``: writes down what is particular to a cluster, and has the cluster check it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from launcher.base import resources
+from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean
+from launcher.base.files import check_new, write_new
+from launcher.cli.arguments import split_words
+from launcher.cli.cluster.site_dialog import ask_person, given_answers, settle
+from launcher.contract.executor import KnowsSite
+
+HELP = """\
+trireme site init NAME [key=value ...] [--out FILE]
+trireme site check NAME [RECIPE] [key=value ...]
+
+  init   asks the cluster what it is like, and you for what it leaves open; writes the file of a site,
+         after which site=NAME is known. key=value answers a question beforehand. Without a terminal
+         nothing is asked: what is proposed is taken.
+  check  plans a small job for a site, or the one of a recipe, and has the scheduler check it. Nothing
+         is submitted.
+
+  --out FILE  write here, such as site/NAME.yaml beside your recipes, instead of in your own folder
+
+  trireme site init alps
+  trireme site init alps partition=gpu account=physics time_limit=12:00:00
+  trireme site check box
+"""
+_ACTIONS = ("init", "check")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_EXECUTOR = "slurm"
+_SMALL = ("parallel.pp=1", "cluster.devices_per_node=1", "report.baseline=none")
+"""A job of one rank."""
+
+
+def run(words: list[str]) -> int:
+    """Runs ``site init`` or ``site check``; returns the exit code.
+
+    Raises:
+        LauncherError: for other words, a scheduler that gives no answer, or a site that is refused.
+    """
+    action, *rest = words or [""]
+    if action not in _ACTIONS:
+        raise LauncherError(f"site {action}: known are init and check. {did_you_mean(action, _ACTIONS)}")
+    names = [word for word in rest if "=" not in word and not word.startswith("-")]
+    if not names:
+        raise LauncherError(f"site {action} needs the name of a site. Write trireme site {action} NAME.")
+    rest.remove(names[0])
+    return _init(names[0], rest) if action == "init" else _check(names[0], rest)
+
+
+def _init(name: str, words: list[str]) -> int:
+    given = split_words(words, {"out": True})
+    path = (
+        Path(str(given.flags["out"]))
+        if given.flags["out"]
+        else resources.user_folder() / "site" / f"{name}.yaml"
+    )
+    _check_name(name)
+    check_new(path, "out")
+    survey = _cluster().survey()
+    answers = given_answers(given.overrides)
+    print(*survey.facts, sep="\n")
+    is_asked = sys.stdin.isatty() and sys.stdout.isatty()
+    while (question := survey.question(answers)) is not None:
+        answers[question.setting] = ask_person(question) if is_asked else question.proposal
+        if question.is_required and answers[question.setting] is None:
+            example = f"trireme site init {name} {question.setting}={question.choices[0]}"
+            fix = f"Give one of {', '.join(question.choices)}: {example}"
+            raise ConfigError([Fault(f"site.{question.setting}", "null", "the cluster has no default", fix)])
+    text = settle(name, survey, answers)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_new(path, text, "out")
+    print(f"\n{text}\nwrote {path}")
+    print(f"  trireme site check {name}\n  trireme submit quickstart site={name}")
+    return 0
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise LauncherError(f"site init {name}: a name holds small letters, digits, - and _.")
+    if (resources.folder("conf") / "site" / f"{name}.yaml").exists():
+        raise LauncherError(f"site init {name}: a site of this name ships with Trireme. Choose another name.")
+
+
+def _check(name: str, words: list[str]) -> int:
+    from launcher.app.prepared_run import make_plan  # imports hydra, which the help does not need
+    from launcher.plan.rules.checks import with_sources
+    from launcher.runs.render import render
+
+    given = split_words(words, {})
+    small = () if words else _SMALL
+    overrides = (f"executor={_EXECUTOR}", f"site={name}", *small, *given.overrides)
+    planned = make_plan(given.recipe, overrides)
+    if not words and planned.plan.config.site.gpu_request != "none":
+        planned = make_plan(given.recipe, (*overrides, "device.kind=cuda"))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            script = render(planned.plan, Path(folder))
+        except ConfigError as error:
+            raise ConfigError(with_sources(error.faults, planned.composed.sources)) from None
+        Path(folder, "job.sh").write_text(script.text, encoding="utf-8")
+        _cluster().try_out(script)
+    print(*(line for line in script.text.splitlines() if line.startswith("#SBATCH")), sep="\n")
+    print(f"the scheduler accepts this job of {planned.plan.config.name} with site={name}")
+    return 0
+
+
+def _cluster() -> KnowsSite:
+    from launcher.base import registry
+
+    executor = registry.load("launcher.executors", _EXECUTOR)
+    assert isinstance(executor, KnowsSite), "the executor that comes with Trireme knows its cluster"
+    return executor

@@ -1,0 +1,1 @@
+"""Verbs about plans, which start nothing."""

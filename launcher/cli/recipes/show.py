@@ -1,0 +1,59 @@
+"""``trireme recipe show``: a composed recipe with the origin of each of its values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.base.redaction import escaped, hide_secrets, without_secrets
+from launcher.cli.arguments import split_words
+from launcher.config.compose import draft
+from launcher.config.load import load
+from launcher.config.save import scalar_text
+from launcher.typed.read import Source
+
+_MAX_WIDTH = 56
+
+
+def show(words: Sequence[str]) -> int:
+    """Shows a recipe under overrides; returns the exit code.
+
+    Raises:
+        LauncherError: for a recipe with faults, after it is shown.
+    """
+    given = split_words(words, {})
+    composed = draft(given.recipe, given.overrides)
+    print(escaped(f"# {composed.recipe_path}"))
+    for note in composed.notes:
+        print(escaped(f"note: {note}"), file=sys.stderr)
+    print(*lines(composed.values, composed.sources), sep="\n")
+    load(composed.values, composed.sources, composed.faults)
+    return 0
+
+
+def lines(values: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[str]:
+    """Each setting with its value, beside the file and line or the override that it is from.
+
+    The value of a setting that names a secret is not shown.
+
+    >>> list(lines({"seed": 0}, {"seed": Source(where="conf/base.yaml:16", text="0")}))
+    ['seed: 0  # conf/base.yaml:16']
+    """
+    rows = list(_rows(values, sources, ""))
+    width = min(max((len(text) for text, _ in rows), default=0), _MAX_WIDTH)
+    for text, where in rows:
+        yield f"{text:{width}}  # {where}" if where else text
+
+
+def _rows(values: Mapping[str, Any], sources: Mapping[str, Source], path: str) -> Iterator[tuple[str, str]]:
+    indent = "  " * path.count(".") + "  " * bool(path)
+    for key, value in values.items():
+        inner = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{key}:", ""
+            yield from _rows(value, sources, inner)
+        else:
+            where = sources[inner].where if inner in sources else ""
+            text = f"{indent}{key}: {scalar_text(without_secrets(value, inner))}"
+            yield escaped(text), escaped(hide_secrets(where))

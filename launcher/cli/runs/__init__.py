@@ -1,0 +1,1 @@
+"""Verbs about runs: start one, look at it, end it."""

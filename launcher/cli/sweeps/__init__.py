@@ -1,0 +1,1 @@
+"""The verb `sweep`, a file per action."""

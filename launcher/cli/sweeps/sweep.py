@@ -1,0 +1,85 @@
+"""``trireme sweep``: many runs of one recipe, each with values of its own, and their table."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+from launcher.base.errors import LauncherError, nearest
+from launcher.cli.arguments import Words, split_flags, split_words
+
+HELP = """\
+trireme sweep plan|run RECIPE key=A,B ... [key=value ...] [--flags]
+trireme sweep status|retry|best [SWEEP] [--flags]
+
+Runs a recipe with every combination of some values: key=A,B,C or key=range(FROM,TO,STEP), as many such
+words as there are settings to vary. A group of files is varied like a setting: model=tiny,gpt2_124m.
+A recipe may hold the values itself (sweep: {key: "A,B"}).
+
+  plan    every point with its predicted speed, memory and bubble, and the refused ones with their reasons
+  run     runs the points: here one after the other, or on Slurm with site= or executor=slurm, as one job
+          array where all ask for the same resources, else as a job each. One that fails ends no other.
+  status  how the points stand, and what was measured, beside what was predicted
+  retry   runs those again that failed or did not start; what was saved is gone on from
+  best    the fastest point, and the command that runs it
+
+SWEEP is the sweep's directory, its name below runs/, or a recipe for its newest sweep; without it the
+newest of all. Each point has a directory of its own in it.
+
+  --no-baseline     run, retry: do not look for the run on one device, and do not make it
+  --dry-run         run: on Slurm print what would be submitted, here what would run; start nothing
+  --at-once N       run, retry: on Slurm let at most N points run at a time
+  --require-clean   run: on Slurm refuse code that differs from its commit
+  --untracked GLOB  run: on Slurm copy these files too, which git does not track
+  --by loss         best: that of the lowest loss in the end, not the fastest
+
+The exit code is 0 when every point that can run succeeded (or was submitted), 1 when one failed, 2 when
+there is none that can run, and 130 after Ctrl-C.
+
+  trireme sweep plan quickstart parallel.pp=1,2,4 parallel.schedule=gpipe,1f1b
+  trireme sweep run quickstart parallel.pp=1,2 train.num_steps=30
+  trireme sweep run quickstart site=box cluster.nodes=1,2 cluster.devices_per_node=2 parallel.dp=auto \\
+      cluster.allow_idle_devices=false
+  trireme sweep status
+"""
+_RUN_FLAGS = {"no-baseline": False, "at-once": True}
+_ACTIONS: dict[str, dict[str, bool]] = {
+    "plan": {},
+    "run": {**_RUN_FLAGS, "dry-run": False, "require-clean": False, "untracked": True},
+    "status": {},
+    "retry": _RUN_FLAGS,
+    "best": {"by": True},
+}
+"""Every action with its flags."""
+
+
+_OF_RECIPES = ("plan", "run")
+"""Those that are about a recipe and not about a sweep that is there."""
+
+
+class Action(Protocol):
+    """What a module of an action holds."""
+
+    def act(self, given: Words) -> int:
+        """Does it; returns the exit code."""
+        ...
+
+
+def run(words: list[str]) -> int:
+    """Runs an action; returns the exit code.
+
+    Raises:
+        LauncherError: for another word, or when there is nothing that can run.
+    """
+    action, *rest = words or [""]
+    if action not in _ACTIONS:
+        near = nearest(action, _ACTIONS)
+        hint = f" Did you mean {near}?" if near else ""
+        raise LauncherError(f"{f'sweep {action}'.strip()}: known are {', '.join(_ACTIONS)}.{hint}")
+    module = cast(Action, importlib.import_module(f"launcher.cli.sweeps.{action}"))
+    if action in _OF_RECIPES:
+        return module.act(split_words(rest, _ACTIONS[action]))
+    names, flags = split_flags(rest, _ACTIONS[action])
+    if len(names) > 1:
+        raise LauncherError(f"sweep {action} takes one sweep, given {' '.join(names)}.")
+    return module.act(Words(recipe=names[0] if names else "", overrides=(), flags=flags))

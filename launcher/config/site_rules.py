@@ -1,0 +1,118 @@
+"""What is wrong inside the group ``site``, and with secrets anywhere in a configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.base.redaction import HIDDEN, is_secret_variable, names_secret
+from launcher.contract.site import SiteConfig
+
+Broken = tuple[str, Any, str, str]
+"""Path, given, rule, fix."""
+RANK_VARIABLES = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSAFEPATH")
+)
+"""Variables that the job itself sets for its ranks."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
+_MINUTES = re.compile(r"(\d+)(:[0-5]\d)?")
+_MEMORY = re.compile(r"\d+[KMGT]?")
+_BINDING = re.compile(
+    r"((quiet|verbose),)?(none|sockets|cores|threads|ldoms|rank|rank_ldom|(map|mask)_(cpu|ldom):[0-9a-fx,]+)"
+)
+_MOUNT = re.compile(r"[^:,]+:[^:,]+(:[^:,]+)?")
+
+
+def secret_rules(values: Mapping[str, Any], path: str = "") -> Iterator[Broken]:
+    """Texts under a key that names a secret: they would be kept in files. The value is not shown."""
+    for key, value in values.items():
+        inner = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping):
+            yield from secret_rules(value, inner)
+        elif isinstance(value, str) and value and names_secret(key):
+            rule = "looks like a secret, and settings are written to files that others can read"
+            fix = "Set a variable to it, give the variable's name in site.secrets, and read it on the ranks."
+            yield inner, HIDDEN, rule, fix
+
+
+def secret_variable_rules(site: SiteConfig) -> Iterator[Broken]:
+    """Variables with a value where only a name belongs. The value is not shown."""
+    for group, variables in (("env", site.env), ("node_env", site.node_env)):
+        for name in filter(is_secret_variable, variables):
+            rule = "looks like a secret, and its value would be written into the job's script"
+            fix = f"Set it where you submit, and give its name: site.secrets=[{name}]."
+            yield f"site.{group}.{name}", HIDDEN, rule, fix
+    for group, names in (("forward", site.forward), ("secrets", site.secrets)):
+        for place, name in enumerate(names):
+            if "=" in name:
+                rule = "must be the name of a variable, without its value"
+                fix = "Give the name alone; the value is taken from where you submit."
+                yield f"site.{group}[{place}]", HIDDEN, rule, fix
+
+
+def site_rules(site: SiteConfig) -> Iterator[Broken]:
+    """Settings of the site that have no meaning, or none together."""
+    yield from _time_rules(site.time_limit)
+    yield from _variable_rules(site)
+    yield from _container_rules(site)
+    memories = {"site.memory_per_node": site.memory_per_node}
+    memories |= {
+        f"site.roles.{name}.memory_per_node": role.memory_per_node for name, role in site.roles.items()
+    }
+    for path, memory in memories.items():
+        if memory is not None and not _MEMORY.fullmatch(memory):
+            rule = "must be a whole number with K, M, G or T (M where none is given)"
+            yield path, memory, rule, "Write 64G, or null to ask for none."
+    if site.cpu_bind is not None and not _BINDING.fullmatch(site.cpu_bind):
+        rule = "must be what srun's --cpu-bind takes: none, sockets, cores, threads, ldoms, rank or a map"
+        yield "site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default."
+    if site.gpu_request == "gres_typed" and site.gpu_type is None:
+        rule = "asks for devices by their type, and site.gpu_type is null"
+        yield "site.gpu_request", site.gpu_request, rule, "Set site.gpu_type, or site.gpu_request=gres."
+    if site.gpu_request != "gres_typed" and site.gpu_type is not None:
+        rule = f"has no effect while site.gpu_request is {site.gpu_request}"
+        yield "site.gpu_type", site.gpu_type, rule, "Set site.gpu_request=gres_typed."
+
+
+def _time_rules(limit: str | None) -> Iterator[Broken]:
+    if limit is None or _TIME.fullmatch(limit):
+        return
+    fix = "Write 12:30:00, or 1-12:30:00 with days."
+    if short := _MINUTES.fullmatch(limit):
+        hours, minutes = divmod(int(short[1]), 60)
+        fix = f"Write {hours:02d}:{minutes:02d}{short[2] or ':00'}, as Slurm would read it."
+        if short[2]:
+            fix += f" For hours and minutes write {int(short[1]):02d}{short[2]}:00."
+    yield "site.time_limit", limit, "must be HH:MM:SS or D-HH:MM:SS", fix
+
+
+def _variable_rules(site: SiteConfig) -> Iterator[Broken]:
+    """Names that are none, that the job sets itself, or that are given twice."""
+    first: dict[str, str] = {"TMPDIR": "site.scratch"} if site.scratch else {}
+    named = (("env", site.env), ("node_env", site.node_env))
+    listed = (("forward", site.forward), ("secrets", site.secrets))
+    places = [(f"site.{group}.{name}", name) for group, names in named for name in names]
+    places += [
+        (f"site.{group}[{place}]", name) for group, names in listed for place, name in enumerate(names)
+    ]
+    for path, name in places:
+        if not _VARIABLE.fullmatch(name):
+            yield path, name, "is not the name of a variable", "Use letters, digits and _."
+        elif name in RANK_VARIABLES:
+            yield path, name, "is set by the job for every rank", f"Remove {name}."
+        elif name in first:
+            yield path, name, f"is given already as {first[name]}", "Remove one of them."
+        first.setdefault(name, path)
+
+
+def _container_rules(site: SiteConfig) -> Iterator[Broken]:
+    mounts = list(site.container_mounts)
+    if mounts and site.container_image is None:
+        rule = "has no effect without site.container_image"
+        yield "site.container_mounts", mounts, rule, "Set site.container_image, or remove the mounts."
+    for place, mount in enumerate(mounts):
+        if not _MOUNT.fullmatch(mount):
+            rule = "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS, without commas"
+            yield f"site.container_mounts[{place}]", mount, rule, "Write /scratch:/scratch."

@@ -1,0 +1,333 @@
+"""Every setting of a launch: its type, its unit, its range. Those of a site are in `site_schema`.
+
+The classes are the only description of the configuration: the loader reads them to check a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from launcher.contract.site import SiteConfig
+from launcher.typed.ranges import Count, Few, Fraction, Index, NonNegative, Positive, Probability, Size
+from launcher.typed.read import REST, Filled, Range
+
+DType = Literal["fp32", "bf16", "fp16"]
+"""A number format of weights, gradients or activations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginChoice:
+    """A plugin by its entry-point name, with the settings that its own ``Config`` declares."""
+
+    name: str
+    """Entry-point name, such as ``torchrun``."""
+    options: Mapping[str, Any] = field(metadata=REST)
+    """Every other key of the YAML node, checked against the plugin's ``Config``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """One accelerator, or one CPU core share, by its datasheet."""
+
+    name: str
+    """Product name."""
+    kind: Literal["cuda", "cpu"]
+    """Which torch device runs the ranks."""
+    peak_flops: Mapping[str, Positive]
+    """Dense peak FLOP/s by number format (fp32, tf32, bf16, fp16)."""
+    memory_bytes: Count
+    """Bytes of memory that one rank may use."""
+    memory_bandwidth_bytes_per_s: Positive
+    """Bytes per second between the device and its memory."""
+    attainable_fraction: Fraction
+    """Share of the peak that large matmuls reach: an assumption, used only for predicted times."""
+    measured_in: str | None = None
+    """Run directory whose measured forwards and backwards of every stage take the place of this device's
+    figures, in predicted times and in ``parallel.layers_per_stage=auto``: of the same model, microbatch, tp,
+    precision, recomputation and kind of device, split over any stages. null = by the figures."""
+    memory_check: Literal["refuse", "warn"] = "refuse"
+    """What becomes of a plan whose ranks do not fit into ``memory_bytes`` by prediction: it is refused, or
+    made with a note."""
+    limits_memory: bool = False
+    """Hold each rank that trains to ``memory_bytes``: what it would take beyond them ends the run, as on a
+    device of that size. On a CPU it counts what threads and libraries take in the training, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """A network link by the alpha-beta model: time = latency + bytes / bandwidth."""
+
+    latency_s: NonNegative
+    """Seconds until the first byte arrives."""
+    bandwidth_bytes_per_s: Positive
+    """Bytes per second of one device, one direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """The machines: how many, how many devices in each, and the links between them."""
+
+    name: str
+    """Name shown in the plan."""
+    nodes: Size
+    """Number of nodes."""
+    devices_per_node: Few
+    """Devices in one node; one rank drives one device."""
+    intra_node: LinkConfig
+    """Link between two devices of one node."""
+    inter_node: LinkConfig
+    """Link between two devices of different nodes."""
+    allow_idle_devices: bool
+    """Accept a strategy that leaves devices unused."""
+    device_name: str | None = None
+    """Product name of the devices in it, for a warning where ``device`` is another; null = any."""
+
+
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the training is spread over the devices."""
+
+    dp: Count | Literal["auto"]
+    """Data-parallel replicas; ``auto`` = devices / (tp * pp), and 1 on the CPU where devices may be idle."""
+    tp: Count
+    """Tensor-parallel ranks."""
+    pp: Count
+    """Pipeline ranks (p)."""
+    num_chunks: Count
+    """Model chunks on each pipeline rank (v); above 1 only for schedules that interleave."""
+    schedule: str
+    """Name of a schedule plugin, such as ``1f1b``."""
+    schedule_options: Mapping[str, Any]
+    """Settings of the schedule plugin (its ``Config``): ``uneven_groups`` of ``interleaved_1f1b``."""
+    layers_per_stage: tuple[int, ...] | Literal["even", "auto"]
+    """``even``; ``auto`` = by predicted or measured time, embedding and head counted; or the number of layers
+    of every stage in stage order (length pp * num_chunks)."""
+    sequence_parallel: bool
+    """Split the activations between tensor-parallel regions along the sequence."""
+    recompute: Recompute | tuple[Recompute, ...]
+    """What is not kept for the backward but computed again: ``none``; ``selective``: norms and activation
+    functions, which cost little; ``full``: all but the input of each layer. Or one of them for every stage
+    in stage order (length pp * num_chunks)."""
+    zero_stage: Annotated[int, Range(minimum=0, maximum=3)]
+    """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
+    optimizer state between them, 2 the gradients, too, 3 also the weights."""
+    rank_order: str
+    """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``."""
+    bucket_bytes: Count
+    """Size at which a bucket of gradients starts its all-reduce."""
+    zero_offload: bool = False
+    """Keep the optimizer state of ZeRO in the memory of the CPU, and update there."""
+    zero_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further DeepSpeed settings, as its own JSON nests them; none may contradict the recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Number formats of the model states."""
+
+    name: str
+    """Name shown in the plan."""
+    compute: DType
+    """Weights and activations in forward and backward."""
+    gradients: DType
+    """Accumulated and reduced gradients."""
+    master_weights: bool
+    """Keep an fp32 copy of the weights in the optimizer (always true in effect for fp32)."""
+    tf32: bool = False
+    """Round the inputs of fp32 matrix products to TF32, as GPUs since Ampere multiply fastest."""
+
+    @property
+    def products(self) -> str:
+        """The number format that matrix products run in."""
+        return "tf32" if self.tf32 else self.compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionConfig:
+    """Which operations run as one kernel in place of several. What is computed differs by rounding alone."""
+
+    optimizer: Literal["fused", "foreach", "loop"] = "fused"
+    """AdamW as one kernel (``fused``), as one kernel per operation over all tensors (``foreach``), or
+    tensor by tensor (``loop``)."""
+    attention: Literal["fused", "plain"] = "fused"
+    """``fused``: torch's scaled_dot_product_attention, which keeps no scores; ``plain``: two matrix
+    products and a softmax, which keep seq_length x seq_length weights of every head."""
+    compile: Literal["none", "block"] = "none"
+    """``block``: torch.compile makes kernels of each layer for itself; needs a C++ compiler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model: a decoder-only transformer, or a user's own list of layers."""
+
+    name: str
+    """Name shown in the plan."""
+    family: Literal["gpt", "llama", "custom"]
+    """``gpt``: learned positions, LayerNorm, GELU; ``llama``: rotary positions, RMSNorm, SwiGLU;
+    ``custom``: built by ``target``."""
+    num_layers: Few | None
+    """Transformer blocks."""
+    hidden_size: Size | None
+    """Width of the residual stream."""
+    num_heads: Size | None
+    """Attention heads."""
+    num_kv_heads: Size | None
+    """Key and value heads; null = num_heads."""
+    ffn_size: Size | None
+    """Width inside the MLP; null = 4 * hidden_size."""
+    vocab_size: Size | None
+    """Tokens in the vocabulary."""
+    tied_embeddings: bool
+    """The output head uses the input embedding's weight."""
+    dropout: Probability
+    """Probability of zeroing, after the embedding and after each residual branch."""
+    norm_eps: Positive
+    """Added to the variance in every norm."""
+    rope_theta: Positive
+    """Base of the rotary frequencies (llama)."""
+    init_std: Positive
+    """Standard deviation of the initial weights."""
+    target: str | None
+    """``package.module:function`` that builds a user's own layers (family ``custom``)."""
+    options: Mapping[str, Any]
+    """Passed to ``target`` as keyword arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is trained on."""
+
+    name: str
+    """Name shown in the plan."""
+    source: str | None
+    """Text: ``package:NAME/glob`` inside an installed package, or a path or glob of files."""
+    tokenizer: Literal["bytes"]
+    """``bytes``: one token per byte, vocabulary 256."""
+    eval_fraction: Probability
+    """Share of the text, taken from its end, that is only evaluated."""
+    prefetch_batches: Index
+    """Steps of data made ready in the background; 0 = none."""
+    cache_dir: str | None
+    """Where the token file is kept; null = the user's cache folder."""
+    target: str | None
+    """``package.module:function`` that builds a user's own dataset; excludes ``source``."""
+    options: Mapping[str, Any]
+    """Passed to ``target`` as keyword arguments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Samples per step. Of the three sizes at least one is given; the others follow."""
+
+    global_size: Count | None
+    """Samples per optimizer step over all ranks = micro_size * num_microbatches * dp."""
+    micro_size: Count | None
+    """Samples in one forward pass of one rank."""
+    num_microbatches: Count | None
+    """Forward passes per step (m)."""
+    seq_length: Count
+    """Tokens per sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW and its learning-rate schedule."""
+
+    name: Literal["adamw"]
+    """The optimizer."""
+    lr: Positive
+    """Peak learning rate."""
+    betas: tuple[Probability, Probability]
+    """Decay of the two moments."""
+    eps: Positive
+    """Added to the root of the second moment."""
+    weight_decay: NonNegative
+    """Decoupled decay; applied to tensors of two and more dims."""
+    clip_norm: Positive | None
+    """Largest gradient norm over the whole model; null = no clipping."""
+    warmup_steps: Index
+    """Steps of linear growth from 0 to ``lr``."""
+    decay: Literal["cosine", "linear", "constant"]
+    """Shape of the learning rate after the warm-up."""
+    min_lr_fraction: Fraction
+    """Learning rate at the last step as a share of ``lr``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length of the training and what happens along the way."""
+
+    num_steps: Count
+    """Optimizer steps."""
+    eval_interval: Index
+    """Steps between evaluations; 0 = only after the last step."""
+    eval_batches: Index
+    """Global batches per evaluation; 0 = no evaluation."""
+    checkpoint_interval: Index
+    """Steps between checkpoints; 0 = none."""
+    keep_checkpoints: Count
+    """Newest checkpoints that are kept."""
+    async_checkpoint: bool = True
+    """Write checkpoints in the background from a copy of the state, while the training goes on."""
+    init_from: str | None = None
+    """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
+    null = random weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """How the speedup is measured."""
+
+    baseline: str
+    """``auto``, ``none``, or the directory of a finished run."""
+    warmup_steps: Index
+    """First steps that no measured number includes."""
+    claims: bool = False
+    """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
+    own. What autograd holds is then followed through the second step, which has to be warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where the run is kept and how long it may hang."""
+
+    dir: str | None
+    """Run directory; null = a new one under ``root``, named after recipe and time."""
+    root: Annotated[str, Filled()]
+    """Folder of all runs."""
+    timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
+    """Seconds after which a rank ends that has given no sign of life, and with it the job; from its first
+    step on."""
+    start_timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
+    """Seconds that a rank may take from its start to its first step: libraries, process groups, the model,
+    data, a checkpoint. Compilation is a part of the first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """Everything a launch depends on."""
+
+    name: str
+    """Name of the run."""
+    seed: Index
+    """Seed of initial weights, data order and dropout."""
+    model: ModelConfig
+    data: DataConfig
+    batch: BatchConfig
+    optim: OptimConfig
+    train: TrainConfig
+    precision: PrecisionConfig
+    device: DeviceConfig
+    cluster: ClusterConfig
+    parallel: ParallelConfig
+    architecture: PluginChoice
+    executor: PluginChoice
+    report: ReportConfig
+    run: RunConfig
+    site: SiteConfig = field(default_factory=SiteConfig)
+    fusion: FusionConfig = field(default_factory=FusionConfig)

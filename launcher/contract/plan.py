@@ -1,0 +1,362 @@
+"""The plan as data: everything the ranks need and everything that was predicted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.base.errors import ConfigError, LauncherError
+from launcher.base.registry import PluginRecord
+from launcher.contract.actions import PipelineShape
+from launcher.contract.config import LaunchConfig, Recompute
+from launcher.contract.mesh import Coordinates, Mesh
+from launcher.typed.read import Reading, plain, read
+
+VERSION = 1
+"""Raised when a field changes its meaning; a rank refuses a plan of another version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """One layer of the model, whole (before any split), per sample."""
+
+    name: str
+    num_parameters: int
+    """All parameters."""
+    num_replicated_parameters: int
+    """Those that every tensor-parallel rank holds whole (norms, row-split biases)."""
+    forward_flops: float
+    """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
+    kept_elements: int
+    """Elements kept for the backward in the compute format, split by tensor parallelism."""
+    kept_replicated_elements: int
+    """Elements kept in the compute format that are whole on every tensor-parallel rank unless
+    sequence parallelism splits them."""
+    output_elements: int
+    """Elements of the output that the next layer receives."""
+    output_shape: tuple[int, ...]
+    """Shape of one sample's output, without the batch dim."""
+    kept_gathered_elements: int = 0
+    """Elements kept in the compute format that enter a split region: whole on every tensor-parallel rank,
+    unless sequence parallelism keeps them in parts and gathers them again."""
+    kept_replicated_bytes: int = 0
+    """Bytes kept whatever the format (dropout masks, one byte an element), whole on every tensor-parallel
+    rank unless sequence parallelism splits them."""
+    kept_fp32_elements: int = 0
+    """Elements kept in fp32 whatever the compute format, split by tensor parallelism."""
+    kept_replicated_fp32_elements: int = 0
+    """Elements kept in fp32, whole on every tensor-parallel rank unless sequence parallelism splits them."""
+    weight_flops: float = 0.0
+    """Of one sample's backward, the operations that a split backward leaves to the weight gradients;
+    0 where the layer cannot be split and its backward runs whole."""
+    selective: LayerShape | None = None
+    """The same layer under selective recomputation, which keeps less; None where it has no such form."""
+    again_flops: float = 0.0
+    """In such a form, the operations of the matmuls that are computed again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A model as a chain: prologue (embedding), layers, epilogue (head and loss)."""
+
+    family: str
+    layers: tuple[LayerShape, ...]
+    prologue: LayerShape | None
+    """Goes with the first stage."""
+    epilogue: LayerShape | None
+    """Goes with the last stage."""
+    num_tied_parameters: int
+    """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, tied ones counted once."""
+        parts = [self.prologue, *self.layers, self.epilogue]
+        return sum(part.num_parameters for part in parts if part) - self.num_tied_parameters
+
+    @property
+    def forward_flops(self) -> float:
+        """Operations of one sample's forward."""
+        parts = [self.prologue, *self.layers, self.epilogue]
+        return sum(part.forward_flops for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """One slice of the model."""
+
+    stage: int
+    pp_rank: int
+    chunk: int
+    first_layer: int
+    num_layers: int
+    has_prologue: bool
+    has_epilogue: bool
+    input_shape: tuple[int, ...]
+    """Shape of what the stage receives for one sample, whole; empty on the first stage."""
+    recompute: Recompute
+    """What its layers compute again in the backward."""
+
+    @property
+    def layers(self) -> range:
+        """Global indices of its layers."""
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """global_size = micro_size * num_microbatches * dp."""
+
+    global_size: int
+    micro_size: int
+    num_microbatches: int
+    seq_length: int
+    padded_vocab_size: int | None
+    """Vocabulary rounded up to a multiple of tp; padded rows never receive probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Predicted bytes on the ranks of one pp_rank (the largest over tp)."""
+
+    pp_rank: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    """At the schedule's peak."""
+    peak_microbatches: int
+    """Stage inputs held at once at the peak, over the rank's chunks."""
+    other_bytes: Mapping[str, int]
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Buffers that are kept from step to step, and so are there at the update, too."""
+    states_by_zero_stage: tuple[int, ...] = ()
+    """Weights, gradients and optimizer state together at ZeRO stage 0 to 3."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All kinds together."""
+        parts = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
+        return sum(parts) + sum(self.other_bytes.values()) + sum(self.kept_bytes.values())
+
+    @property
+    def update_bytes(self) -> dict[str, int]:
+        """By kind, what is held between the schedule of a step and its update."""
+        states = {
+            "weights": self.weights_bytes,
+            "gradients": self.gradients_bytes,
+            "optimizer": self.optimizer_bytes,
+        }
+        return {name: size for name, size in states.items() if size} | dict(self.kept_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficPlan:
+    """One kind of message on the ranks of one pp_rank, per step."""
+
+    pp_rank: int
+    purpose: str
+    operation: str
+    axis: str
+    message_bytes: int
+    count: int
+    sent_bytes: int
+    """Bytes that the rank sends per step, by the ring algorithm for collectives."""
+    time_s: float
+    """Predicted by latency and bandwidth of the slowest link of the group."""
+    overlappable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePlan:
+    """The order of work on every pipeline rank, and its predicted timing."""
+
+    name: str
+    actions: tuple[str, ...]
+    """One line of actions per pp_rank, sends and receives included."""
+    bubble_formula: float | None
+    """Idle share for equal stages and free messages, by the schedule's closed form."""
+    bubble_simulated: float
+    """Idle share by simulation with the predicted costs of these stages and messages."""
+    forward_s: tuple[float, ...]
+    """Predicted forward time per stage and microbatch."""
+    backward_s: tuple[float, ...]
+    """Predicted time of B per stage and microbatch: the whole backward, or the gradient of the stage's
+    input alone where the schedule splits it."""
+    transfer_s: float
+    """Predicted time of one message between stages."""
+    step_s: float
+    """Predicted time of the whole step, with what is not hidden of the gradient exchange."""
+    splits_backward: bool = False
+    """Whether the actions hold a W, the weight gradients alone, for every B."""
+    weight_s: tuple[float, ...] = ()
+    """Predicted time of W per stage and microbatch; empty where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolePlan:
+    """Consecutive ranks of one kind of work; trainers are ranks 0 .. n-1."""
+
+    name: str
+    first_rank: int
+    num_ranks: int
+    trains: bool
+    num_nodes: int | None = None
+    """Nodes of its own; null: its ranks are on the cluster's devices."""
+    serve: str | None = None
+    """``package.module:serve``, what the ranks of a role that does not train run instead of the loop."""
+    memory_bytes: int | None = None
+    """Predicted bytes on each rank of a role that does not train."""
+    is_expendable: bool = False
+    """Whether the run goes on when one of its ranks is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangePlan:
+    """Predicted times of an exchange with parameter servers, beside the all-reduce that it stands in for."""
+
+    num_servers: int
+    push_s: float
+    """All gradients of a worker while all workers push, the backward left out."""
+    pull_s: float
+    """All parameters of a worker while all pull."""
+    total_s: float
+    """Both ways for all workers at once, with nothing to hide them and no work on the servers."""
+    all_reduce_s: float
+    """All gradients in a ring over the workers."""
+    even_servers: int | None
+    """Servers from which on ``total_s`` is no longer than ``all_reduce_s``; None: however many."""
+    pulls_last: bool
+    """Whether nothing can be pulled before all is pushed."""
+    update_s: float
+    """Work of a server on one update."""
+    mixed_s: float | None = None
+    """As ``total_s``, both ways at once, if the workers' machines held a part of the parameters as well; None
+    where that would be no faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """What one rank does."""
+
+    plan: Plan
+    rank: int
+    role: RolePlan
+    coordinates: Coordinates | None
+    """None for a role that does not train."""
+    stages: tuple[StagePlan, ...]
+    actions: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The contract between the launcher and the ranks."""
+
+    version: int
+    config: LaunchConfig
+    """With every `auto` resolved."""
+    mesh: Mesh
+    roles: tuple[RolePlan, ...]
+    batch: BatchPlan
+    stages: tuple[StagePlan, ...]
+    num_parameters: int
+    step_flops: float
+    """Model FLOPs of one step (forward and backward, recomputation not counted)."""
+    schedule: SchedulePlan
+    memory: tuple[MemoryPlan, ...]
+    traffic: tuple[TrafficPlan, ...]
+    plugins: tuple[PluginRecord, ...]
+    """Every plugin in use; ranks load no other."""
+    parallels: tuple[str, ...]
+    """``package.module:apply`` of every parallel plugin in use, in order of application."""
+    update: str
+    """``package.module:update`` of the architecture, or of the parallel plugin that takes its place."""
+    exact: bool
+    """Whether the run computes what one device computes."""
+    notes: tuple[str, ...]
+    """Warnings for the reader, each a sentence."""
+    source_roots: tuple[str, ...]
+    """Folders put on the ranks' module path for a user's own model and data."""
+    documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further JSON files of the run directory, by name: what a library that the ranks use is given."""
+    exchange: ExchangePlan | None = None
+    """How the architecture's exchange compares with an all-reduce; None where it is one, or does not say."""
+    program: str = "launcher.runtime.process.rank:run"
+    """``package.module:run`` of what every rank does with the plan: training, unless a measurement."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all roles."""
+        return sum(role.num_ranks for role in self.roles)
+
+    @property
+    def num_cluster_ranks(self) -> int:
+        """Ranks on the cluster's devices: all but those of roles with nodes of their own."""
+        return sum(role.num_ranks for role in self.roles if role.num_nodes is None)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes over all roles."""
+        return self.config.cluster.nodes + sum(role.num_nodes or 0 for role in self.roles)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that are taken, used or not. On the CPU a device is a process: none is taken idle."""
+        cluster = self.config.cluster
+        if self.config.device.kind == "cpu":
+            return self.world_size
+        return max(cluster.nodes * cluster.devices_per_node, self.num_cluster_ranks)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank fits into the memory of its device, by prediction."""
+        return all(part.total_bytes <= self.config.device.memory_bytes for part in self.memory)
+
+    @property
+    def pipeline(self) -> PipelineShape:
+        """The sizes that the schedule depends on."""
+        return PipelineShape(
+            num_pp_ranks=self.mesh.pp,
+            num_chunks=self.config.parallel.num_chunks,
+            num_microbatches=self.batch.num_microbatches,
+        )
+
+    def rank(self, rank: int) -> RankPlan:
+        """What one rank does."""
+        role = next(r for r in self.roles if r.first_rank <= rank < r.first_rank + r.num_ranks)
+        if not role.trains:
+            return RankPlan(plan=self, rank=rank, role=role, coordinates=None, stages=(), actions="")
+        place = self.mesh.coordinates(rank - role.first_rank)
+        stages = tuple(stage for stage in self.stages if stage.pp_rank == place.pp)
+        actions = self.schedule.actions[place.pp]
+        return RankPlan(plan=self, rank=rank, role=role, coordinates=place, stages=stages, actions=actions)
+
+    def to_json(self) -> str:
+        """The text of plan.json, byte-stable."""
+        return json.dumps(plain(self), indent=1, allow_nan=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The plan written as ``text``.
+
+        Raises:
+            LauncherError: when the version is another one, or a field is wrong.
+        """
+        values: dict[str, Any] = json.loads(text)
+        if values.get("version") != VERSION:
+            raise LauncherError(
+                f"plan.json has version {values.get('version')}, this launcher reads {VERSION}"
+            )
+        reading = Reading()
+        plan = read(Plan, values, reading)
+        if plan is None:
+            raise ConfigError(reading.faults)
+        return plan
+
+
+def sha256(text: str) -> str:
+    """Hash of a plan's text, as the job script carries it."""
+    return hashlib.sha256(text.encode()).hexdigest()

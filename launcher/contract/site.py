@@ -1,0 +1,93 @@
+"""Settings of a site: what is particular to one cluster's batch system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launcher.typed.ranges import Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleSite:
+    """Nodes for one role beside the trainers, such as a parameter server's ``server``: a part of its own in
+    a heterogeneous job, without devices. The rest is that of the site, but for ``options``."""
+
+    partition: str | None = None
+    """Partition; null = that of the site."""
+    constraint: str | None = None
+    """Features that every node has."""
+    ranks_per_node: Count = 1
+    """Ranks of the role on one node."""
+    cpus_per_rank: Count | None = None
+    """Processors of one rank; null = the site's default."""
+    memory_per_node: str | None = None
+    """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteConfig:
+    """What is particular to one cluster's batch system, and belongs to no recipe."""
+
+    name: str = "none"
+    """Name shown in the plan."""
+    account: str | None = None
+    """Account that pays for the job."""
+    partition: str | None = None
+    """Partition, or several separated by commas; null = the site's default."""
+    qos: str | None = None
+    """Quality of service."""
+    reservation: str | None = None
+    """Reservation to run in."""
+    constraint: str | None = None
+    """Features that every node has, in Slurm's syntax."""
+    nodelist: str | None = None
+    """Nodes that the job includes, such as ``node[01-03]``."""
+    exclude: str | None = None
+    """Nodes that the job avoids."""
+    time_limit: str | None = None
+    """Longest run, ``HH:MM:SS`` or ``D-HH:MM:SS``; null = the partition's default."""
+    gpu_request: Literal["gpus_per_node", "gres", "gres_typed", "none"] = "gpus_per_node"
+    """How devices of kind cuda are asked for; ``none``: not at all, where whole nodes are given."""
+    gpu_type: str | None = None
+    """Type of ``gres_typed``, such as ``h100``."""
+    memory_per_node: str | None = None
+    """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""
+    cpus_per_rank: Count | None = None
+    """Processors of one rank; null = the site's default."""
+    cpu_bind: str | None = None
+    """How srun binds tasks to processors, such as ``cores`` or ``none``; null = the site's default."""
+    options: Mapping[str, bool | str] = field(default_factory=dict)
+    """Further sbatch options by name, such as ``mail-type: END``; ``true`` for one without a value."""
+    python: str | None = None
+    """Interpreter on the nodes; null = the one that submits."""
+    modules: tuple[str, ...] = ()
+    """Modules that are loaded first."""
+    setup: tuple[str, ...] = ()
+    """Shell lines that run on the first node before the ranks start, as they are written."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks, taken as written."""
+    node_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks in which ``$NAME`` is expanded on the first node."""
+    scratch: str | None = None
+    """Folder for temporary files, in which ``$NAME`` is expanded; made on every node where it is absent,
+    and known to the ranks as ``TMPDIR``."""
+    forward: tuple[str, ...] = ()
+    """Names of variables that are copied from where the job is submitted."""
+    secrets: tuple[str, ...] = ()
+    """The same for variables whose values may stand in no file of the run; each must be set."""
+    container_image: str | None = None
+    """Image that the ranks run in, started by Slurm's pyxis plugin."""
+    container_mounts: tuple[str, ...] = ()
+    """``SOURCE:TARGET`` or ``SOURCE:TARGET:FLAGS``; the run directory is always mounted."""
+    host_suffix: str = ""
+    """Appended to the first host's name, where a faster network has names of its own."""
+    network_interface: str | None = None
+    """Interface that gloo and NCCL use, such as ``ib0``; null = their own choice."""
+    roles: Mapping[str, RoleSite] = field(default_factory=dict)
+    """Nodes of their own for roles beside the trainers, by the role's name; one that is not here has its
+    ranks on the cluster's devices, after those of the trainers."""
+    is_one_machine: bool = False
+    """Whether all nodes are one machine, where a baseline waits for its run to end: side by side they
+    would slow each other down."""

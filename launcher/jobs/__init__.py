@@ -1,1 +1,0 @@
-"""Jobs as text, and the run directories they live in."""

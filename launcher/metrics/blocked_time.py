@@ -1,0 +1,106 @@
+"""Splits blocked time into moving data and waiting for others, from all ranks' records together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from launcher.base.errors import LauncherError
+from launcher.contract.records import (
+    COLLECTIVE_KINDS,
+    COMPUTE,
+    INPUT,
+    OTHER,
+    PEER_WAIT,
+    PIPELINE,
+    PIPELINE_WAIT,
+    REPLICATED,
+    REPORT_KINDS,
+    SERVER,
+    SINGLE_RANK,
+    TRANSFER,
+    Header,
+    StepRecord,
+)
+from launcher.metrics.read import RunRecords
+
+_SHARED = {
+    "tp": ("pp_rank", "dp_rank"),
+    "dp": ("pp_rank", "tp_rank"),
+    "model": ("dp_rank",),
+    "tied": ("dp_rank", "tp_rank"),
+}
+"""The coordinates that the members of one group have in common."""
+
+
+def split_step(records: RunRecords, step: int) -> tuple[dict[str, int], ...]:
+    """The `REPORT_KINDS` of one step, in nanoseconds: one dict per entry of ``records.headers``.
+
+    A collective ends for all members together, so the member that came last waited for nobody: its
+    time in the call, the shortest, is the ``transfer`` of all, and what the others spent beyond it
+    is ``peer_wait``. That is taken call by call; totals over a step would hide waiting that changes
+    sides. It holds for collectives in which every member needs every other (all-reduce, all-gather,
+    reduce-scatter), not for a broadcast. A message between stages has one side that waits, so its
+    ``transfer`` is the time calibrated for it in warm-up, and the rest is ``pipeline_wait``.
+
+    The kinds of a rank sum to its step exactly.
+
+    Raises:
+        LauncherError: when two members of a group made different numbers of calls.
+    """
+    headers, rows = records.headers, records.steps[step]
+    split = [_own(header, row) for header, row in zip(headers, rows, strict=True)]
+    for kind in COLLECTIVE_KINDS:
+        is_used = any(kind in row.kinds_ns for row in rows)
+        for places in groups(headers, kind) if is_used else ():
+            transfer = _transfer_ns(headers, rows, kind, places)
+            for place in places:
+                split[place][TRANSFER] += transfer
+                split[place][PEER_WAIT] += rows[place].kinds_ns.get(kind, 0) - transfer
+    for header, row, kinds in zip(headers, rows, split, strict=True):
+        if sum(kinds.values()) != row.duration_ns:
+            raise LauncherError(f"step {step}: rank {header.rank} made tied calls, but holds no tied weights")
+    return tuple(split)
+
+
+def waited_ns(records: RunRecords, step: int, kinds: Sequence[str]) -> int:
+    """Time that all ranks together waited in these collective kinds for the member that came last."""
+    headers, rows = records.headers, records.steps[step]
+    total = 0
+    for kind in kinds:
+        for places in groups(headers, kind):
+            blocked = sum(rows[place].kinds_ns.get(kind, 0) for place in places)
+            total += blocked - len(places) * _transfer_ns(headers, rows, kind, places)
+    return total
+
+
+def groups(headers: Sequence[Header], kind: str) -> list[list[int]]:
+    """The groups of a collective kind, each as places in ``headers``."""
+    last_pp_rank = max(header.pp_rank for header in headers)
+    members: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, header in enumerate(headers):
+        if kind != "tied" or header.pp_rank in (0, last_pp_rank):
+            members[tuple(getattr(header, name) for name in _SHARED[kind])].append(place)
+    return list(members.values())
+
+
+def _own(header: Header, row: StepRecord) -> dict[str, int]:
+    """What one rank's record tells by itself."""
+    kinds = dict.fromkeys(REPORT_KINDS, 0)
+    for kind in (COMPUTE, REPLICATED, SINGLE_RANK, SERVER, INPUT, OTHER):
+        kinds[kind] = row.kinds_ns.get(kind, 0)
+    blocked = row.kinds_ns.get(PIPELINE, 0)
+    kinds[TRANSFER] = min(blocked, row.num_receives * header.p2p_latency_ns)
+    kinds[PIPELINE_WAIT] = blocked - kinds[TRANSFER]
+    return kinds
+
+
+def _transfer_ns(headers: Sequence[Header], rows: Sequence[StepRecord], kind: str, places: list[int]) -> int:
+    calls = [rows[place].collectives_ns.get(kind, ()) for place in places]
+    for place, times in zip(places, calls, strict=True):
+        if len(times) != len(calls[0]):
+            raise LauncherError(
+                f"step {rows[place].step}: rank {headers[place].rank} made {len(times)} {kind} calls, "
+                f"rank {headers[places[0]].rank} of the same group {len(calls[0])}; they cannot be matched"
+            )
+    return sum(map(min, zip(*calls, strict=True)))

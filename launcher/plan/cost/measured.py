@@ -1,0 +1,145 @@
+"""Predicted times of layers brought to what a run measured of its stages.
+
+A run measures the forwards and backwards of whole stages. Every kind of layer (the embedding, a block, the
+head) gets a factor on its predicted times, such that the sums of the stages come as near to the measured
+ones as they can. What no stage tells apart keeps its predicted proportion: a run of one stage says how fast
+the device is, one of two how long the head takes beside a block.
+
+Source: Shepp and Vardi, Maximum Likelihood Reconstruction (1982), equation 2.13: the iteration, whose factors
+never become negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.base.errors import Fault, LauncherError
+from launcher.contract.config import LaunchConfig, Recompute
+from launcher.contract.plan import Plan
+from launcher.contract.strategy import JobShape, LayerKind, LayerShape
+from launcher.plan.cost.compute import PartTimes, kind_of, part_times
+from launcher.typed.read import plain
+
+_PATH = "device.measured_in"
+_MOST_ROUNDS = 1000
+_NEAR = 1e-6
+"""Factors that change by no more are found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A run, and seconds of one microbatch on each of its stages."""
+
+    plan: Plan
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    """The whole backward, weight gradients that were put off included."""
+
+
+ReadRun = Callable[[str], MeasuredRun]
+"""Reads a run directory.
+
+Raises:
+    LauncherError: when it holds no measured run.
+"""
+
+
+def measured_faults(job: JobShape, read: ReadRun) -> list[Fault]:
+    """Why `device.measured_in`, where it is set, says nothing of this job."""
+    path = job.config.device.measured_in
+    if path is None:
+        return []
+    try:
+        run = read(path)
+    except LauncherError as error:
+        return [Fault(_PATH, path, f"cannot be read: {error}", ways=({_PATH: None},))]
+    here, there = _conditions(job.config), _conditions(run.plan.config)
+    if job.config.model.family == "custom":  # the code behind one name may have changed
+        num_layers = sum(stage.num_layers for stage in run.plan.stages)
+        here |= {"layers": len(job.model.layers), "parameters": job.model.num_parameters}
+        there |= {"layers": num_layers, "parameters": run.plan.num_parameters}
+    differing = [name for name, value in here.items() if value != there[name]]
+    if not differing:
+        return []
+    named = ", ".join(f"{name} ({there[name]} there, {here[name]} here)" for name in differing)
+    rule = f"measured other work: {named}"
+    return [Fault(_PATH, path, rule, "Give a run that differs in nothing of that.", ways=({_PATH: None},))]
+
+
+def with_measured_times(job: JobShape, read: ReadRun) -> JobShape:
+    """The job with its times brought to what was measured, where that is asked for. It must be free of
+    `measured_faults`."""
+    path = job.config.device.measured_in
+    return job if path is None else replace(job, time_factors=time_factors(job, read(path)))
+
+
+def time_factors(job: JobShape, run: MeasuredRun) -> Mapping[LayerKind, tuple[float, float]]:
+    """For every kind of layer, what to multiply its predicted forward and backward by."""
+    stages = [_parts(job, run, stage) for stage in range(len(run.plan.stages))]
+    forward = fitted([_shares(parts, lambda times: times.forward_s) for parts in stages], run.forward_s)
+    backward = fitted([_shares(parts, lambda times: times.backward_s) for parts in stages], run.backward_s)
+    return {kind: (forward[kind], backward[kind]) for kind in forward}
+
+
+def fitted(shares: Sequence[Mapping[LayerKind, float]], totals: Sequence[float]) -> dict[LayerKind, float]:
+    """Factors of the kinds such that each stage's shares, multiplied by them, sum to its total, as nearly as
+    can be. ``shares``: per stage, the predicted seconds of each kind in it; a stage without any says
+    nothing."""
+    overall = _ratio(sum(totals), sum(sum(stage.values()) for stage in shares))
+    factors = {kind: overall for stage in shares for kind in stage}
+    whole = {kind: sum(stage.get(kind, 0.0) for stage in shares) for kind in factors}
+    for _ in range(_MOST_ROUNDS):
+        ratios = [
+            _ratio(total, sum(share * factors[kind] for kind, share in stage.items()))
+            for stage, total in zip(shares, totals, strict=True)
+        ]
+        changes = {
+            kind: sum(s.get(kind, 0.0) * ratio for s, ratio in zip(shares, ratios, strict=True)) / size
+            for kind, size in whole.items()
+            if size
+        }
+        factors |= {kind: factors[kind] * change for kind, change in changes.items()}
+        if all(abs(change - 1) < _NEAR for change in changes.values()):
+            break
+    return factors
+
+
+def _ratio(measured_s: float, predicted_s: float) -> float:
+    return measured_s / predicted_s if predicted_s else 1.0
+
+
+def _parts(job: JobShape, run: MeasuredRun, stage: int) -> list[tuple[LayerKind, PartTimes]]:
+    """The layers and ends of a stage of the run, by kind, with their predicted times."""
+    planned = run.plan.stages[stage]
+    parts: list[tuple[LayerShape, Recompute]] = [(layer, planned.recompute) for layer in job.layers(planned)]
+    parts += [(end, "none") for end in job.ends(planned)]
+    return [(kind_of(*part), part_times(job, *part)) for part in parts]
+
+
+def _shares(
+    parts: Sequence[tuple[LayerKind, PartTimes]], seconds: Callable[[PartTimes], float]
+) -> dict[LayerKind, float]:
+    found: dict[LayerKind, float] = {}
+    for kind, times in parts:
+        found[kind] = found.get(kind, 0.0) + seconds(times)
+    return found
+
+
+def _conditions(config: LaunchConfig) -> dict[str, object]:
+    """What the time of a layer depends on, by config path."""
+    parallel = config.parallel
+    found: dict[str, object] = {f"model.{name}": value for name, value in plain(config.model).items()}
+    del found["model.name"]
+    return {
+        **found,
+        "batch.micro_size": config.batch.micro_size,
+        "batch.seq_length": config.batch.seq_length,
+        "parallel.tp": parallel.tp,
+        "parallel.sequence_parallel": parallel.sequence_parallel,
+        "parallel.recompute": plain(parallel.recompute),
+        "precision.compute": config.precision.compute,
+        "fusion.attention": config.fusion.attention,
+        "fusion.compile": config.fusion.compile,
+        "device.name": config.device.name,
+    }

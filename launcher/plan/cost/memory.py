@@ -1,0 +1,255 @@
+"""Bytes that a rank of each pp_rank holds at its fullest moment.
+
+    weights      its parameters in the compute format
+    gradients    one per parameter in the gradient format
+    optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
+    activations  what every microbatch in flight keeps, followed through the rank's own action list
+    other        receives posted ahead, sends under way, the logits, the layer under recomputation, gradients
+                 converted for the update, scratch of an optimizer that is not fused, what the parallel
+                 plugins add, and on the CPU the copy of the state from which a checkpoint is written while
+                 the training goes on
+
+So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18. ZeRO
+splits the optimizer over the dp replicas (stage 1), the gradients, too (stage 2), and the weights (stage 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from launcher.contract.actions import RB, RF, SENDS_IN_FLIGHT, Action, B, F, W, has_weight_actions
+from launcher.contract.config import LaunchConfig, PrecisionConfig
+from launcher.contract.plan import LayerShape, MemoryPlan, StagePlan
+from launcher.contract.strategy import DTYPE_BYTES, JobShape, RankCost
+from launcher.plan.rules.fusion import scratch_bytes
+from launcher.schedule.simulate import peak_held
+
+NUM_ZERO_STAGES = 4
+_FP32_BYTES = DTYPE_BYTES["fp32"]
+
+
+def plan_memory(
+    job: JobShape, lists: Sequence[Sequence[Action]], costs: Sequence[Sequence[RankCost]]
+) -> tuple[MemoryPlan, ...]:
+    """The memory of the ranks of every pp_rank, in order.
+
+    ``costs``: per pp_rank, what each parallel plugin adds.
+    """
+    change = _held_changes(job, is_split=has_weight_actions(lists))
+    held = peak_held(lists, job.pipeline)
+    parallel = job.config.parallel
+    plans = []
+    for pp_rank, actions in enumerate(lists):
+        by_stage = [
+            state_bytes(job.num_local_parameters(pp_rank), job.config.precision, job.mesh.dp, stage)
+            for stage in range(NUM_ZERO_STAGES)
+        ]
+        weights, gradients, optimizer = by_stage[parallel.zero_stage]
+        keeps_optimizer = all(cost.keeps_optimizer for cost in costs[pp_rank])
+        plans.append(
+            MemoryPlan(
+                pp_rank=pp_rank,
+                weights_bytes=weights,
+                gradients_bytes=gradients,
+                optimizer_bytes=optimizer if keeps_optimizer and not parallel.zero_offload else 0,
+                activations_bytes=_peak_bytes(actions, change),
+                peak_microbatches=held[pp_rank],
+                other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
+                kept_bytes=_summed(cost.kept_bytes for cost in costs[pp_rank]),
+                states_by_zero_stage=tuple(map(sum, by_stage)) if keeps_optimizer else (),
+            )
+        )
+    return tuple(plans)
+
+
+def state_bytes(num_parameters: int, precision: PrecisionConfig, dp: int, stage: int) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer state on one of ``dp`` replicas at a ZeRO stage.
+
+    7.5 billion parameters over 64 replicas, 16-bit weights and gradients: 120, 31.4, 16.6 and 1.9 GB.
+    Source: Rajbhandari et al., ZeRO (2020), table 1.
+
+    >>> mixed = PrecisionConfig(name="fp16", compute="fp16", gradients="fp16", master_weights=True)
+    >>> [round(sum(state_bytes(7_500_000_000, mixed, 64, stage)) / 1e9, 1) for stage in range(4)]
+    [120.0, 31.4, 16.6, 1.9]
+    """
+    split = (stage >= 3, stage >= 2, stage >= 1)
+    weights, gradients, optimizer = (-(-num_parameters // dp) if part else num_parameters for part in split)
+    return (
+        weights * DTYPE_BYTES[precision.compute],
+        gradients * DTYPE_BYTES[precision.gradients],
+        optimizer * optimizer_bytes(precision, stage),
+    )
+
+
+def copies_checkpoints(config: LaunchConfig) -> bool:
+    """Whether a copy of the state is kept in the memory of the host, from which checkpoints are written."""
+    return config.train.async_checkpoint and config.train.checkpoint_interval > 0
+
+
+def saved_bytes(job: JobShape, pp_rank: int) -> int:
+    """Bytes that a rank writes into a checkpoint at most: the weights that are updated, and the moments."""
+    precision, stage = job.config.precision, job.config.parallel.zero_stage
+    weights, _, optimizer = state_bytes(job.num_local_parameters(pp_rank), precision, job.mesh.dp, stage)
+    return optimizer if _has_copy(precision, stage) else optimizer + weights
+
+
+def optimizer_bytes(precision: PrecisionConfig, stage: int = 0) -> int:
+    """Bytes of optimizer state per parameter: two moments in the format of the weights that are
+    updated, which are the master copy where there is one; with ZeRO there always is."""
+    return 3 * _FP32_BYTES if _has_copy(precision, stage) else 2 * DTYPE_BYTES[precision.compute]
+
+
+def _has_copy(precision: PrecisionConfig, stage: int) -> bool:
+    """Whether the optimizer updates an fp32 copy of the weights."""
+    return stage > 0 or (precision.compute != "fp32" and precision.master_weights)
+
+
+def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int]]:
+    """What a microbatch holds from its forward to its backward; where that is split, until its W.
+
+    What the B of a split backward recomputes stays until the W that needs it, too.
+    """
+    kept = [kept_bytes(job, stage) for stage in job.stages]
+    if not is_split:
+        return {F: kept, B: [-size for size in kept]}
+    whole = [_whole_bytes(job, stage) for stage in job.stages]
+    recomputed = [everything - size for everything, size in zip(whole, kept, strict=True)]
+    return {F: kept, B: recomputed, W: [-size for size in whole]}
+
+
+def kept_bytes(job: JobShape, stage: StagePlan) -> int:
+    """Bytes that one microbatch leaves on a stage between its forward and its backward.
+
+    Full recomputation keeps only the input of every layer, selective what its layers say. The message that
+    a stage receives stays too, since its backward ends there; what it sends is let go.
+    """
+    if stage.recompute == "none":
+        return _whole_bytes(job, stage)
+    if stage.recompute == "selective":  # the first norm keeps the very tensor that the stage receives
+        kept = sum(part_bytes(job, layer) - again_bytes(job, layer) for layer in job.layers(stage))
+    else:
+        kept = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in stage.layers)
+    return kept + _ends_bytes(job, stage)
+
+
+def again_bytes(job: JobShape, layer: LayerShape) -> int:
+    """Bytes of what selective recomputation of a layer computes again."""
+    return part_bytes(job, layer) - part_bytes(job, layer.selective or layer)
+
+
+def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
+    """As `kept_bytes`, nothing recomputed."""
+    is_held = stage.recompute != "full"
+    layers = sum(part_bytes(job, layer, is_held=is_held) for layer in job.layers(stage))
+    # In fp32 the first norm keeps the very tensor that the stage receives.
+    received = 0 if job.config.precision.compute == "fp32" else _message_bytes(job, stage)
+    return layers + received + _ends_bytes(job, stage)
+
+
+def _ends_bytes(job: JobShape, stage: StagePlan) -> int:
+    """What embedding and head keep."""
+    return sum(part_bytes(job, end, is_held=stage.recompute != "full") for end in job.ends(stage))
+
+
+def part_bytes(job: JobShape, part: LayerShape, *, is_held: bool = True) -> int:
+    """Bytes that one microbatch leaves in a layer, nothing recomputed.
+
+    ``is_held``: from the forward to the backward; otherwise only while the layer is being recomputed.
+    """
+    split = part.kept_elements * job.compute_bytes + part.kept_fp32_elements * _FP32_BYTES
+    between = (
+        part.kept_replicated_elements * job.compute_bytes
+        + part.kept_replicated_fp32_elements * _FP32_BYTES
+        + part.kept_replicated_bytes
+    )
+    whole = part.kept_gathered_elements * job.compute_bytes
+    if is_held:  # kept in parts, and gathered again in the backward
+        between, whole = between + whole, 0
+    num_sequence_parts = job.mesh.tp if job.config.parallel.sequence_parallel else 1
+    return job.micro_size * (-(-split // job.mesh.tp) - (-between // num_sequence_parts) + whole)
+
+
+def _message_bytes(job: JobShape, stage: StagePlan) -> int:
+    """Size of the message that a stage receives for one microbatch; 0 for the first stage."""
+    return job.local_activation_bytes(_input_elements(job, stage.first_layer)) if stage.stage else 0
+
+
+def _input_elements(job: JobShape, layer: int) -> int:
+    """Elements of a layer's input; 0 for a first layer that is fed with the samples themselves."""
+    before = job.model.layers[layer - 1] if layer else job.model.prologue
+    return before.output_elements if before else 0
+
+
+def _peak_bytes(actions: Sequence[Action], change: Mapping[str, Sequence[int]]) -> int:
+    """The most that is held at once when an action adds ``change[kind][stage]`` bytes, if it has any."""
+    return max(accumulate(change[kind][stage] for stage, kind, _ in actions if kind in change), default=0)
+
+
+def _other_bytes(
+    job: JobShape, pp_rank: int, actions: Sequence[Action], costs: Sequence[RankCost]
+) -> Mapping[str, int]:
+    stages = job.stages_of(pp_rank)
+    other = {
+        "receive buffers": _peak_bytes(actions, _receive_changes(job)),
+        "sends under way": _send_bytes(job, stages),
+        "logits": max(_logits_bytes(job, stage) for stage in stages),
+        "converted gradients": _converted_bytes(job, pp_rank),
+        "optimizer scratch": scratch_bytes(job, pp_rank),
+    }
+    if copies_checkpoints(job.config) and job.config.device.kind == "cpu":
+        other["checkpoint copy"] = saved_bytes(job, pp_rank)
+    other["recomputed layer"] = max(
+        _recomputed_bytes(job, stage, layer) for stage in stages for layer in job.layers(stage)
+    )
+    return _summed([other, *(cost.memory_bytes for cost in costs)])
+
+
+def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes by name over all parts, without those that are none."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, size in part.items():
+            found[name] = found.get(name, 0) + size
+    return {name: size for name, size in found.items() if size}
+
+
+def _recomputed_bytes(job: JobShape, stage: StagePlan, layer: LayerShape) -> int:
+    """What is there again at once while the backward goes through a layer."""
+    if stage.recompute == "full":
+        return part_bytes(job, layer, is_held=False)
+    return again_bytes(job, layer) if stage.recompute == "selective" else 0
+
+
+def _logits_bytes(job: JobShape, stage: StagePlan) -> int:
+    """The logits beside the probabilities made of them: in fp32, and before that in the compute format."""
+    if not (stage.has_epilogue and job.model.epilogue):
+        return 0
+    each = _FP32_BYTES if job.config.precision.compute == "fp32" else _FP32_BYTES + job.compute_bytes
+    return job.micro_size * -(-job.model.epilogue.kept_fp32_elements * each // job.mesh.tp)
+
+
+def _converted_bytes(job: JobShape, pp_rank: int) -> int:
+    """A second copy of the gradients, for an update in another format than they are kept in."""
+    precision = job.config.precision
+    if job.config.parallel.zero_stage:
+        return 0  # what ZeRO converts, its own plugin counts
+    updated = "fp32" if precision.master_weights else precision.compute
+    return 0 if updated == precision.gradients else job.num_local_parameters(pp_rank) * DTYPE_BYTES[updated]
+
+
+def _send_bytes(job: JobShape, stages: Sequence[StagePlan]) -> int:
+    """The sends that a rank has under way, at the largest of its messages."""
+    neighbours = {stage.stage for stage in stages} | {stage.stage + 1 for stage in stages}
+    largest = max(_message_bytes(job, stage) for stage in job.stages if stage.stage in neighbours)
+    num_sends = 2 * job.pipeline.num_microbatches * len(stages)
+    return min(SENDS_IN_FLIGHT, num_sends) * largest if job.mesh.pp > 1 else 0
+
+
+def _receive_changes(job: JobShape) -> Mapping[str, Sequence[int]]:
+    """A receive holds its buffer from its posting until the forward has taken the input over, or the
+    backward has used up the gradient."""
+    inputs = [_message_bytes(job, stage) for stage in job.stages]
+    gradients = [*inputs[1:], 0]
+    taken, used = [-size for size in inputs], [-size for size in gradients]
+    return {RF: inputs, F: taken, RB: gradients, B: used} if job.mesh.pp > 1 else {}

@@ -1,0 +1,158 @@
+"""What a decoder-only transformer consists of: parameters, operations and kept activations by layer.
+
+With s = seq_length, h = hidden_size, a = num_heads, k = key and value width (num_kv_heads * h / a),
+f = ffn_size, V = vocab_size. Everything is whole, for one sample.
+
+Kept for the backward by one layer, in elements, tensor by tensor (fused attention never keeps an s x s
+matrix):
+
+    split by tp         q s*h, key and value 2*s*k, attention output s*h
+                        gpt:   s*f into the GELU, s*f out of it
+                        llama: gate s*f, silu(gate) s*f, up s*f, their product s*f; and the attention
+                               output a second time, s*h: rotary queries lie head by head
+                        plain attention: the weights a*s*s, and the attention output only once
+    split, in fp32      log-sum-exp of fused attention a*s
+    replicated, fp32    input of each of the two norms 2*s*h
+                        llama on a CPU, where RMSNorm is not one kernel: also normalised, 2*s*h
+    replicated          with dropout: two masks of one byte an element, 2*s*h bytes
+    whole               output of the two norms 2*s*h: sequence parallelism gathers them
+
+Selective recomputation keeps neither what comes out of the norms nor out of the activation functions, nor
+the weights of plain attention, and of what goes into the norms the one tensor in the compute format:
+
+    split by tp         gpt: s*f into the GELU; llama: gate and up 2*s*f; attention as above, without a*s*s
+    replicated          input of each of the two norms 2*s*h, and the masks
+    whole, and fp32     nothing but the log-sum-exp
+
+The norms' statistics, two numbers a token, are left out. A matmul with weights has as many operations
+in the gradient of its weights as in its forward; those of attention have no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.contract.config import ModelConfig
+from launcher.contract.plan import LayerShape, ModelShape
+
+
+def model_shape(
+    model: ModelConfig, seq_length: int, *, has_fused_norm: bool, keeps_scores: bool = False
+) -> ModelShape:
+    """The shape of a GPT or Llama model whose sizes are all known.
+
+    Source of the operations: Narayanan et al. (2021), appendix, with grouped keys and a gated MLP
+    added; attention counts the full s x s square, causal or not.
+    """
+    norm_elements = seq_length * _known(model.hidden_size)
+    if model.family == "llama" and not has_fused_norm:
+        norm_elements *= 2
+    layer = _layer(model, seq_length, norm_elements, keeps_scores=keeps_scores)
+    return ModelShape(
+        family=model.family,
+        layers=(layer,) * _known(model.num_layers),
+        prologue=_embedding(model, seq_length),
+        epilogue=_head(model, seq_length, norm_elements),
+        num_tied_parameters=_known(model.vocab_size) * _known(model.hidden_size)
+        if model.tied_embeddings
+        else 0,
+    )
+
+
+def has_sizes(model: ModelConfig) -> bool:
+    """Whether the model's shape can be told or measured."""
+    if model.family == "custom":
+        return model.target is not None
+    sizes = (model.num_layers, model.hidden_size, model.num_heads, model.vocab_size)
+    return None not in (*sizes, model.num_kv_heads, model.ffn_size)
+
+
+def train_flops(model: ModelShape, samples: int) -> float:
+    """Model FLOPs of one step: the backward counts twice the forward; recomputation is not counted."""
+    return 3 * model.forward_flops * samples
+
+
+def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bool) -> LayerShape:
+    hidden, heads, ffn = _known(model.hidden_size), _known(model.num_heads), _known(model.ffn_size)
+    keys = _known(model.num_kv_heads) * hidden // heads
+    is_gpt = model.family == "gpt"
+    num_mlp_matrices, num_kept_mlp = (2, 2) if is_gpt else (3, 4)
+    attention = 2 * hidden + 2 * keys if is_gpt or keeps_scores else 3 * hidden + 2 * keys
+    scores = heads * seq if keeps_scores else 0
+    matrices = hidden * (2 * hidden + 2 * keys + num_mlp_matrices * ffn)
+    norms = (4 if is_gpt else 2) * hidden
+    matmul_flops = 2.0 * seq * matrices
+    split_biases = hidden + 2 * keys + ffn if is_gpt else 0
+    whole_biases = 2 * hidden if is_gpt else 0
+    layer = LayerShape(
+        name="decoder_layer",
+        num_parameters=matrices + norms + split_biases + whole_biases,
+        num_replicated_parameters=norms + whole_biases,
+        forward_flops=matmul_flops + 4.0 * seq * seq * hidden,
+        weight_flops=matmul_flops,
+        kept_elements=seq * (attention + scores + num_kept_mlp * ffn),
+        kept_replicated_elements=0,
+        kept_replicated_bytes=2 * _mask_bytes(model, seq),
+        kept_gathered_elements=2 * seq * hidden,
+        kept_fp32_elements=0 if keeps_scores else heads * seq,
+        kept_replicated_fp32_elements=2 * norm_elements,
+        output_elements=seq * hidden,
+        output_shape=(seq, hidden),
+    )
+    selective = replace(
+        layer,
+        kept_elements=seq * (attention + num_kept_mlp // 2 * ffn),
+        kept_replicated_elements=2 * seq * hidden,
+        kept_gathered_elements=0,
+        kept_replicated_fp32_elements=0,
+        again_flops=4.0 * seq * seq * hidden if keeps_scores else 0.0,
+    )
+    return replace(layer, selective=selective)
+
+
+def _embedding(model: ModelConfig, seq: int) -> LayerShape:
+    """Token and, for gpt, position table. A look-up does no arithmetic and keeps only its dropout mask."""
+    hidden = _known(model.hidden_size)
+    positions = seq * hidden if model.family == "gpt" else 0
+    return LayerShape(
+        name="embedding",
+        num_parameters=_known(model.vocab_size) * hidden + positions,
+        num_replicated_parameters=positions,
+        forward_flops=0.0,
+        kept_elements=0,
+        kept_replicated_elements=0,
+        kept_replicated_bytes=_mask_bytes(model, seq),
+        output_elements=seq * hidden,
+        output_shape=(seq, hidden),
+    )
+
+
+def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
+    """Final norm, output matrix, loss. Keeps the norm's input and output, and the probabilities."""
+    hidden, vocab = _known(model.hidden_size), _known(model.vocab_size)
+    norm = (2 if model.family == "gpt" else 1) * hidden
+    matmul_flops = 2.0 * seq * hidden * vocab
+    return LayerShape(
+        name="head",
+        num_parameters=norm + vocab * hidden,
+        num_replicated_parameters=norm,
+        forward_flops=matmul_flops,
+        weight_flops=matmul_flops,
+        kept_elements=0,
+        kept_replicated_elements=0,
+        kept_gathered_elements=seq * hidden,
+        kept_fp32_elements=seq * vocab,
+        kept_replicated_fp32_elements=norm_elements,
+        output_elements=1,
+        output_shape=(),
+    )
+
+
+def _mask_bytes(model: ModelConfig, seq: int) -> int:
+    """One dropout mask."""
+    return seq * _known(model.hidden_size) if model.dropout > 0 else 0
+
+
+def _known(size: int | None) -> int:
+    assert size is not None, "the sizes of the model are resolved before its shape is asked for"
+    return size

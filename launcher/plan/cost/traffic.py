@@ -1,0 +1,106 @@
+"""What the ranks send during one step, and how long each kind of message takes.
+
+Collectives are counted as rings of n ranks, N the whole buffer (time = steps * latency +
+sent / bandwidth of the group's slowest link):
+
+    operation        bytes sent by a rank   steps
+    all_reduce       2 (n-1)/n N            2 (n-1)
+    reduce_scatter     (n-1)/n N              n-1
+    all_gather         (n-1)/n N              n-1
+    all_to_all         (n-1)/n N              n-1
+    broadcast                  N              n-1
+    send_recv                  N              1
+    push, pull                 N              1     (a pull: received)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.contract.config import LinkConfig
+from launcher.contract.plan import TrafficPlan
+from launcher.contract.strategy import Collective, JobShape, Parallel, RankCost
+
+
+def rank_costs(job: JobShape, parallels: Sequence[Parallel]) -> tuple[tuple[RankCost, ...], ...]:
+    """For every pp_rank what each parallel plugin adds on its ranks."""
+    return tuple(
+        tuple(parallel.cost(job, pp_rank, tp_rank=0) for parallel in parallels)
+        for pp_rank in range(job.mesh.pp)
+    )
+
+
+def plan_traffic(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> tuple[TrafficPlan, ...]:
+    """One row for each kind of message on each pp_rank; equal messages of its stages are one row."""
+    rows = []
+    for pp_rank, rank in enumerate(costs):
+        counts: Counter[Collective] = Counter()
+        for cost in rank:
+            for collective in cost.collectives:
+                counts[replace(collective, count=1, phase="step")] += collective.count
+        rows += [_row(job, pp_rank, replace(message, count=count)) for message, count in counts.items()]
+    return tuple(rows)
+
+
+def collective_time_s(job: JobShape, collective: Collective) -> float:
+    """Seconds that all of a step's messages of one kind take, one after the other."""
+    slowest = job.cluster.link(job.mesh, collective.axis)
+    links = {"intra_node": job.cluster.config.intra_node, "inter_node": job.cluster.config.inter_node}
+    link = links[collective.link] if collective.link else slowest
+    return collective.count * message_time_s(job, collective, link)
+
+
+def message_time_s(job: JobShape, collective: Collective, link: LinkConfig) -> float:
+    """Seconds of one message over a given link."""
+    members = group_size(job, collective)
+    sent = sent_bytes(collective.operation, collective.num_bytes, members)
+    moved_s = collective.contention * sent / link.bandwidth_bytes_per_s
+    return num_steps(collective.operation, members) * link.latency_s + moved_s
+
+
+def group_size(job: JobShape, collective: Collective) -> int:
+    """Ranks that take part in a message."""
+    return collective.group_size or job.mesh.size(collective.axis)
+
+
+def sent_bytes(operation: str, num_bytes: int, num_ranks: int) -> float:
+    """Bytes that one rank sends for one message.
+
+    >>> sent_bytes("all_reduce", 1000, 4), sent_bytes("all_gather", 1000, 4), sent_bytes("send_recv", 1000, 4)
+    (1500.0, 750.0, 1000.0)
+    """
+    if num_ranks == 1:
+        return 0.0
+    others = (num_ranks - 1) / num_ranks
+    whole = dict.fromkeys(("broadcast", "send_recv", "push", "pull"), 1.0)
+    share = {"all_reduce": 2 * others, **whole}.get(operation, others)
+    return share * num_bytes
+
+
+def num_steps(operation: str, num_ranks: int) -> int:
+    """Messages between neighbours that follow one another in one collective.
+
+    >>> num_steps("all_reduce", 4), num_steps("reduce_scatter", 4), num_steps("send_recv", 4)
+    (6, 3, 1)
+    """
+    if num_ranks == 1:
+        return 0
+    one = dict.fromkeys(("send_recv", "push", "pull"), 1)
+    return {"all_reduce": 2 * (num_ranks - 1), **one}.get(operation, num_ranks - 1)
+
+
+def _row(job: JobShape, pp_rank: int, collective: Collective) -> TrafficPlan:
+    sent = sent_bytes(collective.operation, collective.num_bytes, group_size(job, collective))
+    return TrafficPlan(
+        pp_rank=pp_rank,
+        purpose=collective.purpose,
+        operation=collective.operation,
+        axis=collective.axis,
+        message_bytes=collective.num_bytes,
+        count=collective.count,
+        sent_bytes=round(collective.count * sent),
+        time_s=collective_time_s(job, collective),
+        overlappable=collective.overlappable,
+    )

@@ -1,0 +1,1 @@
+"""Sizes: ranks, batch and layers over ranks, solved from what was given."""

@@ -1,0 +1,112 @@
+"""global_size = micro_size * num_microbatches * dp: two or three unknowns from what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from launcher.base.errors import Fault
+from launcher.config.by_path import blamed
+from launcher.contract.config import BatchConfig
+from launcher.plan.layout.arithmetic import divisors, multiples_around, nearest_first
+from launcher.typed.read import Source
+
+_GLOBAL, _MICRO, _COUNT = "batch.global_size", "batch.micro_size", "batch.num_microbatches"
+_MAX_SIZES = 2
+"""Values of one size that are proposed, the nearest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizes:
+    """Sizes that satisfy the equation."""
+
+    global_size: int
+    micro_size: int
+    num_microbatches: int
+    note: str = ""
+    """Says which sizes nobody gave."""
+
+
+def solve(
+    batch: BatchConfig, dp: int, sources: Mapping[str, Source] = MappingProxyType({})
+) -> BatchSizes | Fault:
+    """The three sizes, or why there are none.
+
+    A ``micro_size`` that neither is given nor follows is 1; then ``num_microbatches`` likewise.
+    """
+    total, micro, count = batch.global_size, batch.micro_size, batch.num_microbatches
+    if total is None and micro is None and count is None:
+        rule = "one of global_size, micro_size and num_microbatches is needed"
+        return Fault(_GLOBAL, "null", rule, ways=({_GLOBAL: dp},))
+    assumed = []
+    if micro is None and (total is None or count is None):
+        micro = 1
+        assumed.append(_MICRO)
+    if count is None and total is None:
+        count = 1
+        assumed.append(_COUNT)
+    note = f"{' and '.join(assumed)}: not given, taken as 1." if assumed else ""
+    values = {_GLOBAL: total, _MICRO: micro, _COUNT: count, "parallel.dp": dp}
+    known = {path: value for path, value in values.items() if value is not None}
+    if fault := _fault(known, sources):
+        return fault
+    of_others = prod(value for path, value in known.items() if path != _GLOBAL)
+    rest = 1 if total is None else total // of_others
+    return BatchSizes(
+        global_size=of_others if total is None else total,
+        micro_size=rest if micro is None else micro,
+        num_microbatches=rest if count is None else count,
+        note=note,
+    )
+
+
+def with_microbatches(batch: BatchConfig, sizes: BatchSizes, count: int) -> Iterator[Mapping[str, Any]]:
+    """Changes of the sizes that are given by which there are ``count`` microbatches.
+
+    >>> batch = BatchConfig(global_size=10, micro_size=1, num_microbatches=None, seq_length=1)
+    >>> sizes = BatchSizes(global_size=10, micro_size=1, num_microbatches=5)
+    >>> list(with_microbatches(batch, sizes, 4)), list(with_microbatches(batch, sizes, 1))
+    ([{'batch.global_size': 8}], [{'batch.global_size': 2}, {'batch.micro_size': 5}])
+    """
+    share = sizes.global_size // sizes.num_microbatches
+    given = {} if batch.num_microbatches is None else {_COUNT: count}
+    if batch.global_size is None:
+        yield {_COUNT: count}
+        return
+    yield {**given, _GLOBAL: share * count}
+    micro, over = divmod(sizes.global_size * sizes.micro_size, share * count)
+    if not over and batch.micro_size is not None:
+        yield {**given, _MICRO: micro}
+
+
+def _fault(known: Mapping[str, int], sources: Mapping[str, Source]) -> Fault | None:
+    """Why the global size is not what the other known sizes make of it; with all of them known it is
+    their product, else a multiple of that."""
+    total = known.get(_GLOBAL)
+    others = {path: value for path, value in known.items() if path != _GLOBAL}
+    unit, is_whole = prod(others.values()), len(known) == 4
+    if total is None or (total == unit if is_whole else total % unit == 0):
+        return None
+    names = " * ".join(path.partition(".")[2] for path in others)
+    arithmetic = f"{names} = {' * '.join(map(str, others.values()))} = {unit}"
+    path = blamed(tuple(known), sources)
+    subject = "must" if path == _GLOBAL else f"global_size = {total} must"
+    rule = f"{subject} be {arithmetic}"
+    if not is_whole:
+        rule = f"{subject} be a multiple of {arithmetic}; {total}/{unit} is not whole"
+    ways = [way for name in dict.fromkeys((path, *known)) for way in _ways(name, known, is_whole=is_whole)]
+    return Fault(path, known[path], rule, ways=tuple(ways))
+
+
+def _ways(path: str, known: Mapping[str, int], *, is_whole: bool) -> list[Mapping[str, Any]]:
+    """Values of one size that go with the others."""
+    total, unit = known[_GLOBAL], prod(value for name, value in known.items() if name != _GLOBAL)
+    if path == _GLOBAL:
+        sizes = [unit] if is_whole else list(multiples_around(total, unit))
+    else:
+        room, over = divmod(total, unit // known[path])
+        sizes = [] if over or not room else [room] if is_whole else nearest_first(known[path], divisors(room))
+    return [{path: size} for size in sizes[:_MAX_SIZES]]

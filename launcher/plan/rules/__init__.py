@@ -1,0 +1,1 @@
+"""What cannot be trained, and ways out that hold. No prediction of its own."""

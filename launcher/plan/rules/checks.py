@@ -1,0 +1,202 @@
+"""Settings that are well formed one by one but cannot be trained together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from launcher.base.errors import Fault
+from launcher.config.by_path import blamed, value_at
+from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, ParallelConfig, PrecisionConfig
+from launcher.plan.layout.arithmetic import divisors, listed, multiples_around, nearest_first
+from launcher.typed.read import Source
+
+BYTE_VOCABULARY = 256
+_SIZES = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size")
+_OPTIONAL = ("num_kv_heads", "ffn_size")
+
+
+def config_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
+    """Faults that need neither the layout nor a plugin to be seen."""
+    faults = [*_source_faults(config), *_precision_faults(config, sources)]
+    faults += [*_parallel_faults(config, sources), *_initial_faults(config)]
+    faults += _custom_faults(config.model) if config.model.family == "custom" else _model_faults(config.model)
+    vocab = config.model.vocab_size
+    if config.data.target is None and vocab is not None and vocab < BYTE_VOCABULARY:
+        rule = f"the bytes tokenizer gives {BYTE_VOCABULARY} different tokens, and each needs its row"
+        way = {"model.vocab_size": BYTE_VOCABULARY}
+        faults.append(Fault("model.vocab_size", vocab, rule, ways=(way,)))
+    return faults
+
+
+def with_sources(faults: Iterable[Fault], sources: Mapping[str, Source]) -> tuple[Fault, ...]:
+    """The faults, each with the file and line or the override that set its value, once each."""
+    placed: list[Fault] = []
+    for fault in faults:
+        source = sources.get(fault.path)
+        named = replace(fault, where=source.where) if source and not fault.where else fault
+        if named not in placed:
+            placed.append(named)
+    return tuple(placed)
+
+
+def _source_faults(config: LaunchConfig) -> list[Fault]:
+    data = config.data
+    if (data.source is None) == (data.target is None):
+        rule = "exactly one of data.source (text) and data.target (your own dataset) is needed"
+        return [Fault("data.source", data.source or "null", rule, "Set one and make the other null.")]
+    return []
+
+
+def _custom_faults(model: ModelConfig) -> list[Fault]:
+    faults = []
+    if model.target is None:
+        rule = "family custom is built by a function of yours"
+        faults.append(Fault("model.target", "null", rule, "Set model.target=package.module:function."))
+    for name in _SIZES:
+        if (value := getattr(model, name)) is not None:
+            rule = "has no effect on a model of family custom, whose layers come from model.target"
+            fix = f"Set model.{name}=null, or pass it as model.options.{name}."
+            faults.append(Fault(f"model.{name}", value, rule, fix))
+    return faults
+
+
+def _initial_faults(config: LaunchConfig) -> list[Fault]:
+    folder = config.train.init_from
+    if folder is None or config.model.family != "custom":
+        return []
+    rule = "holds the weights of a GPT-2 or Llama model, and the layers of family custom are your own"
+    return [Fault("train.init_from", folder, rule, ways=({"train.init_from": None},))]
+
+
+def _model_faults(model: ModelConfig) -> list[Fault]:
+    faults = []
+    if model.target is not None:
+        rule = f"has no effect on family {model.family}"
+        faults.append(
+            Fault("model.target", model.target, rule, "Set model.family=custom or model.target=null.")
+        )
+    for name in _SIZES:
+        if getattr(model, name) is None and name not in _OPTIONAL:
+            faults.append(
+                Fault(f"model.{name}", "null", f"family {model.family} needs it", f"Give model.{name}.")
+            )
+    return faults + _head_faults(model)
+
+
+def _head_faults(model: ModelConfig) -> list[Fault]:
+    hidden, heads, kv_heads = model.hidden_size, model.num_heads, model.num_kv_heads
+    if hidden is None or heads is None:
+        return []
+    faults = []
+    if hidden % heads:
+        rule = f"must divide hidden_size = {hidden}; {hidden}/{heads} is not whole"
+        faults.append(Fault("model.num_heads", heads, rule, ways=_nearest_ways("num_heads", heads, hidden)))
+    elif model.family == "llama" and hidden // heads % 2:
+        rule = f"hidden_size / num_heads = {hidden // heads} must be even for rotary positions"
+        ways = _nearest_ways("num_heads", heads, hidden // 2) if hidden % 2 == 0 else ()
+        fix = "" if ways else "Set an even model.hidden_size."
+        faults.append(Fault("model.num_heads", heads, rule, fix, ways=ways))
+    if kv_heads is not None and heads % kv_heads:
+        rule = f"must divide num_heads = {heads} ({listed(divisors(heads))})"
+        ways = _nearest_ways("num_kv_heads", kv_heads, heads)
+        faults.append(Fault("model.num_kv_heads", kv_heads, rule, ways=ways))
+    return faults
+
+
+def _nearest_ways(name: str, wanted: int, multiple: int) -> tuple[Mapping[str, int], ...]:
+    """The divisors of a number that are nearest to a size that does not divide it."""
+    return tuple({f"model.{name}": size} for size in nearest_first(wanted, divisors(multiple))[:2])
+
+
+def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
+    precision, device = config.precision, config.device
+    faults = []
+    if device.attainable_fraction == 0:
+        rule = "a device that attains nothing of its peak never ends a step"
+        ways = ({"device.attainable_fraction": 0.5},)
+        faults.append(Fault("device.attainable_fraction", 0, rule, ways=ways))
+    faults += _tf32_faults(precision, device, sources)
+    if precision.compute == "fp16" and not precision.master_weights:
+        rule = "Adam's second moments are squares of gradients, which vanish in fp16"
+        choices = ({"precision.master_weights": True}, {"precision.compute": "bf16"})
+        faults.append(Fault("precision.master_weights", "false", rule, ways=choices))
+    if precision.compute not in device.peak_flops:
+        known = sorted(set(device.peak_flops) & {"fp32", "bf16", "fp16"})
+        rule = f"{device.name} states no peak for it in device.peak_flops ({', '.join(known)})"
+        fix = f"Give device.peak_flops.{precision.compute}."
+        if known:
+            is_of_group = _is_of_group("precision.compute", sources)
+            fix = f"Set {'precision' if is_of_group else 'precision.compute'}={known[0]}."
+        faults.append(Fault("precision.compute", precision.compute, rule, fix))
+    if precision.gradients not in gradient_formats(precision):
+        allowed = " or ".join(gradient_formats(precision))
+        rule = f"weights in {precision.compute} have gradients in {allowed}"
+        faults.append(
+            Fault("precision.gradients", precision.gradients, rule, ways=({"precision.gradients": "fp32"},))
+        )
+    return faults
+
+
+def _is_of_group(path: str, sources: Mapping[str, Source]) -> bool:
+    """Whether a value of ``precision`` came with the choice of a whole file."""
+    source = sources.get(path)
+    return source is not None and "conf/precision/" in source.where
+
+
+def _tf32_faults(
+    precision: PrecisionConfig, device: DeviceConfig, sources: Mapping[str, Source]
+) -> list[Fault]:
+    if not precision.tf32:
+        return []
+    rule = ""
+    if device.kind == "cpu":
+        rule = "is a format of GPUs, and the devices are CPUs"
+    elif precision.compute != "fp32":
+        rule = f"rounds products of fp32 numbers, and precision.compute is {precision.compute}"
+    elif "tf32" not in device.peak_flops:
+        rule = f"{device.name} states no peak for it in device.peak_flops"
+    if not rule:
+        return []
+    if _is_of_group("precision.tf32", sources):
+        return [Fault("precision.tf32", "true", rule, "Set precision=fp32.")]
+    return [Fault("precision.tf32", "true", rule, ways=({"precision.tf32": False},))]
+
+
+def gradient_formats(precision: PrecisionConfig) -> tuple[str, ...]:
+    """The formats in which gradients may be accumulated."""
+    return ("fp32",) if precision.compute == "fp32" else ("fp32", precision.compute)
+
+
+def _parallel_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
+    parallel, seq = config.parallel, config.batch.seq_length
+    faults = []
+    if not parallel.zero_stage:
+        faults += _zero_faults(parallel)
+    if parallel.sequence_parallel and parallel.tp == 1:
+        path = blamed(("parallel.sequence_parallel", "parallel.tp"), sources)
+        rule = "sequence parallelism splits activations over the tensor-parallel ranks and tp is 1"
+        off, tensor = {"parallel.sequence_parallel": False}, {"parallel.tp": 2}
+        faults.append(Fault(path, value_at(config, path), rule, ways=(off, tensor)))
+    if parallel.sequence_parallel and seq % parallel.tp:
+        path = blamed(("batch.seq_length", "parallel.tp", "parallel.sequence_parallel"), sources)
+        quotient = f"{seq}/{parallel.tp} is not whole"
+        rule = f"sequence parallelism needs a seq_length that is a multiple of tp = {parallel.tp}; {quotient}"
+        lengths = [{"batch.seq_length": length} for length in multiples_around(seq, parallel.tp)]
+        degrees = [{"parallel.tp": size} for size in nearest_first(parallel.tp, divisors(seq))[:4]]
+        both = degrees + lengths if path == "parallel.tp" else lengths + degrees
+        faults.append(Fault(path, value_at(config, path), rule, ways=tuple(both)))
+    return faults
+
+
+def _zero_faults(parallel: ParallelConfig) -> list[Fault]:
+    """Settings that only DeepSpeed would read."""
+    rule = "has an effect only where DeepSpeed makes the update (parallel.zero_stage=1, 2 or 3)"
+    faults = []
+    if parallel.zero_offload:
+        ways = ({"parallel.zero_stage": 1}, {"parallel.zero_offload": False})
+        faults.append(Fault("parallel.zero_offload", "true", rule, ways=ways))
+    for key in parallel.zero_options:
+        path = f"parallel.zero_options.{key}"
+        faults.append(Fault(path, parallel.zero_options[key], rule, f"Remove {path}."))
+    return faults

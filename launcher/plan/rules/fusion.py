@@ -1,0 +1,90 @@
+"""Which operations run as one kernel: what cannot be, and what a reader of the plan should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.base.errors import Fault
+from launcher.contract.config import LaunchConfig
+from launcher.contract.strategy import DTYPE_BYTES, JobShape, Schedule, splits_backward
+
+NOT_COMPILED = ({"fusion.compile": "none"},)
+"""The way out where layers cannot be compiled."""
+
+
+def fusion_faults(config: LaunchConfig, schedule: Schedule) -> Iterator[Fault]:
+    """Settings of ``fusion`` that could not take effect, or would compute something else."""
+    if config.fusion.attention == "plain" and config.model.family == "custom":
+        rule = "has no effect on a model of family custom, whose layers come from model.target"
+        yield Fault("fusion.attention", "plain", rule, ways=({"fusion.attention": "fused"},))
+    if config.fusion.compile != "none":
+        yield from _compile_faults(config, schedule)
+
+
+def _compile_faults(config: LaunchConfig, schedule: Schedule) -> Iterator[Fault]:
+    name, parallel = config.fusion.compile, config.parallel
+    if splits_backward(schedule):
+        rule = f"makes one backward of each layer, and {parallel.schedule} puts its weight gradients off"
+        yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.schedule": "1f1b"}))
+    if parallel.zero_stage == 3:
+        rule = (
+            "compiles whole layers, and DeepSpeed gathers the weights at parallel.zero_stage=3 inside of "
+            "them, from hooks that cannot be compiled"
+        )
+        yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.zero_stage": 2}))
+    if "selective" in parallel.recompute:
+        rule = "lets the compiler decide what a layer computes again, and parallel.recompute is selective"
+        yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.recompute": "none"}))
+    if config.report.warmup_steps == 0:
+        rule = "counts the first step, in which layers are compiled (fusion.compile=block)"
+        yield Fault("report.warmup_steps", 0, rule, ways=({"report.warmup_steps": 1}, *NOT_COMPILED))
+
+
+_MEANINGS = {
+    "optimizer": {
+        "fused": "one kernel",
+        "foreach": "one kernel per operation, over all tensors",
+        "loop": "one tensor after the other",
+    },
+    "attention": {
+        "fused": "one kernel, which keeps no scores",
+        "plain": "matrix products and a softmax, whose weights are kept",
+    },
+    "compile": {"none": "layers run as they are written", "block": "kernels of each layer's own"},
+}
+
+
+def fusion_rows(config: LaunchConfig) -> list[list[str]]:
+    """Each setting, its value, and what that means, as the plan shows them."""
+    values = {name: getattr(config.fusion, name) for name in _MEANINGS}
+    if config.model.family == "custom":
+        del values["attention"]  # the layers are the user's
+    return [[name, value, _MEANINGS[name][value]] for name, value in values.items()]
+
+
+def compile_note(job: JobShape) -> str:
+    """What compiling changes of what the plan predicts; empty where nothing is compiled."""
+    if job.config.fusion.compile == "none":
+        return ""
+    inside = " Messages inside a layer (parallel.tp) lie between compiled pieces." if job.mesh.tp > 1 else ""
+    return (
+        "Layers are compiled in the first step, which takes some 10 s to minutes longer and is no measured "
+        "one; what was compiled is kept for later runs. Predicted times and activations are those of layers "
+        f"that are not compiled: what a compiled one keeps, the compiler decides.{inside}"
+    )
+
+
+def scratch_bytes(job: JobShape, pp_rank: int) -> int:
+    """What the optimizer makes beside its state while it runs: the denominators of all weights at once
+    (``foreach``), or twice those of one tensor (``loop``), of which a whole layer is the upper bound; ZeRO
+    lays all weights of a rank in one tensor."""
+    precision, parallel, kernels = job.config.precision, job.config.parallel, job.config.fusion.optimizer
+    if kernels == "fused" or parallel.zero_offload:
+        return 0
+    is_split = parallel.zero_stage > 0
+    number = -(-job.num_local_parameters(pp_rank) // (job.mesh.dp if is_split else 1))
+    if kernels == "loop" and not is_split:
+        parts = [part for stage in job.stages_of(pp_rank) for part in (*job.layers(stage), *job.ends(stage))]
+        number = min(number, max(part.num_parameters for part in parts))
+    each = DTYPE_BYTES["fp32" if is_split or precision.master_weights else precision.compute]
+    return number * each * (2 if kernels == "loop" else 1)

@@ -1,0 +1,177 @@
+"""Ways out of a strategy that cannot run, each asked of every rule before it is offered.
+
+A rule knows what would satisfy itself (`Fault.ways`) and no other rule: a pp that divides the layers
+may not fill the devices. So every proposal is tried on the whole configuration, and one that another
+rule refuses is joined with what that rule proposes:
+
+    parallel.pp=4 -> the world has 32 ranks, the cluster 8 devices -> cluster.nodes=4
+    offered: parallel.pp=4 cluster.nodes=4
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from launcher.base.errors import Fault, LauncherError
+from launcher.config.by_path import changed, value_at
+from launcher.contract.config import LaunchConfig
+
+Way = Mapping[str, Any]
+"""Values by config path, set together."""
+Judge = Callable[[LaunchConfig], Sequence[Fault]]
+"""Every rule at once: the faults of a configuration, each with its ways. A `LauncherError` says that it
+cannot tell, and the way is not offered."""
+
+MAX_OFFERS = 4
+"""Ways that one fault shows."""
+MAX_SETTINGS = 3
+"""Settings that one way changes."""
+_ENOUGH = 2
+"""Ways that change one setting; where there are as many, no joins are looked for."""
+_MAX_ALIKE = 2
+"""Ways that one fault shows which change the same settings."""
+_MAX_TRIALS = 200
+"""Configurations that are judged for one refusal; more would keep its reader waiting."""
+
+
+def mended(
+    config: LaunchConfig, faults: Iterable[Fault], judge: Judge, last_judge: Judge
+) -> tuple[Fault, ...]:
+    """The faults, each with those of its ways and their joins that make it disappear and bring no other.
+
+    ``judge`` is asked about everything that is tried; ``last_judge``, which may take its time, about
+    what ``judge`` finds nothing wrong with.
+    """
+    search = _Search(config=config, before=tuple(faults), judge=judge, last_judge=last_judge)
+    return tuple(search.mended(fault) if fault.ways else fault for fault in search.before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """A way, and what is still wrong after it."""
+
+    way: Way
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """Looks for ways out of the faults of one configuration, and remembers what it tried."""
+
+    config: LaunchConfig
+    before: tuple[Fault, ...]
+    """The faults that are there."""
+    judge: Judge
+    last_judge: Judge
+    trials: dict[frozenset[tuple[str, str]], _Trial | None] = field(default_factory=dict)
+    last_trials: dict[frozenset[tuple[str, str]], _Trial | None] = field(default_factory=dict)
+
+    def mended(self, fault: Fault) -> Fault:
+        """The fault with the best ways out of it, or with the words that none was found."""
+        beside = (way for other in self.before if _hang_together(other, fault) for way in other.ways)
+        frontier = _distinct(filter(None, map(self._needed, (*fault.ways, *beside))))
+        found: list[_Trial] = []
+        ways: tuple[Way, ...] = ()
+        for num_settings in range(1, MAX_SETTINGS + 1):
+            trials = [trial for way in frontier if (trial := self._trial(way)) is not None]
+            found += [trial for trial in trials if self._cures(trial, fault)]
+            ways = self._best(found, fault)
+            if len(ways) >= (_ENOUGH if num_settings == 1 else 1):
+                break
+            frontier = _distinct(way for trial in trials for way in self._joins(trial, fault))
+        if ways:
+            return replace(fault, ways=ways)
+        none = f"No change of up to {MAX_SETTINGS} settings was found that every rule accepts."
+        return replace(fault, ways=(), fix=f"{none} {fault.fix}".rstrip())
+
+    def _needed(self, way: Way) -> Way:
+        """A way without the values that are set anyhow; empty when it sets what does not exist."""
+        try:
+            return {path: value for path, value in way.items() if value_at(self.config, path) != value}
+        except KeyError:
+            return {}
+
+    def _trial(self, way: Way) -> _Trial | None:
+        """What a way leads to; None where that cannot be told."""
+        key = _key(way)
+        if key not in self.trials and len(self.trials) < _MAX_TRIALS:
+            self.trials[key] = self._judged(way, self.judge)
+        return self.trials.get(key)
+
+    def _last_trial(self, trial: _Trial) -> _Trial | None:
+        """The same in the eyes of the last judge, as far as it is asked."""
+        key = _key(trial.way)
+        if not trial.faults and key not in self.last_trials:
+            self.last_trials[key] = self._judged(trial.way, self.last_judge)
+        return self.last_trials.get(key, trial)
+
+    def _judged(self, way: Way, judge: Judge) -> _Trial | None:
+        try:
+            return _Trial(way=way, faults=tuple(judge(changed(self.config, way))))
+        except LauncherError:
+            return None
+
+    def _cures(self, trial: _Trial, fault: Fault) -> bool:
+        left, before = {left.path for left in trial.faults}, {fault.path for fault in self.before}
+        return fault.path not in left and left <= before
+
+    def _left(self, trial: _Trial, fault: Fault) -> int:
+        """How many faults a way leaves that hang together with the one it cures."""
+        return sum(_hang_together(left, fault) for left in trial.faults)
+
+    def _joins(self, trial: _Trial, fault: Fault) -> Iterator[Way]:
+        """The way together with what the rules propose that it leaves broken."""
+        before = {fault.path for fault in self.before}
+        for left in (self.last_trials.get(_key(trial.way)) or trial).faults:
+            if left.path in before and not _hang_together(left, fault):
+                continue
+            for way in left.ways:
+                joined = {**trial.way, **self._needed(way)}
+                if len(trial.way) < len(joined) <= MAX_SETTINGS and joined.items() >= trial.way.items():
+                    yield joined
+
+    def _best(self, found: Sequence[_Trial], fault: Fault) -> tuple[Way, ...]:
+        """The ways that leave the fewest faults; of these the ones that change least, of many kinds."""
+        num_alike: Counter[frozenset[str]] = Counter()
+        ranked = []
+        for trial in found:
+            settings = frozenset(trial.way)
+            ranked.append((self._left(trial, fault), len(trial.way), num_alike[settings], trial))
+            num_alike[settings] += 1
+        best: list[Way] = []
+        limit = (0, 0)
+        for left, size, _, trial in sorted(ranked, key=lambda rank: rank[:3]):
+            if best and (len(best) == MAX_OFFERS or left > limit[0] or size > limit[1]):
+                break
+            if _adds(trial.way, best) and self._lasts(trial, fault):
+                limit = limit if best else (left, size + 1)
+                best.append(dict(sorted(trial.way.items(), key=lambda item: item[0] != fault.path)))
+        return tuple(best)
+
+    def _lasts(self, trial: _Trial, fault: Fault) -> bool:
+        """Whether the last judge, as far as it is asked, finds the fault mended, too."""
+        last = self._last_trial(trial)
+        return last is not None and self._cures(last, fault)
+
+
+def _adds(way: Way, others: Sequence[Way]) -> bool:
+    """Whether a way is worth showing beside others: no other is a part of it, and few are like it."""
+    is_more = any(way.items() >= other.items() for other in others)
+    return not is_more and sum(way.keys() == other.keys() for other in others) < _MAX_ALIKE
+
+
+def _hang_together(one: Fault, other: Fault) -> bool:
+    """Whether some setting is at fault in both or could mend either, so that the one bears on the other."""
+    settings = [{fault.path, *(path for way in fault.ways for path in way)} for fault in (one, other)]
+    return not settings[0].isdisjoint(settings[1])
+
+
+def _distinct(ways: Iterable[Way]) -> list[Way]:
+    return list({_key(way): way for way in ways}.values())
+
+
+def _key(way: Way) -> frozenset[tuple[str, str]]:
+    return frozenset((path, str(value)) for path, value in way.items())

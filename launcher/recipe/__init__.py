@@ -1,1 +1,0 @@
-"""Recipes as text: listing them, and showing where each value comes from."""

@@ -1,0 +1,132 @@
+"""Why a job failed: the guilty rank first, in its own words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.contract.heartbeat import stacks_name
+from launcher.contract.job import EXECUTOR_LOG, OUT_OF_MEMORY, SECONDARY_EXIT_CODES, JobState
+from launcher.runs.hang import Hang, find_hang
+from launcher.runs.store import read_json
+
+_TAIL_LINES = 15
+_MAX_RANKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """What a failing rank left in ``exit/rank-N.json``."""
+
+    rank: int
+    time: float
+    """Seconds since 1970."""
+    error_type: str
+    message: str
+    traceback: str
+    """Empty for an error that its message explains."""
+
+
+def rank_failures(run_dir: Path) -> tuple[RankFailure, ...]:
+    """Every report left by a failing rank, the earliest first."""
+    found = [read_json(path) for path in (run_dir / "exit").glob("rank-*.json")]
+    failures = [
+        RankFailure(
+            rank=int(report["rank"]),
+            time=float(report["time"]),
+            error_type=str(report["error_type"]),
+            message=str(report["message"]),
+            traceback=str(report["traceback"]),
+        )
+        for report in found
+        if report
+    ]
+    return tuple(sorted(failures, key=lambda failure: (failure.time, failure.rank)))
+
+
+def out_of_memory_ranks(run_dir: Path) -> tuple[int, ...]:
+    """The ranks that ended because an allocation failed."""
+    failures = rank_failures(run_dir)
+    return tuple(sorted(failure.rank for failure in failures if failure.error_type == OUT_OF_MEMORY))
+
+
+def failure_text(run_dir: Path, state: JobState) -> str:
+    """The guilty rank, its traceback or the end of its log, and where to read on."""
+    if (hang := find_hang(run_dir)) is not None:
+        return _hang_text(run_dir, hang)
+    failures = rank_failures(run_dir)
+    if not failures or _was_killed(state, failures):
+        return _silent_text(run_dir, state, failures)
+    first, *rest = failures
+    kind = f"{first.error_type}: " if first.traceback else ""
+    lines = [f"rank {first.rank} failed: {kind}{first.message}"]
+    if first.traceback:
+        lines += ["", first.traceback.rstrip(), ""]
+    lines += _others(rest)
+    return "\n".join([*lines, f"Its log: {_log(run_dir, first.rank)}"])
+
+
+def failure_line(run_dir: Path, state: JobState) -> str:
+    """The guilty rank and what it ended of, as one line."""
+    if (hang := find_hang(run_dir)) is not None:
+        return f"rank {hang.rank} {hang}"
+    failures = rank_failures(run_dir)
+    if failures and not _was_killed(state, failures):
+        first, (line, *_) = failures[0], (*failures[0].message.splitlines(), "")
+        kind = f"{first.error_type}: " if first.traceback else ""
+        return f"rank {first.rank}: {kind}{line}"
+    return state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
+
+
+def _hang_text(run_dir: Path, hang: Hang) -> str:
+    lines = [f"rank {hang.rank} {hang}"]
+    if hang.stack:
+        lines += ["", "Where it was, the innermost call first:", hang.stack, ""]
+        lines.append(f"All its threads: {run_dir / stacks_name(hang.rank)}")
+    if hang.waiting:
+        lines.append(f"Waiting for other ranks then: {_ranks(hang.waiting)}.")
+    return "\n".join([*lines, f"Its log: {_log(run_dir, hang.rank)}"])
+
+
+def _was_killed(state: JobState, failures: Sequence[RankFailure]) -> bool:
+    """Whether a rank ended without a word: those that report then only missed it."""
+    if state.rank is None or state.exit_code is None or state.exit_code in SECONDARY_EXIT_CODES:
+        return False
+    return state.exit_code < 0 and state.rank not in {failure.rank for failure in failures}
+
+
+def _silent_text(run_dir: Path, state: JobState, failures: Sequence[RankFailure]) -> str:
+    if state.rank is None:
+        log = run_dir / EXECUTOR_LOG
+        return "\n".join([f"the job failed: {state.reason}", *_tail(log), f"Its log: {log}"])
+    log = _log(run_dir, state.rank)
+    log = log if log.is_file() else run_dir / EXECUTOR_LOG
+    lines = [f"rank {state.rank} failed: {state.reason}"]
+    if state.exit_code == -signal.SIGKILL:
+        lines.append("The kernel does this when memory runs out (see dmesg); so does kill -9.")
+    lines += _tail(log) + _others(failures)
+    return "\n".join([*lines, f"Its log: {log}"])
+
+
+def _others(failures: Sequence[RankFailure]) -> list[str]:
+    if not failures:
+        return []
+    return [f"After it failed: {_ranks([failure.rank for failure in failures])}."]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = [f"rank {rank}" for rank in ranks[:_MAX_RANKS]]
+    return ", ".join([*named, *([f"{len(ranks) - _MAX_RANKS} more"] if len(ranks) > _MAX_RANKS else [])])
+
+
+def _log(run_dir: Path, rank: int) -> Path:
+    return run_dir / "logs" / f"rank-{rank}.log"
+
+
+def _tail(log: Path) -> list[str]:
+    if not log.is_file():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+    return ["", *(f"  {line}" for line in lines[-_TAIL_LINES:]), ""] if lines else []

@@ -1,0 +1,97 @@
+"""What two runs must share for the ratio of their speeds to mean something."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from launcher.base.registry import GROUPS, plugins
+from launcher.contract.config import Recompute
+from launcher.contract.plan import Plan
+from launcher.typed.read import plain
+
+DISTRIBUTION = "trireme-launcher"
+_ENVIRONMENT = ("python", "torch", "cpu_model", "num_cores")
+
+
+def fingerprint(plan: Plan, facts: Mapping[str, Any]) -> str:
+    """A hash of the work, the device, the code and the environment; not of how the work is spread."""
+    return _sha256(json.dumps(identity(plan, facts), sort_keys=True))
+
+
+def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What `fingerprint` hashes, by name."""
+    config = plan.config
+    data = plain(config.data)
+    del data["cache_dir"]
+    device = plain(config.device)
+    del device["measured_in"]
+    return {
+        "model": plain(config.model),
+        "data": data,
+        "batch": {
+            "global_size": plan.batch.global_size,
+            "micro_size": plan.batch.micro_size,
+            "seq_length": plan.batch.seq_length,
+        },
+        "optim": plain(config.optim),
+        "precision": plain(config.precision),
+        "fusion": plain(config.fusion),
+        "recompute": common_recompute(plan),
+        "train": plain(config.train),
+        "seed": config.seed,
+        "device": device,
+        "code": code_sha256(plan),
+        "environment": {name: facts.get(name) for name in _ENVIRONMENT},
+    }
+
+
+def common_recompute(plan: Plan) -> Recompute:
+    """What every stage computes again, and so one device that holds them all."""
+    order: tuple[Recompute, ...] = ("none", "selective", "full")
+    return min((stage.recompute for stage in plan.stages), key=order.index)
+
+
+def code_sha256(plan: Plan) -> str:
+    """A hash of every source file of this program and of the user's own model and data."""
+    digest = hashlib.sha256()
+    for root, path in _sources(plan):
+        digest.update(f"{path.relative_to(root)}\0{_sha256(path.read_bytes())}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(plan: Plan) -> Iterator[tuple[Path, Path]]:
+    """(root, file) of every source file, in a fixed order."""
+    for package in map(package_folder, own_packages()):
+        yield from ((package, path) for path in sorted(package.rglob("*.py")))
+    targets = (plan.config.model.target, plan.config.data.target)
+    for name in sorted({_top_package(target) for target in targets if target}):
+        for root in map(Path, plan.source_roots):
+            files = [root / f"{name}.py", *sorted((root / name).rglob("*.py"))]
+            yield from ((root, path) for path in files if path.is_file())
+
+
+def own_packages() -> list[str]:
+    """The package of this program, and those of the plugins that come with it."""
+    records = [record for group in GROUPS for record in plugins(group).values()]
+    return sorted({"launcher", *(_top_package(r.target) for r in records if r.distribution == DISTRIBUTION)})
+
+
+def package_folder(name: str) -> Path:
+    """Where a package's files are; it is not imported."""
+    spec = find_spec(name)
+    assert spec is not None, f"{name} is registered by {DISTRIBUTION} and not installed"
+    assert spec.origin is not None, f"{name} has no __init__.py"
+    return Path(spec.origin).parent
+
+
+def _top_package(target: str) -> str:
+    return target.partition(":")[0].partition(".")[0]
+
+
+def _sha256(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()

@@ -1,0 +1,139 @@
+"""A copy of the code in the run directory, so that a job that waits runs what was submitted.
+
+RUN/source/lib      this program with its plugins, its settings and its entry points
+RUN/source/roots/N  the folders that a user's own model and data are imported from
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from importlib import metadata
+from pathlib import Path
+
+from launcher.base import resources
+from launcher.base.errors import JobError
+from launcher.base.units import format_bytes
+from launcher.contract.plan import Plan
+from launcher.runs.facts import git
+from launcher.runs.fingerprint import DISTRIBUTION, own_packages, package_folder
+from launcher.runs.store import move_aside
+
+CODE = "source/lib"
+_ROOTS = "source/roots"
+_MAX_BYTES = 100_000_000
+"""More than this in one folder is data, not code."""
+_METADATA = ("METADATA", "entry_points.txt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """A folder whose files are copied."""
+
+    source: Path
+    target: Path
+    is_ours: bool
+    """A package of this program: outside of git all of it is copied, of other folders only Python files."""
+
+
+def frozen_plan(plan: Plan, run_dir: Path) -> Plan:
+    """The plan whose ranks import the user's modules from the copies in the run directory."""
+    roots = tuple(str(run_dir / _ROOTS / str(number)) for number in range(len(plan.source_roots)))
+    return replace(plan, source_roots=roots)
+
+
+def freeze(source_roots: Sequence[str], run_dir: Path, untracked: Sequence[str] = ()) -> tuple[str, ...]:
+    """Copies the code into the run directory; its files are read-only. Returns the untracked ones.
+
+    Of a git work tree the tracked files are copied as they are now, and of those that git neither
+    tracks nor ignores the Python files and what matches a pattern of ``untracked``.
+
+    Raises:
+        JobError: when a folder holds more than code, or a pattern matches nothing.
+    """
+    if (run_dir / "source").exists():
+        move_aside(run_dir / "source")
+    trees = [*_own_trees(run_dir / CODE), *_user_trees(source_roots, run_dir)]
+    copied: dict[str, None] = {}
+    for tree in trees:
+        tracked, others = _files(tree, untracked)
+        _copy(tree, [*tracked, *others])
+        copied |= dict.fromkeys(str(tree.source / path) for path in others)
+    for pattern in untracked:
+        if not any(fnmatch(path, f"*/{pattern}") for path in copied):
+            raise JobError(
+                f"--untracked {pattern}: no untracked file in {', '.join(source_roots) or 'the code'}"
+            )
+    _copy_metadata(run_dir / CODE)
+    return tuple(copied)
+
+
+def _own_trees(code: Path) -> Iterator[Tree]:
+    for name in own_packages():
+        yield Tree(source=package_folder(name), target=code / name, is_ours=True)
+    conf = resources.folder("conf")
+    if not conf.is_relative_to(package_folder("launcher")):
+        yield Tree(source=conf, target=code / "conf", is_ours=True)
+
+
+def _user_trees(roots: Sequence[str], run_dir: Path) -> Iterator[Tree]:
+    for number, root in enumerate(roots):
+        yield Tree(source=Path(root), target=run_dir / _ROOTS / str(number), is_ours=False)
+
+
+def _files(tree: Tree, patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The tracked and the untracked files to copy, relative to the folder."""
+    tracked = _listed(tree.source, "--cached")
+    if not tracked:  # not a work tree, or an ignored part of one, as a virtual environment is
+        return sorted(_outside_git(tree)), []
+    others = [
+        path
+        for path in _listed(tree.source, "--others", "--exclude-standard")
+        if path.suffix == ".py" or any(fnmatch(str(path), pattern) for pattern in patterns)
+    ]
+    return tracked, others
+
+
+def _listed(folder: Path, *flags: str) -> list[Path]:
+    listed = git(str(folder), ("ls-files", "-z", *flags)) or ""
+    paths = [Path(name) for name in sorted(set(filter(None, listed.split("\0"))))]
+    return [path for path in paths if (folder / path).is_file() or (folder / path).is_symlink()]
+
+
+def _outside_git(tree: Tree) -> Iterator[Path]:
+    for path in tree.source.rglob("*" if tree.is_ours else "*.py"):
+        inner = path.relative_to(tree.source)
+        is_hidden = any(
+            part.startswith(".") or part in ("__pycache__", "site-packages") for part in inner.parts
+        )
+        if path.is_file() and not is_hidden:
+            yield inner
+
+
+def _copy(tree: Tree, paths: Iterable[Path]) -> None:
+    num_bytes = 0
+    tree.target.mkdir(parents=True)
+    for path in paths:
+        source, target = tree.source / path, tree.target / path
+        num_bytes += source.lstat().st_size
+        if num_bytes > _MAX_BYTES:
+            raise JobError(
+                f"{tree.source} holds more than {format_bytes(_MAX_BYTES)} of files, which is not code. "
+                "Keep data out of git, or start from a folder that holds only code."
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target, follow_symlinks=False)
+        if not target.is_symlink():
+            target.chmod(source.stat().st_mode & 0o555 | 0o400)
+
+
+def _copy_metadata(code: Path) -> None:
+    """The entry points, so that plugins are found even when the installed ones have changed."""
+    distribution = metadata.distribution(DISTRIBUTION)
+    folder = code / f"{DISTRIBUTION.replace('-', '_')}-{distribution.version}.dist-info"
+    folder.mkdir()
+    for name in _METADATA:
+        (folder / name).write_text(distribution.read_text(name) or "", encoding="utf-8")
+        (folder / name).chmod(0o444)

@@ -1,0 +1,70 @@
+"""How a run stands, whoever has it: a scheduler, or the process that follows it on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from launcher.base import registry
+from launcher.contract.executor import Executor, KnowsQueue
+from launcher.contract.job import JobHandle, JobState
+from launcher.runs.hang import with_hang
+from launcher.runs.store import ACTIVE, RunDirectory, follower, is_alive, read_json
+
+
+def save_handle(directory: RunDirectory, executor: str, handle: JobHandle) -> None:
+    """Notes which job a run is, for whoever asks later."""
+    directory.write(directory.handle.name, json.dumps({"executor": executor, "id": handle.id}) + "\n")
+
+
+def load_handle(directory: RunDirectory) -> tuple[Executor, JobHandle] | None:
+    """The job of a run and the executor that has it; None for a run that no scheduler has.
+
+    Raises:
+        PluginError: when the executor is not installed here.
+    """
+    saved = read_json(directory.handle)
+    if not saved:
+        return None
+    executor: Executor = registry.load("launcher.executors", saved["executor"])
+    return executor, JobHandle(id=saved["id"], run_dir=str(directory.path))
+
+
+def standing(directory: RunDirectory) -> JobState:
+    """How a run stands now; as `standings`."""
+    return standings([directory])[0]
+
+
+def standings(directories: Sequence[RunDirectory]) -> list[JobState]:
+    """How runs stand now. What a scheduler says is noted in the run directories.
+
+    A scheduler is asked only about runs that have not ended as far as is known, and about all of them
+    at once where it can be.
+
+    Raises:
+        JobError: when a scheduler gives no answer.
+    """
+    states = [directory.state() for directory in directories]
+    asked: dict[str, list[tuple[int, JobHandle]]] = {}
+    for place, directory in enumerate(directories):
+        if read_json(directory.status_file).get("phase") not in ACTIVE:
+            continue
+        if handle := read_json(directory.handle):
+            job = JobHandle(id=handle["id"], run_dir=str(directory.path))
+            asked.setdefault(handle["executor"], []).append((place, job))
+        elif (pid := follower(directory)) is not None and not is_alive(pid):
+            states[place] = JobState(phase="failed", reason="the launcher that followed it is gone")
+    for name, jobs in asked.items():
+        answers = _ask(registry.load("launcher.executors", name), [job for _, job in jobs])
+        for (place, _), answer in zip(jobs, answers, strict=True):
+            state = with_hang(answer, directories[place].path)
+            if state != states[place]:
+                directories[place].write_state(state)
+            states[place] = state
+    return states
+
+
+def _ask(executor: Executor, jobs: Sequence[JobHandle]) -> list[JobState]:
+    if isinstance(executor, KnowsQueue):
+        return executor.states(jobs)
+    return [executor.state(job) for job in jobs]

@@ -1,0 +1,138 @@
+"""Whether an interrupted run can go on, and its directory made ready for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.base.errors import ConfigError, Fault, JobError
+from launcher.base.units import counted
+from launcher.contract.config import RunConfig
+from launcher.runs.store import RunDirectory, absolute, check_idle, move_aside, read_json, saved_steps
+
+_ATTEMPT = ("logs", "exit")
+"""What belongs to one start of the ranks; moved aside when a run is resumed."""
+_TRAINING = (
+    "seed",
+    "model",
+    "data",
+    "batch.global_size",
+    "batch.seq_length",
+    "optim",
+    "train",
+    "precision",
+    "architecture",
+)
+"""The settings that say what is computed. The rest is where, how and over how many devices: a checkpoint
+carries no layout, so all of that may change."""
+_FREE = (
+    "data.cache_dir",
+    "data.prefetch_batches",
+    "train.checkpoint_interval",
+    "train.keep_checkpoints",
+    "train.async_checkpoint",
+)
+"""Settings among those that change nothing that is computed."""
+
+
+def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
+    """The directory of an interrupted run, ready for its ranks to be started again.
+
+    Raises:
+        ConfigError: when there is none, or it was planned otherwise.
+        JobError: when the run is still going, has finished, or has no checkpoint.
+    """
+    directory = RunDirectory(absolute(run.dir or ""))
+    old = _old_plan(directory, run.dir)
+    check_idle(directory)
+    new = json.loads(plan_text)
+    changed = changed_settings(old["config"], new["config"])
+    if old.get("exact") and new.get("exact"):  # both compute what one device computes
+        changed = [setting for setting in changed if not setting.startswith("architecture.")]
+    if changed:
+        fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
+        raise ConfigError([Fault("run.dir", run.dir, "this run is another training", fix)])
+    _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
+    # Records of other ranks cannot be continued.
+    is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
+    begin_attempt(directory, *(() if is_same_layout else ("metrics",)))
+    return directory
+
+
+def begin_attempt(directory: RunDirectory, *others: str) -> None:
+    """Moves aside what the start before has left in its folders, and in ``others``."""
+    for name in (*_ATTEMPT, *others):
+        folder = directory.path / name
+        if folder.is_dir():
+            move_aside(folder)
+        folder.mkdir()
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What two configurations compute differently: each setting with its old and its new value.
+
+    >>> changed_settings({"seed": 1, "parallel": {"tp": 1}}, {"seed": 2, "parallel": {"tp": 2}})
+    ['seed (1 -> 2)']
+    """
+    return [
+        f"{path} ({_text(before)} -> {_text(after)})"
+        for setting in _TRAINING
+        for path, before, after in _differences(_at(old, setting), _at(new, setting), setting)
+    ]
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if path in _FREE or old == new:
+        return
+    groups = [value for value in (old, new) if value is not None]
+    if all(isinstance(group, Mapping) for group in groups):
+        old, new = old or {}, new or {}
+        for key in dict.fromkeys((*old, *new)):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    else:
+        yield path, old, new
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
+    """The plan that the run was started with."""
+    if not os.path.isfile(directory.plan):
+        fix = "Give run.dir the directory of an earlier run, or leave out --resume."
+        rule = "holds no plan.json, so there is nothing to resume"
+        raise ConfigError([Fault("run.dir", given, rule, fix)])
+    plan = read_json(directory.plan)
+    try:
+        int(plan["config"]["train"]["num_steps"])
+    except (KeyError, TypeError, ValueError):
+        rule = "its plan.json is damaged, so nobody knows what to go on with"
+        fix = "Start anew with --overwrite, or with another run.dir."
+        raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
+    return plan
+
+
+def _check_unfinished(directory: RunDirectory, num_steps: int, given: str) -> None:
+    """Refuses a run with nothing left to train: a start without a step would hide what was measured."""
+    saved = saved_steps(directory.path)
+    has_finished = read_json(directory.status_file).get("phase") == "succeeded"
+    if has_finished or max(saved, default=0) >= num_steps:
+        steps = f"{num_steps} of {counted(num_steps, 'step')}"
+        raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")
+    if not saved:
+        raise JobError(
+            f"{given} has no checkpoint to resume from. "
+            "Set train.checkpoint_interval and start anew with --overwrite."
+        )

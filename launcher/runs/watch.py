@@ -1,0 +1,154 @@
+"""Follows a job from its start to its end, and ends it when this process is told to stop.
+
+Ranks that save are told first, and waited for: a second request, or the end of ``JobScript.save_wait_s``,
+ends them as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from launcher.base.units import format_duration
+from launcher.contract.executor import Executor, TellsRanks
+from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.runs.failure import rank_failures
+from launcher.runs.hang import all_have_begun, find_hang, with_hang
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_AT_ONCE = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end the ranks without a save when they come after another one."""
+_REPEAT_S = 0.5
+"""Time in which a signal that comes again is still the same request: terminals and wrappers send it twice."""
+_INTERVAL_S = 0.1
+
+
+class StopRequest:
+    """Whether this process was told to stop.
+
+    A flag, not an exception: an exception could arise between the start of a job and the moment
+    when somebody knows that it has to be ended.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.at_once: signal.Signals | None = None
+        """A later signal, by which nothing is waited for any more."""
+        self._received_at = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """The shell's exit code of a process ended by the signal."""
+        assert self.signal is not None, "nobody asked to stop"
+        return 128 + self.signal
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: keeps the first signal, and the first after it that is in a hurry."""
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._received_at = signal.Signals(number), now
+        elif number in _AT_ONCE and now - self._received_at > _REPEAT_S:
+            self.at_once = self.at_once or signal.Signals(number)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Takes Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop, while it is open."""
+    request = StopRequest()
+    before = {number: signal.signal(number, request.receive) for number in _SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def follow(executor: Executor, script: JobScript, stop: StopRequest, on_tick: Callable[[], None]) -> JobState:
+    """Starts a job and returns how it ended; whatever happens, none of its ranks is left.
+
+    ``on_tick`` is called about ten times a second, and once after the end. When whoever reads our output
+    is gone, that is a request to stop.
+    """
+    handle = executor.submit(script)
+    try:
+        while (state := executor.state(handle)).phase in ("pending", "running"):
+            if stop.signal is not None:
+                return _stopped(executor, handle, script, stop, on_tick)
+            try:
+                on_tick()
+            except BrokenPipeError:
+                stop.receive(signal.SIGPIPE, None)
+            time.sleep(_INTERVAL_S)
+        on_tick()
+        return with_hang(state, Path(script.run_dir))
+    finally:
+        executor.cancel(handle)
+
+
+def _stopped(
+    executor: Executor,
+    handle: JobHandle,
+    script: JobScript,
+    stop: StopRequest,
+    on_tick: Callable[[], None],
+) -> JobState:
+    """How a job ends that is told to: its ranks save first, where they do and may. What is left of it is
+    for the caller to end."""
+    assert stop.signal is not None, "nobody asked to stop"
+    _drop_lost_output()
+    ended = JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
+    if not script.save_wait_s or not isinstance(executor, TellsRanks):
+        return ended
+    executor.tell_to_end(handle)
+    told_at, most_s = time.monotonic(), format_duration(script.save_wait_s)
+    is_said = False
+    while (state := executor.state(handle)).phase in ("pending", "running"):
+        waited_s = time.monotonic() - told_at
+        if waited_s > _REPEAT_S and not is_said:
+            is_said = True
+            _tell(
+                f"\nstopped by {ended.reason}: the ranks end their step and save; waits for it at most "
+                f"{most_s} (executor.save_wait_s). Ctrl-C again ends them at once."
+            )
+        unsaved = f"a second signal, {stop.at_once.name}" if stop.at_once else ""
+        if waited_s > script.save_wait_s:
+            unsaved = f"the end of executor.save_wait_s = {most_s}"
+        if unsaved:
+            return JobState(
+                phase="cancelled",
+                exit_code=stop.exit_code,
+                reason=f"{ended.reason} and, before the ranks had ended, {unsaved}",
+            )
+        _drop_lost_output()
+        with suppress(OSError):
+            on_tick()
+        time.sleep(_INTERVAL_S)
+    _drop_lost_output()
+    run_dir = Path(script.run_dir)
+    if state.phase == "failed" and all_have_begun(run_dir) and (rank_failures(run_dir) or find_hang(run_dir)):
+        return with_hang(state, run_dir)
+    return ended
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _drop_lost_output() -> None:
+    """Sends nowhere what would be an error: a closed terminal, or a reader that was told to stop, too."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if poll.poll(0):  # an error or a hang-up: nothing else was asked for
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)

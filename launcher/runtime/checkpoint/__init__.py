@@ -1,0 +1,1 @@
+"""Training state on disk, by global position, for any layout."""

@@ -1,0 +1,120 @@
+"""Writes a run's newest checkpoint as a Hugging Face model.
+
+`python -m launcher.runtime.checkpoint.export RUN FOLDER`
+
+One file after the other is filled, read from whatever shards the checkpoint has: the process holds as
+much as one file, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from launcher.base.errors import LauncherError
+from launcher.base.units import counted
+from launcher.contract.data_files import CONFIG, INDEX, WEIGHTS
+from launcher.contract.plan import Plan
+from launcher.runtime.api import DTYPES, FragmentReader
+from launcher.runtime.checkpoint import store as checkpoint
+from launcher.runtime.checkpoint.fragments import state_name
+from launcher.runtime.model.hugging_face import Stored, config_of, stored_tensors
+
+_FILE_BYTES = 5_000_000_000
+"""Size at which the next file begins, as Hugging Face's own tools have it."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exports one run. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="A checkpoint as a Hugging Face model")
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("folder", type=Path, help="folder to write, which must be new")
+    arguments = parser.parse_args(argv)
+    try:
+        step, num_files = export(arguments.run, arguments.folder)
+    except (LauncherError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{arguments.folder}: the model after {step} steps, in {counted(num_files, 'file')} of weights")
+    return 0
+
+
+def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int, int]:
+    """Writes the folder; returns the checkpoint's step and the number of files of weights.
+
+    Raises:
+        JobError: when the run has no whole checkpoint, or its model no place in the format.
+        OSError: when the folder is there already, or cannot be written.
+    """
+    plan = Plan.from_json((run / "plan.json").read_text(encoding="utf-8"))
+    model, seq_length = plan.config.model, plan.batch.seq_length
+    dtype = DTYPES[plan.config.precision.compute]
+    tensors = stored_tensors(model, seq_length)
+    root = run / "checkpoints"
+    step, skipped = checkpoint.newest(root)
+    for sentence in skipped:
+        print(sentence, file=sys.stderr)
+    read = checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read
+    folder.mkdir(parents=True)
+    config = config_of(model, seq_length, str(dtype).removeprefix("torch."))
+    _write_json(folder / CONFIG, config)
+    files = list(_files(tensors, dtype, file_bytes))
+    names = _file_names(len(files))
+    for name, content in zip(names, files, strict=True):
+        weights = {tensor.name: whole(tensor, read).to(dtype) for tensor in content}
+        save_file(weights, folder / name, metadata={"format": "pt"})
+        shutil.copymode(folder / CONFIG, folder / name)  # the library lets nobody else read what it writes
+    if len(files) > 1:
+        total = sum(_num_bytes(tensor, dtype) for tensor in tensors)
+        where = {tensor.name: name for name, content in zip(names, files, strict=True) for tensor in content}
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+    return step, len(files)
+
+
+def whole(tensor: Stored, read: FragmentReader) -> Tensor:
+    """A tensor of the file, from ours."""
+    parts = [read(state_name("weight", name), (0,) * len(shape), shape) for name, shape in tensor.parts]
+    joined = torch.cat(parts)
+    return joined.T.contiguous() if tensor.is_transposed else joined
+
+
+def _files(tensors: Sequence[Stored], dtype: torch.dtype, file_bytes: int) -> Iterator[list[Stored]]:
+    """The tensors by file, each file as large as it may be."""
+    content: list[Stored] = []
+    size = 0
+    for tensor in tensors:
+        num_bytes = _num_bytes(tensor, dtype)
+        if content and size + num_bytes > file_bytes:
+            yield content
+            content, size = [], 0
+        content.append(tensor)
+        size += num_bytes
+    yield content
+
+
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return [WEIGHTS]
+    stem, _, ending = WEIGHTS.partition(".")
+    return [f"{stem}-{number:05d}-of-{count:05d}.{ending}" for number in range(1, count + 1)]
+
+
+def _num_bytes(tensor: Stored, dtype: torch.dtype) -> int:
+    return prod(tensor.shape) * dtype.itemsize
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The part of a checkpoint that one rank writes: brought to the disk, read back, and only then announced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from launcher.base.errors import JobError
+from launcher.runtime.api import GlobalFragment
+
+VERSION = 1
+"""Of the index."""
+FAILED = ".failed"
+"""Ending of the file in which a rank says why its shard is not there."""
+
+
+def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> int:
+    """Writes the pieces that one rank owns; returns their bytes. The index comes last: where it is, the
+    shard is on the disk as it should be.
+
+    Raises:
+        OSError: when it cannot be written.
+        JobError: when something else is read back from the disk than was written.
+    """
+    keys = [f"{number}:{fragment.slice.name}" for number, fragment in enumerate(fragments)]
+    tensors = {
+        key: piece.tensor.detach().cpu().contiguous() for key, piece in zip(keys, fragments, strict=True)
+    }
+    shard = folder / f"shard-{rank:05d}.safetensors"
+    save_file(tensors, shard)
+    bring_to_disk(shard)
+    _check_written(shard, tensors)
+    pieces = [
+        {
+            "key": key,
+            "name": piece.slice.name,
+            "global_shape": piece.slice.shape,
+            "offset": piece.slice.offset,
+            "shape": list(piece.tensor.shape),
+        }
+        for key, piece in zip(keys, fragments, strict=True)
+    ]
+    _write_whole(
+        shard.with_suffix(".json"), {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}
+    )
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def leave_failure(folder: Path, rank: int, error: BaseException) -> None:
+    """Tells the rank that waits for all shards that this one does not come, and why."""
+    with suppress(OSError):
+        (folder / f"shard-{rank:05d}{FAILED}").write_text(str(error), encoding="utf-8")
+
+
+def _check_written(shard: Path, tensors: dict[str, Tensor]) -> None:
+    """Compares what is on the disk with what was to be written."""
+    _forget_cached(shard)
+    with safe_open(shard, framework="pt") as stored:
+        for key, tensor in tensors.items():
+            found = stored.get_tensor(key)
+            if found.dtype != tensor.dtype or not torch.equal(_bytes(found), _bytes(tensor)):
+                raise JobError(f"{shard} is damaged: {key} is read back from the disk as something else")
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Bit by bit: a weight that is no number is equal to itself, too."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _forget_cached(path: Path) -> None:
+    """Has the next read of a file come from the disk, where the system can be asked for that."""
+    if hasattr(os, "posix_fadvise"):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def _write_whole(path: Path, content: dict[str, Any]) -> None:
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(content), encoding="utf-8")
+    bring_to_disk(unfinished)
+    unfinished.replace(path)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def bring_to_disk(path: Path) -> None:
+    """Waits until a file or a folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

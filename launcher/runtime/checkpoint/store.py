@@ -1,0 +1,221 @@
+"""Checkpoints that outlive any layout: safetensors shards, every piece under its global name.
+
+    checkpoints/step-00000040/
+      shard-00000.safetensors    the pieces one rank owns
+      shard-00000.json           for each piece: global name and shape, its offset and shape; checksum
+      complete.json              step and number of shards; written last
+
+A directory is written under a temporary name, brought to the disk, read back, and renamed when it is
+complete, so a crash while saving never harms an earlier checkpoint. Reading a box of a global tensor
+takes what it needs from whatever shards overlap it. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from launcher.base.errors import JobError
+from launcher.runtime.checkpoint.shard import FAILED, VERSION, bring_to_disk, sha256_of
+
+_MARKER, _FOLDERS = "complete.json", "step-????????"
+_UNFINISHED, _REPLACED = ".unfinished", ".replaced"
+_LOOK_INTERVAL_S = 0.02
+
+
+def unfinished_folder(root: Path, step: int) -> Path:
+    """Where the shards of a step are written, empty. One rank makes it before any rank saves."""
+    for left in (*root.glob(f"*{_UNFINISHED}"), *root.glob(f"*{_REPLACED}")):  # by a save that was cut
+        shutil.rmtree(left)
+    folder = unfinished_name(root, step)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def unfinished_name(root: Path, step: int) -> Path:
+    """The path of `unfinished_folder`."""
+    final = folder_of(root, step)
+    return final.with_name(final.name + _UNFINISHED)
+
+
+def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> None:
+    """Makes a checkpoint of the unfinished folder, once every rank has saved its shard there.
+
+    Raises:
+        JobError: when a rank could not save its shard, or one is missing after ``timeout_s``.
+    """
+    unfinished, final = unfinished_name(root, step), folder_of(root, step)
+    deadline = time.monotonic() + timeout_s
+    while (found := len(list(unfinished.glob("shard-*.json")))) != num_shards:
+        if failed := sorted(unfinished.glob(f"shard-*{FAILED}")):
+            raise JobError(f"{failed[0].stem} was not written: {failed[0].read_text(encoding='utf-8')}")
+        if time.monotonic() >= deadline:
+            raise JobError(
+                f"{unfinished} has {found} of {num_shards} shards; is the run directory shared by all nodes?"
+            )
+        time.sleep(_LOOK_INTERVAL_S)
+    marker = {"version": VERSION, "step": step, "num_shards": num_shards}
+    (unfinished / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
+    bring_to_disk(unfinished / _MARKER)
+    bring_to_disk(unfinished)
+    replaced = final.with_name(final.name + _REPLACED)
+    if final.exists():  # the same step, saved again after a resume from an earlier one
+        final.rename(replaced)
+    unfinished.rename(final)
+    bring_to_disk(root)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """The checkpoint folder of a step."""
+    return root / f"step-{step:08d}"
+
+
+def prune(root: Path, step: int, keep: int) -> None:
+    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest good one.
+
+    What claims to be newer is left alone: it is from before a resume, and may be damaged.
+    """
+    known = [path for path in sorted(root.glob(_FOLDERS)) if path <= folder_of(root, step)]
+    for old in known[:-keep]:
+        shutil.rmtree(old)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Where a part of a global tensor is stored."""
+
+    shard: Path
+    key: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """A complete checkpoint, opened for reading any box of any global tensor.
+
+    A shard's checksum is verified before the first read from it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the indices.
+
+        Raises:
+            JobError: when a shard is missing.
+        """
+        marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
+        if marker["version"] != VERSION:
+            raise JobError(f"{folder} has version {marker['version']}, this launcher reads {VERSION}")
+        self.step: int = marker["step"]
+        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        self._unverified: dict[Path, str] = {}
+        indices = sorted(folder.glob("shard-*.json"))
+        if len(indices) != marker["num_shards"]:
+            raise JobError(f"{folder} has {len(indices)} of {marker['num_shards']} shards")
+        for path in indices:
+            self._add(path)
+
+    def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """The box of ``shape`` that begins at ``offset`` in the global tensor ``name``.
+
+        Raises:
+            JobError: when the stored pieces do not cover it, or a shard is not what was written.
+        """
+        box: Tensor | None = None
+        num_filled = 0
+        for piece in self._pieces.get(name, ()):
+            overlap = _overlap(offset, shape, piece.offset, piece.shape)
+            if overlap is None:
+                continue
+            self._verify(piece.shard)
+            with safe_open(piece.shard, framework="pt") as shard:
+                stored = shard.get_slice(piece.key)
+                source = tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, piece.offset, strict=True))
+                part: Tensor = stored[source] if source else shard.get_tensor(piece.key)
+            if box is None:
+                box = torch.empty(tuple(shape), dtype=part.dtype)
+            box[tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, offset, strict=True))] = part
+            num_filled += part.numel()
+        if box is None or num_filled != box.numel():
+            raise JobError(
+                f"the checkpoint does not hold all of {name} at {tuple(offset)} size {tuple(shape)}"
+            )
+        return box
+
+    def verify(self) -> None:
+        """Checks every shard.
+
+        Raises:
+            JobError: when one is not what was written.
+        """
+        for shard in list(self._unverified):
+            self._verify(shard)
+
+    def _verify(self, shard: Path) -> None:
+        expected = self._unverified.pop(shard, None)
+        if expected is None:
+            return
+        if not shard.exists() or sha256_of(shard) != expected:
+            raise JobError(f"{shard} is missing or damaged: its SHA-256 is not the recorded one")
+        try:
+            with safe_open(shard, framework="pt"):
+                pass
+        except SafetensorError as error:  # what is no such file is not tried as anything else
+            raise JobError(f"{shard} is no safetensors file: {error}") from None
+
+    def _add(self, index_path: Path) -> None:
+        index = json.loads(index_path.read_text(encoding="utf-8"))
+        shard = index_path.with_suffix(".safetensors")
+        self._unverified[shard] = index["sha256"]
+        for piece in index["pieces"]:
+            self._pieces[piece["name"]].append(
+                Piece(
+                    shard=shard,
+                    key=piece["key"],
+                    offset=tuple(piece["offset"]),
+                    shape=tuple(piece["shape"]),
+                )
+            )
+
+
+def newest(root: Path) -> tuple[int, list[str]]:
+    """Step of the newest checkpoint that is whole, and a sentence for each newer one that is not.
+
+    Raises:
+        JobError: when there is none.
+    """
+    skipped: list[str] = []
+    for folder in sorted(root.glob(_FOLDERS), reverse=True):
+        try:
+            found = Checkpoint(folder)
+            found.verify()
+            return found.step, skipped
+        except (JobError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            skipped.append(f"{folder.name} was skipped: {error}")
+    if skipped:
+        raise JobError(
+            "\n".join([f"no checkpoint in {root} is whole; start anew with --overwrite", *skipped])
+        )
+    raise JobError(f"no good checkpoint in {root}; set train.checkpoint_interval and run anew")
+
+
+def _overlap(
+    offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """Begin and end of the common box in each dim, or None where there is none."""
+    spans = []
+    for begin, size, other, other_size in zip(offset, shape, other_offset, other_shape, strict=True):
+        low, high = max(begin, other), min(begin + size, other + other_size)
+        if low >= high:
+            return None
+        spans.append((low, high))
+    return spans

@@ -1,0 +1,1 @@
+"""Samples, tokens and the microbatches made of them."""

@@ -1,0 +1,76 @@
+"""Turns text files into one memory-mapped token file, made once per node.
+
+The file is named after the paths, sizes and times of its sources, so a source that was changed has
+another one, and no start reads the whole text again. The first rank makes it while the others wait for
+its lock; it appears by a rename, so nobody ever sees half of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.base.errors import LauncherError
+from launcher.contract.data_files import find_files, num_bytes
+
+
+def open_tokens(source: str, cache: Path) -> NDArray[np.uint8]:
+    """The tokens of all files of ``source`` in the order of their paths, memory-mapped: one per byte.
+
+    Raises:
+        ConfigError: when the source has no file, or no text.
+        LauncherError: when the cache folder cannot be written.
+    """
+    files = find_files(source)
+    path = cache / _name(files)
+    try:
+        _make_once(files, path, num_bytes(files))
+    except OSError as error:
+        fix = "Set data.cache_dir to a folder you can write."
+        raise LauncherError(f"the token file {path} cannot be written: {error}. {fix}") from error
+    return np.memmap(path, dtype=np.uint8, mode="r")
+
+
+def _name(files: Sequence[Path]) -> str:
+    """Name of the token file of these sources."""
+    facts = [(os.path.abspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return f"bytes-{digest[:32]}.tokens"
+
+
+def _make_once(files: Sequence[Path], path: Path, size: int) -> None:
+    """Makes the token file unless it is there, whole; one process of this node at a time."""
+
+    def is_whole() -> bool:
+        return path.is_file() and path.stat().st_size == size
+
+    if is_whole():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_whole():
+            _write(files, path)
+
+
+def _write(files: Sequence[Path], path: Path) -> None:
+    """Joins the files under a name of its own, then renames."""
+    handle, unfinished = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            for source in files:
+                with source.open("rb") as file:
+                    shutil.copyfileobj(file, out)
+        os.chmod(unfinished, 0o644)  # others may share the cache
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise

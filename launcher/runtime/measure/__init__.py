@@ -1,0 +1,1 @@
+"""Clocks, memory and collectives, measured. Never a prediction."""

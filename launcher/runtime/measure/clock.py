@@ -1,0 +1,232 @@
+"""Where the time of a step goes: a clock that is always in exactly one section, and its record."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from launcher.contract.records import (
+    COLLECTIVE_KINDS,
+    COMPUTE,
+    OTHER,
+    EvalRecord,
+    Header,
+    LossRecord,
+    MemoryRecord,
+    StepRecord,
+    UpdateRecord,
+)
+from launcher.runtime.process.heartbeat import Heart
+from launcher.typed.read import plain
+
+Record = Header | StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
+
+
+class Clock:
+    """Attributes every nanosecond of a step to the innermost open section.
+
+    On CPU a mark is the host's monotonic clock. On CUDA it is an event recorded on the current
+    stream, so that a section is what the device did between its marks; no mark synchronises, the
+    events are read once at the end of the step.
+    """
+
+    def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
+        self.heart = heart
+        """Told of every change of section, of those that are not timed, too."""
+        self._doing = OTHER
+        self._cuda = device.type == "cuda"
+        self._stack: list[str] = []
+        self._marks: list[tuple[Any, str]] = []
+        self._events: list[torch.cuda.Event] = []
+        self._computes: list[int] = []
+        self._first_backward: int | None = None
+        self._start_ns = 0
+        self._sealed = False
+
+    def start(self) -> None:
+        """Begins the first step. Before it sections are ignored."""
+        self._stack, self._marks, self._computes, self._first_backward = [OTHER], [], [], None
+        self._start_ns = time.perf_counter_ns()
+        self.watch()
+        self._mark()
+
+    def watch(self) -> None:
+        """Tells that the start is over, so that the rank has to be heard from."""
+        if self.heart:
+            self.heart.watch()
+
+    def beat(self) -> None:
+        """Tells once more what the rank is at: it waits, and is well."""
+        self._tell(self._doing)
+
+    def section(self, kind: str, *, sealed: bool = False) -> _Section:
+        """Attributes the time inside to ``kind``, less what inner sections take.
+
+        ``sealed``: inner sections count as ``kind`` too (an evaluation is one thing, whatever it does).
+        """
+        return _Section(self, kind, sealed=sealed)
+
+    def action(self, *, is_backward: bool = False) -> _Section:
+        """A compute section that is also kept by itself (one F or B); of the backwards, when the first of
+        the step begins."""
+        if is_backward and self._first_backward is None:
+            self._first_backward = len(self._computes)
+        return _Section(self, COMPUTE, is_action=True)
+
+    def _open(self, kind: str, *, sealed: bool) -> int | None:
+        """Enters a section: its first mark; None outside a step, or inside a sealed section."""
+        if not self._stack or self._sealed:
+            return None
+        self._sealed = sealed
+        self._stack.append(kind)
+        self._mark()
+        return len(self._marks) - 1
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Tells what the rank is at inside, and times nothing."""
+        before = self._tell(what)
+        yield
+        self._tell(before)
+
+    def begin_step(self, step: int) -> None:
+        """Tells which step the rank is in."""
+        if self.heart:
+            self.heart.step = step
+        self._tell(OTHER)
+
+    def _tell(self, what: str) -> str:
+        """Returns what the rank was at before."""
+        before, self._doing = self._doing, what
+        if self.heart:
+            self.heart.beat(what)
+        return before
+
+    def _close(self, first: int, *, is_action: bool) -> None:
+        self._sealed = False
+        self._stack.pop()
+        self._mark()
+        if is_action:
+            self._computes += [first, len(self._marks) - 1]
+
+    def lap(self) -> dict[str, Any]:
+        """Ends a step and begins the next in the same moment, so that no time is lost between them.
+
+        Returns the time fields of the step's `StepRecord`.
+        """
+        self._mark()
+        start_ns, now_ns = self._start_ns, time.perf_counter_ns()
+        marks, computes, backward = self._marks, self._computes, self._first_backward
+        times = self._times_ns(marks)
+        self._start_ns = now_ns
+        self._marks, self._computes, self._first_backward = marks[-1:], [], None
+        if self._cuda:  # the last event begins the next step: it must not be recorded again
+            self._events[0], self._events[len(marks) - 1] = self._events[len(marks) - 1], self._events[0]
+        first_backward_ns = None if backward is None else times[computes[backward]] - times[0]
+        fields = _fields(marks, times, computes)
+        return {"start_ns": start_ns, "first_backward_ns": first_backward_ns, **fields}
+
+    def _mark(self) -> None:
+        if not self._cuda:
+            self._marks.append((time.perf_counter_ns(), self._stack[-1]))
+            return
+        if len(self._events) <= len(self._marks):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        event = self._events[len(self._marks)]
+        event.record()
+        self._marks.append((event, self._stack[-1]))
+
+    def _times_ns(self, marks: list[tuple[Any, str]]) -> list[int]:
+        if not self._cuda:
+            return [mark for mark, _ in marks]
+        first = marks[0][0]
+        marks[-1][0].synchronize()
+        return [round(first.elapsed_time(mark) * 1e6) for mark, _ in marks]
+
+
+def _fields(marks: list[tuple[Any, str]], times: list[int], computes: list[int]) -> dict[str, Any]:
+    """The time fields of a step whose section after ``marks[i]`` is ``marks[i][1]``."""
+    spans = [(kind, times[i + 1] - times[i]) for i, (_, kind) in enumerate(marks[:-1])]
+    kinds: dict[str, int] = defaultdict(int)
+    collectives: dict[str, list[int]] = defaultdict(list)
+    for kind, elapsed in spans:
+        kinds[kind] += elapsed
+        if kind in COLLECTIVE_KINDS:
+            collectives[kind].append(elapsed)
+    actions = zip(computes[::2], computes[1::2], strict=True)
+    return {
+        "duration_ns": times[-1] - times[0],
+        "kinds_ns": dict(kinds),
+        "collectives_ns": dict(collectives),
+        "compute_ns": [sum(t for kind, t in spans[first:last] if kind == COMPUTE) for first, last in actions],
+    }
+
+
+class _Section:
+    """One section of a clock. A class, not a generator: a pipeline enters two for every action."""
+
+    __slots__ = ("_before", "_clock", "_first", "_is_action", "_kind", "_sealed")
+
+    def __init__(self, clock: Clock, kind: str, *, sealed: bool = False, is_action: bool = False) -> None:
+        self._clock, self._kind, self._sealed, self._is_action = clock, kind, sealed, is_action
+
+    def __enter__(self) -> None:
+        self._before = self._clock._tell(self._kind)
+        self._first = self._clock._open(self._kind, sealed=self._sealed)
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._first is not None:
+            self._clock._close(self._first, is_action=self._is_action)
+        if error is None:  # else the rank was last heard from where it failed
+            self._clock._tell(self._before)
+
+
+class RecordWriter:
+    """Appends records to this rank's file, one whole line at a time."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        path = folder / f"rank-{header.rank:05d}.jsonl"
+        was_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
+        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        if was_cut:  # a rank that was killed left half a line: keep it apart from the new header
+            self._file.write("\n")
+        self.write(header)
+
+    def write(self, record: Record) -> None:
+        """Appends one record."""
+        self._file.write(json.dumps(plain(record), separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def device_name(device: torch.device) -> str:
+    """The product name of the device, by the driver or by the operating system."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def host_facts() -> dict[str, Any]:
+    """The header fields that describe the host."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "hostname": socket.gethostname(),
+        "num_threads": torch.get_num_threads(),
+        "num_cores": affinity,
+        "torch_version": torch.__version__,
+    }

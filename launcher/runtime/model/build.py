@@ -1,0 +1,175 @@
+"""Builds this rank's part of the model: one module for each of its stages, each slice and no more.
+
+A stage is called as ``stage(hidden, batch)``: the first stage takes its input from the batch and
+ignores ``hidden`` (None); the last one returns the sum of the microbatch's losses in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from launcher.contract.config import LaunchConfig
+from launcher.contract.plan import StagePlan
+from launcher.runtime.api import RankContext, slice_of, tag
+from launcher.runtime.data.microbatches import Microbatch
+from launcher.runtime.model.blocks import Block, Dropout, Norm, Rotary, Sizes, whole_parameter
+from launcher.runtime.model.compile import layer_calls
+from launcher.runtime.model.randomness import init_slice
+from launcher.runtime.model.user_model import build_custom_chunks
+
+Part = TypeVar("Part", bound=nn.Module)
+EMBEDDING = "embedding"
+"""Global name of the token table, also where the head is tied to it."""
+
+
+def build_chunks(ctx: RankContext) -> list[nn.Module]:
+    """The modules of this rank's stages, in chunk order, with their initial weights.
+
+    Two stages on one rank that are tied hold the very same parameter.
+    """
+    if ctx.config.model.family == "custom":
+        return build_custom_chunks(ctx)
+    sizes = Sizes.of(ctx.config.model, ctx.config.batch.seq_length)
+    has_prologue = any(stage.has_prologue for stage in ctx.plan.stages)
+    prologue = _finished(Prologue(ctx, sizes), ctx, sizes) if has_prologue else None
+    rotary = Rotary(ctx.config.model.rope_theta, sizes, ctx.device) if _is_rotary(ctx) else None
+    chunks: list[nn.Module] = []
+    for stage in ctx.plan.stages:
+        here, is_light = replace(ctx, layers=ctx.layers.of_stage(stage)), stage.recompute == "selective"
+        blocks = [
+            _finished(Block(here, index, sizes, rotary, recomputes_light=is_light), ctx, sizes)
+            for index in stage.layers
+        ]
+        epilogue = Epilogue(here, sizes, prologue) if stage.has_epilogue else None
+        if epilogue is not None:
+            _finished(epilogue, ctx, sizes, known=prologue)
+        chunks.append(Stage(ctx.config, stage, prologue if stage.has_prologue else None, blocks, epilogue))
+    return chunks
+
+
+class Stage(nn.Module):
+    """Consecutive layers, with the embedding in front of the first and the loss behind the last."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        stage: StagePlan,
+        prologue: nn.Module | None,
+        blocks: list[Block],
+        epilogue: nn.Module | None,
+    ) -> None:
+        super().__init__()
+        self.prologue = prologue
+        self.blocks = nn.ModuleList(blocks)
+        self.epilogue = epilogue
+        self.calls = layer_calls(blocks, config)
+        """What runs in place of each block while it trains; not a module, so its parameters count once."""
+        self.recomputes = stage.recompute == "full"
+
+    def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
+        """hidden [micro, seq(local), hidden] -> the same shape, or a scalar on the last stage."""
+        if self.prologue is not None:
+            hidden = self.prologue(batch)
+        assert hidden is not None, "only the first stage has no input"
+        for block, call in zip(self.blocks, self.calls, strict=True):
+            hidden = self._run(cast(Block, block), call, hidden, batch)
+        out: Tensor = hidden if self.epilogue is None else self.epilogue(hidden, batch)
+        return out
+
+    def _run(self, block: Block, call: Callable[..., Any], hidden: Tensor, batch: Microbatch) -> Tensor:
+        if not torch.is_grad_enabled():
+            return cast(Tensor, block(hidden, *block.rows(batch)))
+
+        def forward(hidden: Tensor) -> Tensor:
+            return cast(Tensor, call(hidden, *block.rows(batch)))
+
+        if not self.recomputes:
+            return forward(hidden)
+        # Dropout depends on positions only, so there is no generator state to bring back.
+        again = checkpoint(forward, hidden, use_reentrant=False, preserve_rng_state=False)
+        return cast(Tensor, again)
+
+
+class Prologue(nn.Module):
+    """Token embedding and, for gpt, learned positions."""
+
+    def __init__(self, ctx: RankContext, sizes: Sizes) -> None:
+        super().__init__()
+        self.embedding = ctx.layers.embedding(EMBEDDING, sizes.vocab, sizes.hidden)
+        self.slice = ctx.layers.positions(sizes.seq_length)
+        has_positions = not _is_rotary(ctx)
+        shape = (sizes.seq_length, sizes.hidden)
+        self.positions = whole_parameter(ctx, "positions.weight", *shape) if has_positions else None
+        self.dropout = Dropout(ctx, site=0)
+        if ctx.config.model.tied_embeddings:
+            _mark_tied(self.embedding, is_copy=False)
+
+    def forward(self, batch: Microbatch) -> Tensor:
+        """Tokens [micro, seq] -> [micro, seq(local), hidden]."""
+        hidden = self.embedding(batch.inputs)
+        if self.positions is not None:
+            hidden = hidden + self.positions[self.slice]
+        out: Tensor = self.dropout(hidden, self.dropout.rows(batch))
+        return out
+
+
+class Epilogue(nn.Module):
+    """Final norm, projection to the vocabulary and loss."""
+
+    def __init__(self, ctx: RankContext, sizes: Sizes, prologue: Prologue | None) -> None:
+        super().__init__()
+        is_tied = ctx.config.model.tied_embeddings
+        shared = prologue.embedding if is_tied and prologue is not None else None
+        self.norm = Norm(ctx, "norm", sizes.hidden)
+        self.head = ctx.layers.head(EMBEDDING if is_tied else "head", sizes.vocab, sizes.hidden, shared)
+        if is_tied and shared is None:
+            _mark_tied(self.head, is_copy=True)
+
+    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
+        """hidden [micro, seq(local), hidden] -> fp32 sum of the microbatch's token losses."""
+        loss: Tensor = self.head(self.norm(hidden), batch.targets)
+        return loss
+
+
+def _is_rotary(ctx: RankContext) -> bool:
+    return ctx.config.model.family == "llama"
+
+
+def _mark_tied(module: nn.Module, *, is_copy: bool) -> None:
+    for param in module.parameters():
+        tag(param, replace(slice_of(param), is_tied=True, is_tied_copy=is_copy))
+
+
+def _finished(part: Part, ctx: RankContext, sizes: Sizes, known: nn.Module | None = None) -> Part:
+    """The part with its initial weights, or with what the rank keeps of them.
+
+    ``known``: a finished part, some of whose parameters this one may share.
+    """
+    shared = set(known.parameters()) if known is not None else set()
+    _initialise(ctx, sizes, (param for param in part.parameters() if param not in shared))
+    if ctx.keep_own_part is not None:
+        ctx.keep_own_part(part)
+    return part
+
+
+def _initialise(ctx: RankContext, sizes: Sizes, params: Iterable[nn.Parameter]) -> None:
+    """Matrices normal, norm weights 1, biases 0.
+
+    What is added to the residual stream is scaled down by the root of the number of additions.
+    Source: Radford et al., GPT-2 (2019), section 2.3.
+    """
+    std = ctx.config.model.init_std
+    for param in params:
+        where = slice_of(param)
+        if param.dim() == 1:
+            nn.init.constant_(param, 0 if where.name.endswith(".bias") else 1)
+            continue
+        is_residual = where.name.endswith((".out.weight", ".down.weight"))
+        scale = (2 * sizes.num_layers) ** -0.5 if is_residual else 1.0
+        init_slice(param, where, seed=ctx.config.seed, std=std * scale)

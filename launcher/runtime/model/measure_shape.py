@@ -1,0 +1,171 @@
+"""Measures a user's own model: `python -m launcher.runtime.model.measure_shape < request.json > shape.json`.
+
+The request holds ``model``, ``batch`` and ``data``, as in the configuration. The answer is a
+`launcher.contract.plan.ModelShape`. Each layer runs once on the CPU with one sample. The planner starts
+this as a process of its own, so that it needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.registry import resolve
+from launcher.contract.config import BatchConfig, DataConfig, ModelConfig
+from launcher.contract.plan import LayerShape, ModelShape
+from launcher.runtime.model.split_backward import SplitBackward, can_split, split_with
+from launcher.runtime.model.user_model import load_custom
+from launcher.typed.read import Reading, plain, read
+
+T = TypeVar("T")
+
+
+def main() -> int:
+    """Answers one request. Returns the exit code."""
+    request = json.load(sys.stdin)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
+            model = _read(ModelConfig, request, "model")
+            sample = first_input(_read(DataConfig, request, "data"), _read(BatchConfig, request, "batch"))
+            shape = describe(model, sample)
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(plain(shape), allow_nan=False))
+    return 0
+
+
+def first_input(data: DataConfig, batch: BatchConfig) -> Tensor:
+    """The input of one sample, as a batch of one.
+
+    Raises:
+        ConfigError: when the user's dataset has none.
+    """
+    if data.target is None:
+        return torch.zeros(1, batch.seq_length, dtype=torch.int64)
+    try:
+        inputs: Tensor = resolve(data.target)(**data.options)[0][0]
+        return inputs[None]
+    except Exception as error:
+        rule = f"its first item could not be read: {type(error).__name__}: {error}"
+        raise ConfigError([Fault("data.target", data.target, rule)]) from error
+
+
+def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
+    """The shape of a user's model, measured with one sample [1, ...]."""
+    saved = _Saved()
+    shapes = []
+    for index, layer in enumerate(load_custom(model, seed=0).layers):
+        saved.enter(layer)
+        sample = sample.detach()
+        if sample.is_floating_point():
+            sample.requires_grad_()
+        before, split = saved.num_elements, SplitBackward(is_enabled=True)
+        split_with(layer, split)
+        with (
+            _refuse_hidden_state(model, index, layer),
+            FlopCounterMode(display=False) as counter,
+            saved.counting(),
+        ):
+            sample = layer(sample)
+        weight_flops = _weight_flops(layer, sample, split) if can_split(layer) else 0.0
+        num_parameters = sum(param.numel() for param in layer.parameters())
+        shapes.append(
+            LayerShape(
+                name=f"layers.{index}",
+                num_parameters=num_parameters,
+                num_replicated_parameters=num_parameters,
+                forward_flops=float(counter.get_total_flops()),
+                kept_elements=saved.num_elements - before,
+                kept_replicated_elements=0,
+                output_elements=sample.numel(),
+                output_shape=tuple(sample.shape[1:]),
+                weight_flops=weight_flops,
+            )
+        )
+    return ModelShape(
+        family="custom", layers=tuple(shapes), prologue=None, epilogue=None, num_tied_parameters=0
+    )
+
+
+def _weight_flops(layer: nn.Module, output: Tensor, split: SplitBackward) -> float:
+    """Operations of what the layer's backward puts off."""
+    with split.collecting() as products:
+        output.sum().backward()  # type: ignore[no-untyped-call]
+    with FlopCounterMode(display=False) as counter:
+        for product in products:
+            product.compute()
+    layer.zero_grad()
+    return float(counter.get_total_flops())
+
+
+@contextlib.contextmanager
+def _refuse_hidden_state(model: ModelConfig, index: int, layer: nn.Module) -> Iterator[None]:
+    """Refuses a layer whose forward draws random numbers or changes its buffers: every rank would draw
+    and count for itself, and the result would depend on the layout.
+
+    Raises:
+        ConfigError: naming the layer.
+    """
+    layer.train()
+    generator = torch.get_rng_state()
+    buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    yield
+    changed = [name for name, buffer in layer.named_buffers() if not torch.equal(buffer, buffers[name])]
+    what = "draws random numbers" if not torch.equal(generator, torch.get_rng_state()) else ""
+    what = f"changes its buffer {changed[0]}" if changed else what
+    if what:
+        rule = f"the forward of layer {index} ({type(layer).__name__}) {what}, on every rank its own"
+        raise ConfigError(
+            [Fault("model.target", model.target, rule, "Take dropout and running statistics out.")]
+        )
+
+
+class _Saved:
+    """Counts what autograd keeps: each storage once, parameters not at all."""
+
+    def __init__(self) -> None:
+        self.num_elements = 0
+        self._parameters: set[int] = set()
+        self._known: set[int] = set()
+        self._alive: list[Tensor] = []
+        """Keeps addresses from being used again."""
+
+    def enter(self, layer: nn.Module) -> None:
+        """Counts none of this layer's parameters. Those of the layers before it may be gone, and their
+        addresses in use again."""
+        self._parameters = {param.untyped_storage().data_ptr() for param in layer.parameters()}
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        with saved_tensors_hooks(self._keep, lambda tensor: tensor):
+            yield
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in self._known | self._parameters:
+            self._known.add(address)
+            self._alive.append(tensor)
+            self.num_elements += tensor.numel()
+        return tensor
+
+
+def _read(cls: type[T], request: dict[str, Any], name: str) -> T:
+    reading = Reading()
+    value = read(cls, request[name], reading, name)
+    if value is None:
+        raise ConfigError(reading.faults)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

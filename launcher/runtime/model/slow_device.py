@@ -1,0 +1,114 @@
+"""A model on a device of which everything is known: matrix products that take as long as they are told.
+
+Each layer is one real matrix product and a rectifier, followed by a sleep until the time is over that its
+operations take at ``flops_per_s``; the gradient of its input takes as long, and so does that of its weight,
+which a schedule may put off. Sleeping ranks share few cores without slowing each other down, so a pipeline
+of many ranks shows on a small machine what its schedule does. With the same number as `device.peak_flops`,
+the plan predicts the very times.
+
+For its backward a layer keeps its input and ``num_kept`` tensors like its output, as a layer of a
+transformer does that has norms and an attention; until the weight gradient is there, two in all.
+
+    model: {target: "launcher.runtime.model.slow_device:build", options: {flops_per_s: 4e8}}
+    data: {target: "launcher.runtime.model.slow_device:Points"}
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.runtime.model.split_backward import SplitBackward
+
+
+class SlowLinear(nn.Module):
+    """hidden [..., width] -> [..., width], at ``flops_per_s`` operations a second."""
+
+    def __init__(self, width: int, flops_per_s: float, num_kept: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(width) + torch.randn(width, width) / width)
+        self.flops_per_s, self.num_kept = flops_per_s, num_kept
+        self.split = SplitBackward(is_enabled=False)
+
+    def split_with(self, split: SplitBackward) -> None:
+        """Has the weight gradient put off where the schedule asks for it."""
+        self.split = split
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The product with the weight without what is negative, and the rest of its time asleep."""
+        out: Tensor = _SlowProduct.apply(hidden, self.weight, self)  # type: ignore[no-untyped-call]
+        return out
+
+    def seconds(self, hidden: Tensor) -> float:
+        """Time of one product with an input."""
+        return 2 * hidden.numel() * self.weight.shape[0] / self.flops_per_s
+
+
+class SlowModel:
+    """Equal layers, and the loss of what the last one gives."""
+
+    def __init__(self, num_layers: int, width: int, flops_per_s: float, num_kept: int) -> None:
+        self.layers = [SlowLinear(width, flops_per_s, num_kept) for _ in range(num_layers)]
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Output [batch, rows, width] and targets [batch] -> sum of the squared distances of its means."""
+        return (output.mean(dim=(1, 2)) - targets).square().sum()
+
+
+def build(num_layers: int = 16, width: int = 64, num_kept: int = 1, *, flops_per_s: float) -> SlowModel:
+    """The model, for ``model.target``."""
+    return SlowModel(num_layers, width, flops_per_s, num_kept)
+
+
+class Points:
+    """Samples [rows, width] of noise, each with a target, for ``data.target``."""
+
+    def __init__(self, num_samples: int = 256, rows: int = 256, width: int = 64) -> None:
+        self._num_samples, self._shape = num_samples, (rows, width)
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(self._shape, generator=generator), torch.tensor(index / self._num_samples)
+
+
+class _SlowProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: nn.Parameter, layer: SlowLinear) -> Tensor:
+        with _lasting(layer.seconds(hidden)):
+            product = hidden @ weight.T
+            kept = product.repeat(layer.num_kept, *[1] * product.dim())
+            ctx.save_for_backward(hidden, weight, kept)
+            ctx.layer, ctx.weight = layer, weight
+            out: Tensor = product.relu_()
+            return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        hidden, weight, kept = ctx.saved_tensors
+        layer: SlowLinear = ctx.layer
+        with _lasting(layer.seconds(hidden)):
+            grad = grads[0] * (kept[0] > 0)
+            grad_hidden = grad @ weight
+
+        def product() -> Tensor:
+            with _lasting(layer.seconds(hidden)):
+                grad_weight: Tensor = grad.flatten(0, -2).T @ hidden.flatten(0, -2)
+            return grad_weight
+
+        return grad_hidden, layer.split.put_off(ctx.weight, product, (grad, hidden)), None
+
+
+@contextmanager
+def _lasting(seconds: float) -> Iterator[None]:
+    """Leaves once the seconds are over."""
+    end = time.perf_counter() + seconds
+    yield
+    time.sleep(max(0.0, end - time.perf_counter()))

@@ -1,0 +1,1 @@
+"""A rank as a process: start, groups, heartbeat, end."""

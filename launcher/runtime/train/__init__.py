@@ -1,0 +1,1 @@
+"""The training loop, the executor of schedules and the native update."""

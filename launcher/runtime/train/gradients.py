@@ -1,0 +1,162 @@
+"""Gradients in flat buckets, each exchanged as soon as the backward has filled it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from launcher.runtime.api import Handle, Root
+from launcher.runtime.model.split_backward import WeightProduct
+
+T = TypeVar("T", bound=Tensor)
+
+
+@dataclass
+class Bucket:
+    """Some parameters' gradients as views into one flat tensor."""
+
+    chunk: int
+    flat: Tensor
+    params: list[nn.Parameter]
+    num_missing: int = 0
+    """Gradients that the chunk's last backward has still to add."""
+    is_started: bool = False
+    handle: Handle | None = None
+
+
+@dataclass
+class GradientBuckets:
+    """The gradients of every chunk of a rank.
+
+    Each parameter belongs to one chunk, the first that holds it: that one is the last to run
+    backward. During a chunk's last backward, or during its last weight gradients where these are put
+    off, a bucket is exchanged when its last gradient is added, while the rest goes on. Buckets are
+    filled from the last parameter to the first, the order in which a backward reaches them, and they
+    are exchanged in that order, whatever order they were filled in: replicas that took another way
+    through a user's layer must not exchange one bucket for another.
+    """
+
+    dtype: torch.dtype
+    """Number format of the accumulated and exchanged gradients."""
+    bucket_bytes: int
+    exchange: Callable[[Tensor], Handle] | None
+    """Starts a sum over the replicas, in place; None: there is one replica."""
+    _chunks: list[list[Bucket]] = field(default_factory=list)
+    _views: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    _bucket_of: dict[nn.Parameter, Bucket] = field(default_factory=dict)
+    _last_chunk: int | None = None
+    """The chunk whose last backward is running."""
+
+    def add_chunk(self, chunk: nn.Module) -> None:
+        """Makes the buckets of the next chunk's parameters."""
+        place = len(self._chunks)
+        params = [p for p in chunk.parameters() if p.requires_grad and p not in self._views]
+        parts = in_buckets(params[::-1], self.bucket_bytes, self.dtype.itemsize)
+        self._chunks.append([self._bucket(part, place) for part in parts])
+
+    def view(self, param: nn.Parameter) -> Tensor:
+        """The gradient of a parameter, in its shape."""
+        return self._views[param]
+
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        """Runs the backward and accumulates; with ``last`` also exchanges the chunk's buckets."""
+        if last:
+            self._last_chunk = chunk
+            for bucket in self._chunks[chunk]:
+                bucket.num_missing = len(bucket.params)
+        if out is not None:
+            torch.autograd.backward(out, grad)
+        if last:
+            self._last_chunk = None
+            self._start_all(chunk)  # some hold a parameter that took no part in this backward
+
+    @torch.no_grad()
+    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
+        """Computes and adds weight gradients that were put off; with ``last`` also exchanges the
+        chunk's buckets, whose other gradients are all there by then."""
+        if last:
+            weights = Counter(product.weight for product in products)
+            for bucket in self._chunks[chunk]:
+                bucket.num_missing = sum(weights[param] for param in bucket.params)
+        for product in products:
+            self._views[product.weight].add_(product.compute())
+            bucket = self._bucket_of[product.weight]
+            if last and bucket.chunk == chunk:
+                self._count_down(bucket)
+        if last:
+            self._start_all(chunk)
+
+    def wait(self) -> None:
+        """Returns when every exchange is done."""
+        for bucket in self.all():
+            if bucket.handle is not None:
+                bucket.handle.wait()
+            bucket.handle, bucket.is_started = None, False
+
+    def clear(self) -> None:
+        """Sets every gradient to zero."""
+        for bucket in self.all():
+            bucket.flat.zero_()
+
+    def all(self) -> list[Bucket]:
+        """Every bucket, in the order in which they are exchanged."""
+        return [bucket for chunk in self._chunks for bucket in chunk]
+
+    def _bucket(self, params: list[nn.Parameter], chunk: int) -> Bucket:
+        numel = sum(param.numel() for param in params)
+        flat = torch.zeros(numel, dtype=self.dtype, device=params[0].device)
+        bucket = Bucket(chunk=chunk, flat=flat, params=params)
+        start = 0
+        for param in params:
+            view = flat[start : start + param.numel()].view_as(param)
+            start += param.numel()
+            self._views[param], self._bucket_of[param] = view, bucket
+            if param.dtype == self.dtype:
+                param.grad = view  # autograd adds in place
+            param.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+        return bucket
+
+    def _accumulated(self, param: nn.Parameter) -> None:
+        """Runs after autograd has added to a parameter's gradient."""
+        assert param.grad is not None, "the hook runs after a gradient was accumulated"
+        view, bucket = self._views[param], self._bucket_of[param]
+        if param.grad.data_ptr() != view.data_ptr():
+            view.add_(param.grad)
+            param.grad = None
+        if self._last_chunk == bucket.chunk:
+            self._count_down(bucket)
+
+    def _count_down(self, bucket: Bucket) -> None:
+        bucket.num_missing -= 1
+        for other in self._chunks[bucket.chunk]:
+            if other.num_missing > 0:
+                break
+            self._start(other)
+
+    def _start_all(self, chunk: int) -> None:
+        for bucket in self._chunks[chunk]:
+            self._start(bucket)
+
+    def _start(self, bucket: Bucket) -> None:
+        if self.exchange is not None and not bucket.is_started:
+            bucket.is_started = True
+            bucket.handle = self.exchange(bucket.flat)
+
+
+def in_buckets(tensors: Sequence[T], bucket_bytes: int, element_bytes: int) -> list[list[T]]:
+    """The tensors in their order, in parts of at most ``bucket_bytes``, or of one that is larger alone."""
+    parts: list[list[T]] = []
+    room = 0
+    for tensor in tensors:
+        num_bytes = tensor.numel() * element_bytes
+        if not parts or num_bytes > room:
+            parts.append([])
+            room = bucket_bytes
+        parts[-1].append(tensor)
+        room -= num_bytes
+    return parts

@@ -1,0 +1,276 @@
+"""The training loop. It has no branch on the strategy: an `Update` and an action list carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.base.registry import resolve
+from launcher.contract.actions import from_text
+from launcher.contract.heartbeat import BUILDING, PEERS
+from launcher.contract.job import RESUME_NOTE
+from launcher.contract.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
+from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
+from launcher.runtime.checkpoint.saving import Saver, restore
+from launcher.runtime.data.microbatches import Loader, Microbatch
+from launcher.runtime.measure.clock import RecordWriter, device_name, host_facts
+from launcher.runtime.measure.memory import MemoryGauge, limit_memory
+from launcher.runtime.measure.message_latency import message_latency_ns
+from launcher.runtime.model.build import build_chunks
+from launcher.runtime.model.pretrained import Pretrained
+from launcher.runtime.process.log import introduction, say
+from launcher.runtime.process.stop import StopRequest
+from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.train.reductions import Total
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDone:
+    """What one step gave on this rank."""
+
+    outcome: StepOutcome
+    loss: float | None
+    """Mean over the targets of the global batch; None away from the last stage."""
+    num_receives: int
+
+
+class Trainer:
+    """One rank's model, update and executor, stepped from outside."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self.ctx = ctx
+        self.memory = MemoryGauge(ctx.device, follows=ctx.config.report.claims)
+        self.update: Update = resolve(ctx.plan.plan.update)(ctx)
+        with ctx.clock.doing(BUILDING):
+            chunks = build_chunks(ctx)
+        modules = self.update.prepare(chunks)
+        self.part = pipeline_part(ctx, modules)
+        self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
+        self.memory.is_built()
+        self._holds_loss = self.part.shape.num_stages - 1 in self.part.modules
+
+    def step(self, step: int, microbatches: Sequence[Microbatch]) -> StepDone:
+        """Forwards, backwards and the update of one step."""
+        self.update.begin(step)
+        together = not self._steps_alone
+        num_targets = self._num_targets(microbatches, together=together)
+        with self.memory.following(self.part.modules.values(), self.part.split):
+            result = self.executor.train(
+                microbatches, self.update, lambda: self.update.loss_scale / num_targets.value().clamp(min=1)
+            )
+        with self.ctx.clock.section(SINGLE_RANK):
+            self.memory.look()
+        loss_sum = self._loss_sum(result.loss_sum, together=together)
+        outcome = self.update.apply(step)
+        loss = _mean(loss_sum, num_targets)
+        return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
+
+    def evaluate(self, batches: Sequence[Sequence[Microbatch]]) -> tuple[float | None, int]:
+        """Mean loss and number of targets over some global batches; the loss is None away from the
+        last stage."""
+        if self.ctx.replicas is not None:
+            self.ctx.replicas.meet()
+        self._set_training(False)
+        sums = [self.executor.evaluate(microbatches) for microbatches in batches]
+        self._set_training(True)
+        num_targets = self._num_targets([m for batch in batches for m in batch], together=True)
+        loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._holds_loss else None
+        loss = _mean(self._loss_sum(loss_sum, together=True), num_targets)
+        return loss, int(num_targets.value())
+
+    def _set_training(self, is_training: bool) -> None:
+        for module in self.part.modules.values():
+            module.train(is_training)
+
+    def _num_targets(self, microbatches: Sequence[Microbatch], *, together: bool) -> Total:
+        """Targets of some microbatches of every replica, or of this one alone; 1 away from the last stage,
+        where no loss is scaled."""
+        together = together and self._holds_loss
+        count = sum(batch.num_targets for batch in microbatches) if self._holds_loss else 1
+        value = torch.tensor(count, dtype=torch.float64, device=self.ctx.device)
+        return Total(self.ctx, value, together=together)
+
+    def _loss_sum(self, loss_sum: Tensor | None, *, together: bool) -> Total | None:
+        if loss_sum is None:
+            return None
+        return Total(self.ctx, loss_sum.detach().double(), together=together)
+
+    @property
+    def _steps_alone(self) -> bool:
+        return self.ctx.replicas is not None and self.ctx.replicas.steps_alone
+
+
+def _mean(loss_sum: Total | None, num_targets: Total) -> float | None:
+    return float(loss_sum.value()) / max(1.0, float(num_targets.value())) if loss_sum else None
+
+
+def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> PipelinePart:
+    """The rank's part of the pipeline, from its plan."""
+    plan = ctx.plan.plan
+    parallel, batch = plan.config.parallel, plan.batch
+
+    def local(shape: tuple[int, ...]) -> tuple[int, ...]:
+        if parallel.sequence_parallel:
+            shape = (shape[0] // parallel.tp, *shape[1:])
+        return (batch.micro_size, *shape)
+
+    return PipelinePart(
+        shape=plan.pipeline,
+        modules={stage.stage: module for stage, module in zip(ctx.plan.stages, modules, strict=True)},
+        actions=from_text(ctx.plan.actions),
+        input_shapes={stage.stage: local(stage.input_shape) for stage in plan.stages[1:]},
+        split=ctx.split_backward,
+        dtype=DTYPES[plan.config.precision.compute],
+        device=ctx.device,
+    )
+
+
+def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
+    """Trains to the last step, with records, evaluations and checkpoints on the way.
+
+    A rank that is told to end makes all of them save after the step that they are in, and return.
+    """
+    config = ctx.config
+    trainer, loader = Trainer(ctx), Loader(ctx)
+    root = run_dir / "checkpoints"
+    ctx.stop, saver = _stop_request(ctx), Saver(trainer, root)
+    if config.device.limits_memory:
+        limit_memory(ctx.device, config.device.memory_bytes)
+    if ctx.replicas is None:
+        saver.check_place()
+    first_step = restore(trainer, root, run_dir / RESUME_NOTE) if resume else _begin(trainer)
+    header = _header(trainer)
+    writer = RecordWriter(run_dir / "metrics", header)
+    say(introduction(header, ctx.plan, trainer.part.modules.values()))
+    steps, num_done = loader.steps(first_step), first_step
+    ctx.clock.start()
+    for step in range(first_step, config.train.num_steps):
+        ctx.clock.begin_step(step)
+        with ctx.clock.section(INPUT):
+            microbatches = next(steps)
+        done, num_done = trainer.step(step, microbatches), step + 1
+        with ctx.clock.section(SINGLE_RANK, sealed=True):
+            evaluation = _milestones(trainer, loader, saver, num_done)
+        times = ctx.clock.lap()
+        with ctx.clock.section(SINGLE_RANK):
+            writer.write(_record(ctx, step, done, times))
+            if evaluation is not None:
+                writer.write(evaluation)
+        saver.check()
+        if num_done < config.train.num_steps and _is_to_end(ctx, times["duration_ns"] / 1e9):
+            _save_to_end(trainer, saver, run_dir, num_done)
+            break
+    else:
+        if (memory := trainer.memory.record(config.train.num_steps)) is not None:
+            writer.write(memory)
+    saver.wait()
+    say(f"ends after step {num_done} of {config.train.num_steps}")
+    loader.close()
+    if ctx.replicas is not None:
+        ctx.replicas.leave(num_done)
+    trainer.update.close()
+    writer.close()
+
+
+def _stop_request(ctx: RankContext) -> StopRequest | None:
+    """Listens for being told to end; not where no checkpoint is wanted, as nothing would be saved."""
+    if not ctx.config.train.checkpoint_interval:
+        return None
+    stop = StopRequest(ctx.device)
+    stop.arm()
+    return stop
+
+
+def _is_to_end(ctx: RankContext, step_s: float) -> bool:
+    """Whether all ranks are to end after the step that took ``step_s``."""
+    if ctx.stop is None:
+        return False
+    if ctx.replicas is not None:
+        return ctx.stop.agreed > 0
+    with ctx.clock.doing(PEERS):
+        return ctx.stop.agree(step_s)
+
+
+def _save_to_end(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int) -> None:
+    """The checkpoint of a run that was told to end; where the trainers do not save, others do."""
+    stop = trainer.ctx.stop
+    assert stop is not None, "a run that cannot be told to end"
+    if trainer.ctx.replicas is not None:
+        return
+    if not _checkpoint_is_due(trainer, num_done):  # else it is saved
+        saver.save(num_done)
+    saver.wait()
+    if trainer.ctx.plan.rank == 0:
+        stop.leave_note(run_dir, num_done)
+
+
+def _begin(trainer: Trainer) -> int:
+    """Loads the weights that the training begins with, where it does not make its own; returns 0 steps."""
+    plan = trainer.ctx.plan.plan
+    if (folder := plan.config.train.init_from) is not None:
+        pretrained = Pretrained(Path(folder).expanduser(), plan.config.model, plan.batch.seq_length)
+        trainer.update.load(pretrained.read)
+    return 0
+
+
+def _milestones(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:
+    """Evaluation and checkpoint, where they are due after ``num_done`` steps."""
+    settings = trainer.ctx.config.train
+    evaluation = None
+    if settings.eval_batches and _is_due(num_done, settings.eval_interval, settings.num_steps):
+        loss, num_targets = trainer.evaluate(loader.evaluation())
+        if loss is not None:
+            evaluation = EvalRecord(step=num_done, loss=loss, num_tokens=num_targets)
+    if trainer.ctx.replicas is None and _checkpoint_is_due(trainer, num_done):
+        saver.save(num_done)
+    return evaluation
+
+
+def _checkpoint_is_due(trainer: Trainer, num_done: int) -> bool:
+    settings = trainer.ctx.config.train
+    interval = settings.checkpoint_interval
+    return interval > 0 and _is_due(num_done, interval, settings.num_steps)
+
+
+def _is_due(num_done: int, interval: int, last: int) -> bool:
+    return (interval > 0 and num_done % interval == 0) or num_done == last
+
+
+def _header(trainer: Trainer) -> Header:
+    ctx, part = trainer.ctx, trainer.part
+    place = ctx.plan.coordinates
+    assert place is not None, "only ranks on the mesh train"
+    shape = max(part.input_shapes.values(), key=prod, default=())
+    return Header(
+        rank=ctx.plan.rank,
+        role=ctx.plan.role.name,
+        pp_rank=place.pp,
+        dp_rank=place.dp,
+        tp_rank=place.tp,
+        device=device_name(ctx.device),
+        p2p_latency_ns=message_latency_ns(ctx, shape, part.dtype),
+        **host_facts(),
+    )
+
+
+def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) -> StepRecord:
+    batch = ctx.plan.plan.batch
+    is_text = ctx.config.data.target is None
+    return StepRecord(
+        step=step,
+        num_receives=done.num_receives,
+        num_samples=batch.global_size,
+        num_tokens=batch.global_size * (batch.seq_length if is_text else 1),
+        loss=done.loss,
+        grad_norm=None if done.outcome.skipped else done.outcome.grad_norm,
+        lr=done.outcome.lr,
+        is_skipped=done.outcome.skipped,
+        disagreement=done.outcome.disagreement,
+        **times,
+    )

@@ -1,0 +1,85 @@
+"""AdamW as every update uses it, its learning rate by step, and the loss scale of fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.base.errors import JobError
+from launcher.contract.config import LaunchConfig, OptimConfig
+
+_LARGEST = 2.0**24
+
+
+def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.optim.AdamW | None:
+    """The optimizer of some tensors, each with the number of dims of the parameter that it belongs to.
+
+    Decay acts on matrices only, as in GPT-3: not on biases and norms. None: there are no parameters.
+    """
+    tensors, optim, kernels = list(params), config.optim, config.fusion.optimizer
+    groups: list[dict[str, Any]] = [
+        {"params": [tensor for tensor, dims in tensors if dims > 1], "weight_decay": optim.weight_decay},
+        {"params": [tensor for tensor, dims in tensors if dims <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        return None
+    return torch.optim.AdamW(
+        groups,
+        lr=optim.lr,
+        betas=optim.betas,
+        eps=optim.eps,
+        fused=kernels == "fused",
+        foreach=kernels == "foreach",
+    )
+
+
+def not_finite(step: int, norm: float) -> JobError:
+    """What ends a run whose gradient is infinite or not a number."""
+    return JobError(f"the gradient of step {step} is not finite ({norm}); try a smaller optim.lr")
+
+
+def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:
+    """Linear warm-up to ``lr`` at step ``warmup_steps``, then decay to ``lr * min_lr_fraction`` at the
+    last step. ``step`` is 0-based; the first step has lr / (warmup_steps + 1), so that none is 0.
+    """
+    if step < optim.warmup_steps:
+        return optim.lr * (step + 1) / (optim.warmup_steps + 1)
+    span = max(1, num_steps - 1 - optim.warmup_steps)
+    progress = min(1.0, (step - optim.warmup_steps) / span)
+    remaining = {"cosine": 0.5 * (1 + cos(pi * progress)), "linear": 1 - progress, "constant": 1.0}
+    floor = optim.min_lr_fraction if optim.decay != "constant" else 1.0
+    return optim.lr * (floor + (1 - floor) * remaining[optim.decay])
+
+
+@dataclass
+class LossScale:
+    """Halves when a gradient overflowed, doubles after enough steps without.
+
+    Source: Micikevicius et al., Mixed Precision Training (2018), section 3.2.
+
+    >>> scale = LossScale(value=1024.0, growth_interval=2)
+    >>> scale.after_step(overflowed=True), scale.value
+    (None, 512.0)
+    >>> scale.after_step(overflowed=False), scale.after_step(overflowed=False), scale.value
+    (None, None, 1024.0)
+    """
+
+    value: float = 2.0**16
+    growth_interval: int = 1000
+    """Steps without overflow until the scale doubles."""
+    num_good_steps: int = 0
+
+    def after_step(self, *, overflowed: bool) -> None:
+        """Takes note of one step."""
+        if overflowed:
+            self.value, self.num_good_steps = max(1.0, self.value / 2), 0
+            return
+        self.num_good_steps += 1
+        if self.num_good_steps == self.growth_interval:
+            self.value, self.num_good_steps = min(_LARGEST, self.value * 2), 0

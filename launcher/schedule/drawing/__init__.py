@@ -1,0 +1,1 @@
+"""Schedules and timelines as text, pictures and files."""

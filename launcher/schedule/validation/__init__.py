@@ -1,0 +1,1 @@
+"""Whether action lists are complete, in order, and free of deadlock."""

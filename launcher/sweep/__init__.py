@@ -1,1 +1,0 @@
-"""Sweeps: several runs of one recipe, each with values of its own."""

@@ -1,1 +1,0 @@
-"""The machines, and the ranks laid out on them."""

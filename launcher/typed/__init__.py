@@ -1,0 +1,1 @@
+"""Frozen dataclasses from plain values, strictly, with the origin of every fault."""

@@ -1,0 +1,83 @@
+"""What to write instead of a scalar that is not of the wanted type."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from launcher.base.errors import nearest
+from launcher.typed.scalars import FLOAT, INT, NO_VALUE, WRONG, Filled, Range, read_scalar
+
+_MAX_DIGITS = 19
+_PADDED = re.compile(r"[+-]?0[0-9]+")
+_GROUPED = re.compile(r"[0-9]{1,3}(_[0-9]{3})+")
+_YES_NO = {
+    **dict.fromkeys(("on", "yes", "y", "1"), "true"),
+    **dict.fromkeys(("off", "no", "n", "0"), "false"),
+}
+
+
+def hint(kinds: Sequence[Any], value: Any, text: str | None) -> str:
+    """What to write instead of a value that is of none of the ``kinds``; empty when unknown.
+
+    A number is offered only where it is the one that was written, or the bound that it breaks.
+
+    >>> hint([int], "010", "010"), hint([bool], "on", "on"), hint([int], "4", None)
+    ('Write 10, without leading zeros.', 'Write true.', 'Remove the quotes.')
+    """
+    bases = [_split(kind)[0] for kind in kinds]
+    written = str(value) if text is None else text
+    if types.NoneType in bases and written in NO_VALUE:
+        return "Write null for no value."
+    if any(isinstance(bound, Filled) for kind in kinds for bound in _split(kind)[1]):
+        return "Leave it out for its default."
+    if str in bases:
+        return "" if text is None else 'Give text; for an empty one write "".'
+    numbers = [kind for kind in kinds if _split(kind)[0] in (int, float)]
+    is_quoted = text is None and isinstance(value, str)
+    if numbers and is_quoted and any(_is_read(kind, written) for kind in numbers):
+        return "Remove the quotes."
+    if numbers and not is_quoted and not isinstance(value, bool):
+        offers = [offer for kind in numbers if (offer := _number_hint(kind, written))]
+        if offers:
+            return offers[0]
+    if bool in bases and (yes_no := _YES_NO.get(written.lower())):
+        return f"Write {yes_no}."
+    near = nearest(
+        written, [name for base in bases if get_origin(base) is Literal for name in get_args(base)]
+    )
+    return f"Did you mean {near}?" if near else ""
+
+
+def _split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type and its bounds."""
+    base, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    return base, tuple(bounds)
+
+
+def _is_read(kind: Any, written: str) -> bool:
+    base, bounds = _split(kind)
+    value = read_scalar(base, None, written)
+    return value is not WRONG and all(value in bound for bound in bounds)
+
+
+def _number_hint(kind: Any, written: str) -> str:
+    base, bounds = _split(kind)
+    plain = written.replace("_", "") if _GROUPED.fullmatch(written) else written
+    if not (FLOAT.fullmatch(plain) or _PADDED.fullmatch(plain)):
+        return ""
+    number: Any = Decimal(plain)  # exact, where a float would be another number
+    ranges = [bound for bound in bounds if isinstance(bound, Range)]
+    broken = next((near for bound in ranges if (near := bound.nearest(number)) is not None), None)
+    if broken is not None:
+        return f"Write {broken}."
+    if base is float or any(number not in bound for bound in ranges):
+        return ""
+    if number.adjusted() >= _MAX_DIGITS:
+        return f"A whole number has at most {_MAX_DIGITS} digits."
+    if number != number.to_integral_value() or INT.fullmatch(written):
+        return ""
+    return f"Write {int(number)}{', without leading zeros' if _PADDED.fullmatch(written) else ''}."

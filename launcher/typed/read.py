@@ -1,0 +1,228 @@
+"""Frozen dataclasses from plain values, strictly: one reader for recipes, plans and records.
+
+A value's *text*, where it is known, decides what it means, so that `1e-5`, `010` or `no` mean the
+same in YAML and on the command line whatever a YAML parser made of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from launcher.base.errors import Fault, did_you_mean
+from launcher.typed.hints import hint
+from launcher.typed.scalars import NO_VALUE, WRONG, Filled, Range, describe, read_scalar
+
+__all__ = [
+    "MISSING",
+    "REST",
+    "UNKNOWN",
+    "Filled",
+    "Range",
+    "Reading",
+    "Source",
+    "field_types",
+    "plain",
+    "read",
+    "read_fields",
+]
+
+T = TypeVar("T")
+MISSING: Final = "(missing)"
+"""Stands in a fault for a value that is not there."""
+UNKNOWN: Final = "not a setting here"
+"""The rule that a fault of an unknown key names."""
+REST: Final = {"rest": True}
+"""Metadata of the field that takes every key which no other field of its class takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where one value comes from."""
+
+    where: str
+    """``file.yaml:12``, or ``override parallel.tp=4``."""
+    text: str | None = None
+    """A scalar as it was written, unquoted; None when it was quoted or computed."""
+
+
+@dataclass
+class Reading:
+    """Collects the faults of one reading."""
+
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def fault(self, path: str, given: Any, allowed: str, fix: str = "") -> Any:
+        """Notes a fault and stands in for the value that could not be read."""
+        source = self.sources.get(path)
+        written = source.text if source and source.text is not None else given
+        self.faults.append(Fault(path, written, allowed, fix, source.where if source else ""))
+        return WRONG
+
+    def text(self, path: str) -> str | None:
+        """The text of a scalar, where it decides what the value means."""
+        source = self.sources.get(path)
+        return source.text if source else None
+
+
+def read(cls: type[T], values: Mapping[str, Any], reading: Reading, path: str = "") -> T | None:
+    """An instance of a dataclass from plain values, or None when ``reading`` has new faults."""
+    before = len(reading.faults)
+    value = _dataclass(cls, values, path, reading)
+    return None if len(reading.faults) > before else value
+
+
+def read_fields(cls: type, values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+    """Those fields of a dataclass that can be read from plain values, by name."""
+    return {name: value for name, value in _fields(cls, values, "", reading).items() if value is not WRONG}
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dicts and tuples as lists, ready for JSON. The inverse of `read`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dict(_plain_fields(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+@cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The annotated type of every field."""
+    return get_type_hints(cls, include_extras=True)
+
+
+def _plain_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    for item in dataclasses.fields(value):
+        inner = plain(getattr(value, item.name))
+        if item.metadata == REST:
+            yield from inner.items()
+        else:
+            yield item.name, inner
+
+
+def _dataclass(cls: Any, values: Any, path: str, reading: Reading) -> Any:
+    if not isinstance(values, Mapping):
+        names = ", ".join(item.name for item in dataclasses.fields(cls))
+        return reading.fault(path, values, "must be a group of settings", f"Give its keys: {names}.")
+    items = _fields(cls, values, path, reading)
+    return WRONG if any(value is WRONG for value in items.values()) else cls(**items)
+
+
+def _fields(cls: Any, values: Mapping[str, Any], path: str, reading: Reading) -> dict[str, Any]:
+    """The value of every field, `WRONG` for one that cannot be read."""
+    known = {item.name: item for item in dataclasses.fields(cls)}
+    rest = next((name for name, item in known.items() if item.metadata == REST), None)
+    extra = {str(key): item for key, item in values.items() if key not in known or key == rest}
+    items: dict[str, Any] = {} if rest is None else {rest: extra}
+    for key in extra if rest is None else ():
+        reading.fault(_join(path, key), extra[key], UNKNOWN, did_you_mean(key, known))
+    for name, item in known.items():
+        if name != rest:
+            items[name] = _field(item, field_types(cls)[name], values, path, reading)
+    return items
+
+
+def _field(
+    item: dataclasses.Field[Any], kind: Any, values: Mapping[str, Any], path: str, reading: Reading
+) -> Any:
+    inner = _join(path, item.name)
+    if item.name in values:
+        return _value(kind, values[item.name], inner, reading)
+    if item.default is not dataclasses.MISSING:
+        return item.default
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return reading.fault(inner, MISSING, "this setting is required", f"Give {inner}{_example(kind)}.")
+
+
+def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _union(get_args(kind), value, path, reading)
+    if origin is tuple:
+        return _tuple(kind, value, path, reading)
+    if _is_mapping(kind):
+        return _mapping(get_args(kind)[1], value, path, reading)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, path, reading)
+    if kind is Any:
+        return value
+    text = reading.text(path)
+    base, *bounds = get_args(kind) if origin is Annotated else (kind,)
+    parsed = read_scalar(base, value, text)
+    if parsed is WRONG or any(parsed not in bound for bound in bounds):
+        return reading.fault(path, value, f"must be {describe(kind)}", hint((kind,), value, text))
+    return parsed
+
+
+def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any:
+    written = reading.text(path) if isinstance(value, str) and value else value
+    if types.NoneType in kinds and str in kinds and written in NO_VALUE:
+        why = f"{written} is a text only in quotes" if written else "this one is empty"
+        return reading.fault(path, value, f"must be text or null, and {why}", "Write null for no value.")
+    # `null` is no value before it is a text, so None is tried first.
+    for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
+        attempt = Reading(reading.sources)
+        chosen = _value(kind, value, path, attempt)
+        if not attempt.faults:
+            return chosen
+    for kind in kinds:
+        if _takes(kind, value):
+            return _value(kind, value, path, reading)
+    allowed = " or ".join(describe(kind) for kind in kinds)
+    return reading.fault(path, value, f"must be {allowed}", hint(kinds, value, reading.text(path)))
+
+
+def _takes(kind: Any, value: Any) -> bool:
+    """Whether a list or a group is what the kind wants, so that its inner faults say more."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple)
+    return isinstance(value, Mapping) and (_is_mapping(kind) or dataclasses.is_dataclass(kind))
+
+
+def _is_mapping(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _tuple(kind: Any, value: Any, path: str, reading: Reading) -> Any:
+    arguments = get_args(kind)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return reading.fault(path, value, f"must be {describe(kind)}", "Write it in [ ].")
+    kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+    if len(kinds) != len(value):
+        fix = f"Give {len(kinds)} items in [ ]."
+        return reading.fault(path, value, f"must have {len(kinds)} items, not {len(value)}", fix)
+    pairs = enumerate(zip(kinds, value, strict=True))
+    items = [_value(inner, item, f"{path}[{place}]", reading) for place, (inner, item) in pairs]
+    return WRONG if any(item is WRONG for item in items) else tuple(items)
+
+
+def _mapping(kind: Any, value: Any, path: str, reading: Reading) -> Any:
+    if not isinstance(value, Mapping):
+        return reading.fault(path, value, "must be a group of settings", "Write it as key: value lines.")
+    items = {str(key): _value(kind, item, _join(path, key), reading) for key, item in value.items()}
+    return WRONG if any(item is WRONG for item in items.values()) else items
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _example(kind: Any) -> str:
+    """What a missing scalar looks like, as ``=NUMBER``; empty for a group or a list."""
+    if types.NoneType in get_args(kind):
+        return "=null for no value"
+    base = get_args(kind)[0] if get_origin(kind) in (Annotated, Union, types.UnionType) else kind
+    base = get_args(base)[0] if get_origin(base) is Annotated else base
+    if get_origin(base) is Literal:
+        return f"={'|'.join(map(str, get_args(base)))}"
+    return {int: "=NUMBER", float: "=NUMBER", bool: "=true|false", str: "=TEXT"}.get(base, "")

@@ -1,0 +1,1 @@
+"""No server: gradients meet in one all-reduce, flat or by node."""

@@ -1,0 +1,1 @@
+"""Replicas that average their weights with two neighbours."""

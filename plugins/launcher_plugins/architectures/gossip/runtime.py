@@ -1,0 +1,169 @@
+"""Each replica updates its own weights and averages them with its neighbours' on a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from launcher.contract.records import REPLICATED
+from launcher.runtime.api import (
+    FragmentReader,
+    GlobalFragment,
+    RankContext,
+    StepOutcome,
+    Update,
+)
+from launcher.runtime.checkpoint.fragments import scalar_fragment
+from launcher.runtime.process.heartbeat import message_timeout_s
+from launcher.runtime.process.log import say
+from launcher.runtime.train.gradients import in_buckets
+from launcher.runtime.train.native_update import NativeUpdate
+
+_FP32_BYTES = 4
+NUM_REPLICAS = "gossip/num_replicas"
+"""Name under which a checkpoint says how many replicas' own states it holds."""
+
+
+def update(ctx: RankContext) -> Update:
+    """The update of this rank: its own gradients, averaged weights."""
+    ctx.exchange_gradients = None
+    return GossipUpdate(ctx)
+
+
+class GossipUpdate(NativeUpdate):
+    """AdamW on this replica's gradient, applied to the average of its weights and its neighbours'."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        super().__init__(ctx)
+        self._replicas = ctx.groups.dp
+        timeout = timedelta(seconds=message_timeout_s(ctx.config.run))
+        # A group of its own: an exchange is under way while the loss is summed over the replicas.
+        group = dist.new_group(list(self._replicas.ranks), timeout=timeout, use_local_synchronization=True)
+        self._exchange = NeighbourExchange(group, neighbours(self._replicas.ranks, self._replicas.rank))
+
+    @property
+    def loss_scale(self) -> float:
+        """The loop divides by the targets of the global batch; the mean over the replicas of the gradients
+        so scaled is the gradient of that batch."""
+        return float(self._replicas.size)
+
+    def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
+        """Takes over the chunks' parameters; returns the modules to run."""
+        modules = super().prepare(chunks)
+        self._exchange.take(list(self._masters.values()), self._ctx.config.parallel.bucket_bytes)
+        return modules
+
+    def begin(self, step: int) -> None:
+        """Starts the exchange of the weights, which forward and backward only read."""
+        self._exchange.start()
+
+    def apply(self, step: int) -> StepOutcome:
+        """Averages the weights, then clips and applies this replica's gradient to them."""
+        with self._ctx.clock.section("dp"):
+            self._exchange.wait()
+        with self._ctx.clock.section(REPLICATED):
+            disagreement = self._exchange.average()
+        return replace(super().apply(step), disagreement=disagreement)
+
+    def state(self) -> Iterator[GlobalFragment]:
+        """Every replica's own state, and the average of all under the names of any other run. Collective."""
+        rank, num_replicas = self._replicas.rank, self._replicas.size
+        for fragment in self._replica_state():
+            where, own = fragment.slice, fragment.tensor.detach()
+            yield GlobalFragment(slice=replace(where, name=_own_name(where.name, rank)), tensor=own)
+            if own.dim():  # numbers of the optimizer are the same everywhere
+                own = own.clone()
+                dist.all_reduce(own, group=self._replicas.handle)
+                own.div_(num_replicas)
+            if rank == 0:
+                yield GlobalFragment(slice=where, tensor=own)
+        if rank == 0 and self._ctx.groups.model.rank == 0:
+            yield scalar_fragment(NUM_REPLICAS, num_replicas)
+
+    def load(self, read: FragmentReader) -> None:
+        """Goes on exactly with as many replicas as before; else each begins from the average."""
+        found, rank = int(read(NUM_REPLICAS, (), ())), self._replicas.rank
+        if found == self._replicas.size:
+            super().load(lambda name, offset, shape: read(_own_name(name, rank), offset, shape))
+            return
+        super().load(read)
+        if found:
+            say(f"{found} replicas were saved: these {self._replicas.size} begin from their average")
+
+
+def _own_name(name: str, rank: int) -> str:
+    """The name of one replica's part of the state.
+
+    >>> _own_name("weight/layers.3.norm.weight", 2)
+    'replica.2/weight/layers.3.norm.weight'
+    """
+    return f"replica.{rank}/{name}"
+
+
+class NeighbourExchange:
+    """Sends some tensors to a replica's neighbours and takes the average of theirs and its own."""
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+        """``ranks``: the neighbours' global ranks, one or two."""
+        self._group, self._ranks = group, ranks
+        self._buckets: list[tuple[Tensor, list[Tensor]]] = []
+        """Flat weights, and what each neighbour has in their place."""
+        self._handles: list[dist.Work] = []
+
+    def take(self, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
+        """Moves the tensors' data into flat buckets, each sent as one message."""
+        for part in in_buckets(tensors, bucket_bytes, _FP32_BYTES):
+            flat = torch.cat([tensor.detach().flatten() for tensor in part])
+            pieces = torch.split(flat, [tensor.numel() for tensor in part])
+            for tensor, piece in zip(part, pieces, strict=True):
+                tensor.data = piece.view_as(tensor)
+            self._buckets.append((flat, [torch.empty_like(flat) for _ in self._ranks]))
+
+    def start(self) -> None:
+        """Starts all messages; the tensors must not be written to until `wait` returns."""
+        for number, (flat, received) in enumerate(self._buckets):
+            sends = [dist.P2POp(dist.isend, flat, rank, self._group, number) for rank in self._ranks]
+            receives = [
+                dist.P2POp(dist.irecv, buffer, rank, self._group, number)
+                for rank, buffer in zip(self._ranks, received, strict=True)
+            ]
+            self._handles += dist.batch_isend_irecv([*sends, *receives])
+
+    def wait(self) -> None:
+        """Returns when every message has come and gone."""
+        for handle in self._handles:
+            handle.wait()
+        self._handles = []
+
+    @torch.no_grad()
+    def average(self) -> float:
+        """Takes the average of own and received tensors, each with the same weight.
+
+        Returns how far that moved the own ones: the norm of the difference over that of the average.
+        """
+        squares = torch.zeros(2, dtype=torch.float64, device=self._buckets[0][0].device)
+        for own, received in self._buckets:
+            mean = own.clone()
+            for theirs in received:
+                mean.add_(theirs)
+            mean.div_(1 + len(received))
+            for place, tensor in enumerate((own.sub_(mean), mean)):
+                squares[place] += torch.linalg.vector_norm(tensor).double().square()
+            own.copy_(mean)
+        moved, norm = squares.sqrt().tolist()
+        return moved / norm if norm else 0.0
+
+
+def neighbours(ranks: Sequence[int], place: int) -> tuple[int, ...]:
+    """The one or two ranks beside a place on a ring.
+
+    >>> neighbours((0, 2, 4, 6), 0), neighbours((1, 3), 1)
+    ((6, 2), (1,))
+    """
+    before, after = ranks[place - 1], ranks[(place + 1) % len(ranks)]
+    return (before,) if before == after else (before, after)

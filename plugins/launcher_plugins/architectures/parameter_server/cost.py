@@ -1,0 +1,247 @@
+"""What an exchange with parameter servers takes, beside the all-reduce that it stands in for.
+
+n workers with links of B bytes a second, k servers, M bytes of parameters:
+
+    all-reduce on a ring                   2 (n-1)/n M/B
+    servers, push and pull at once         max(M/B, n M/(k B))     the servers' links bound it when k < n
+    servers, pull after push               twice that              a norm, or a whole update, comes between
+    a server on each worker's machine      2 (n-1)/n M/B           as an all-reduce: no part goes to itself
+    both, each link as busy as the others  2 n (n-1) M / ((n^2 + k n - 2 k) B)          the least there is
+
+Of the two last the first is the second without servers of their own; neither is built.
+
+Links work in both directions at once, and a latency is counted for every bucket.
+
+Source: Jiang et al., A Unified Architecture for Accelerating Distributed DNN Training (2020), section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from launcher.contract.config import LinkConfig
+from launcher.contract.plan import ExchangePlan
+from launcher.contract.strategy import DTYPE_BYTES, Collective, JobShape, RankCost
+from launcher_plugins.architectures.parameter_server.config import SERVER, ParameterServerConfig, settings_of
+from launcher_plugins.parallel.data.plan import buckets
+
+_FP32_BYTES = 4
+_MOMENTS_BYTES = 2 * _FP32_BYTES
+_PASSES = 2
+"""Times that an update moves the state: one read, one write."""
+_NUM_SUMS, _SUM_BYTES = 2, 8
+"""The loss and the count of its targets, which the first server adds up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A worker's exchange of one step."""
+
+    num_workers: int
+    num_servers: int
+    num_buckets: int
+    push_bytes: float
+    """Gradients of a worker as they are sent."""
+    pull_bytes: float
+    link: LinkConfig
+    update_s: float
+    """What a server works on one update."""
+    is_lockstep: bool
+    pulls_last: bool
+    """Whether nothing can be pulled before all is pushed."""
+    overlaps: bool
+
+    @property
+    def contention(self) -> float:
+        """How many times longer a byte takes when all workers send at once.
+
+        Workers on their own seldom do; `exposed_s` then counts how much the servers can take in.
+        """
+        return max(1.0, self.num_workers / self.num_servers) if self.is_lockstep else 1.0
+
+    @property
+    def push_s(self) -> float:
+        """Until all gradients are there, the backward left out."""
+        return self._one_way_s(self.push_bytes)
+
+    @property
+    def pull_s(self) -> float:
+        """Until all parameters are there."""
+        return self._one_way_s(self.pull_bytes)
+
+    @property
+    def total_s(self) -> float:
+        """Both ways, with nothing to hide them and no work on the servers."""
+        return self.push_s + self.pull_s if self.pulls_last else max(self.push_s, self.pull_s)
+
+    @property
+    def mixed_s(self) -> float:
+        """Both ways, if the workers' machines held a part as well, as large as keeps all links busy.
+
+        Four workers and two servers, 1.2 times what one copy takes over a link; without servers 1.5 times,
+        as an all-reduce.
+        """
+        workers, servers = self.num_workers, self.num_servers
+        factor = 2 * workers * (workers - 1) / (workers**2 + servers * workers - 2 * servers)
+        latency_s = self.num_buckets * self.link.latency_s
+        num_bytes = max(self.push_bytes, self.pull_bytes)
+        return latency_s + factor * num_bytes / self.link.bandwidth_bytes_per_s
+
+    def exposed_s(self, forward_s: float, backward_s: float, schedule_s: float) -> float:
+        """Seconds of a step that its forwards and backwards do not hide.
+
+        ``forward_s``, ``backward_s``: of the first and of the last microbatch, which can hide a pull and a
+        push; ``schedule_s``: of all of them.
+        """
+        count, push_s, pull_s = self.num_buckets, self.push_s, self.pull_s
+        if self.pulls_last:
+            if self.overlaps:
+                push_s = self._left(push_s, backward_s)
+                pull_s = self._left(pull_s, forward_s)
+            exposed_s = push_s + self.update_s + pull_s
+        else:
+            both_s = max(push_s, pull_s)
+            if self.overlaps:
+                both_s = self._left(both_s, backward_s)
+            exposed_s = both_s + (self.update_s + min(push_s, pull_s)) / count
+        if self.is_lockstep:
+            return exposed_s + 2 * self.link.latency_s
+        share = self.num_workers / self.num_servers / self.link.bandwidth_bytes_per_s
+        busiest_s = max(share * self.push_bytes, share * self.pull_bytes, self.num_workers * self.update_s)
+        return max(exposed_s, busiest_s - schedule_s)
+
+    def _left(self, transfer_s: float, compute_s: float) -> float:
+        """What of a transfer a computation does not hide that goes through the same buckets, one behind the
+        other: the slower of the two goes on all the time, and the other adds its part of one bucket."""
+        count = self.num_buckets
+        return max(transfer_s / count, transfer_s - compute_s * (1 - 1 / count))
+
+    def _one_way_s(self, num_bytes: float) -> float:
+        latency_s = self.num_buckets * self.link.latency_s
+        return latency_s + self.contention * num_bytes / self.link.bandwidth_bytes_per_s
+
+
+def exchange_of(job: JobShape) -> Exchange:
+    """The exchange of a job."""
+    settings, num_workers = settings_of(job.config), job.mesh.num_ranks
+    num_parameters = job.num_local_parameters(0)
+    num_gradients = num_workers if settings.is_lockstep else 1
+    moved = num_gradients * packed_bytes(job) + _PASSES * state_bytes(job) + _FP32_BYTES
+    share = num_parameters / settings.servers
+    return Exchange(
+        num_workers=num_workers,
+        num_servers=settings.servers,
+        num_buckets=max(1, buckets(job, 0)[1]),
+        push_bytes=num_parameters * packed_bytes(job),
+        pull_bytes=num_parameters * job.compute_bytes,
+        link=_link(job, settings),
+        update_s=share * moved / job.config.device.memory_bandwidth_bytes_per_s,
+        is_lockstep=settings.is_lockstep,
+        pulls_last=job.config.optim.clip_norm is not None or not settings.is_lockstep,
+        overlaps=settings.overlap,
+    )
+
+
+def packed_bytes(job: JobShape) -> float:
+    """Bytes of one pushed gradient."""
+    settings = settings_of(job.config)
+    if settings.compression == "bf16":
+        return DTYPE_BYTES["bf16"]
+    if settings.compression == "top_k":
+        return (settings.top_k_fraction or 0.0) * 2 * _FP32_BYTES  # an index and a value
+    return job.gradient_bytes
+
+
+def state_bytes(job: JobShape) -> int:
+    """Bytes of a parameter on its server: the master weight, its moments, and the gradient of an update."""
+    precision = job.config.precision
+    master = _FP32_BYTES if precision.master_weights else job.compute_bytes
+    return 4 * master
+
+
+def server_bytes(job: JobShape) -> int:
+    """Bytes that each server holds: the state, every worker's gradients, and what is on its way to them."""
+    settings, num_workers = settings_of(job.config), job.mesh.num_ranks
+    copies = 0 if settings.is_lockstep else num_workers * job.compute_bytes
+    each = state_bytes(job) + num_workers * packed_bytes(job) + copies
+    return -(-round(job.model.num_parameters * each) // settings.servers)
+
+
+def worker_cost(job: JobShape) -> RankCost:
+    """Memory and messages of a worker."""
+    exchange, settings = exchange_of(job), settings_of(job.config)
+    num_parameters = job.num_local_parameters(0)
+    kept = {}
+    if settings.compression != "none":
+        kept["gradients left out"] = num_parameters * _FP32_BYTES
+    return RankCost(
+        kept_bytes=kept,
+        collectives=tuple(_messages(exchange)),
+        keeps_optimizer=False,
+        exposed_s=exchange.exposed_s,
+    )
+
+
+def compare(job: JobShape) -> ExchangePlan:
+    """The exchange beside an all-reduce of the same gradients over the same links."""
+    exchange, num_workers = exchange_of(job), job.mesh.num_ranks
+    ring = 2 * (num_workers - 1)
+    num_bytes = job.num_local_parameters(0) * job.gradient_bytes
+    all_reduce_s = (
+        ring * exchange.num_buckets * exchange.link.latency_s
+        + ring / num_workers * num_bytes / exchange.link.bandwidth_bytes_per_s
+    )
+    in_lockstep = replace(exchange, is_lockstep=True)
+    even = (
+        count
+        for count in range(1, num_workers + 1)
+        if replace(in_lockstep, num_servers=count).total_s <= all_reduce_s
+    )
+    return ExchangePlan(
+        num_servers=exchange.num_servers,
+        push_s=in_lockstep.push_s,
+        pull_s=in_lockstep.pull_s,
+        total_s=in_lockstep.total_s,
+        all_reduce_s=all_reduce_s,
+        even_servers=next(even, None),
+        pulls_last=exchange.pulls_last,
+        update_s=exchange.update_s,
+        mixed_s=in_lockstep.mixed_s if exchange.num_servers < num_workers else None,
+    )
+
+
+def _link(job: JobShape, settings: ParameterServerConfig) -> LinkConfig:
+    """The slowest link between a worker and a server."""
+    cluster = job.cluster.config
+    world_size = job.mesh.num_ranks + settings.servers
+    is_apart = world_size > cluster.devices_per_node or SERVER in job.config.site.roles
+    return cluster.inter_node if is_apart else cluster.intra_node
+
+
+def _messages(exchange: Exchange) -> tuple[Collective, ...]:
+    push, pull = (
+        Collective(
+            operation=operation,  # type: ignore[arg-type]
+            purpose=purpose,
+            axis="dp",
+            num_bytes=round(num_bytes / exchange.num_buckets),
+            count=exchange.num_buckets,
+            overlappable=exchange.overlaps,
+            contention=exchange.contention,
+        )
+        for operation, purpose, num_bytes in (
+            ("push", "gradients", exchange.push_bytes),
+            ("pull", "parameters", exchange.pull_bytes),
+        )
+    )
+    if not exchange.is_lockstep:
+        return push, pull
+    sums = Collective(
+        operation="push",
+        purpose="loss and targets",
+        axis="dp",
+        num_bytes=_SUM_BYTES,
+        count=_NUM_SUMS,
+        overlappable=True,
+    )
+    return push, pull, sums

@@ -1,0 +1,1 @@
+"""Slurm: options, script, state and life of a job."""

@@ -1,0 +1,140 @@
+"""How a run on Slurm goes on that its time limit, a preemption or a lost node cut short.
+
+The bodies in ``slurm/`` do it; here is what may be chosen, what cannot work, and what a reader is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.base.errors import Fault
+from launcher.base.units import format_duration
+from launcher.contract.config import LaunchConfig
+from launcher.typed.ranges import Count, Index
+from launcher.typed.read import Reading, read
+from launcher_plugins.executors.torchrun import restart_faults, restart_notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """Settings of the executor."""
+
+    starter: Literal["srun", "torchrun"] = "srun"
+    """``srun`` starts one task per rank; ``torchrun`` is started once per node and starts its ranks."""
+    continuation: Literal["requeue", "chain", "none"] = "requeue"
+    """How a run goes on that was cut short. ``requeue``: its job goes back into the queue; ``chain``: it
+    is submitted as ``max_starts`` jobs, each of which goes on from the one before; ``none``: not by
+    itself."""
+    max_starts: Count = 8
+    """Starts of the ranks, all together."""
+    max_restarts: Index = 0
+    """Times that the ranks are started again after a failure, from the newest good checkpoint."""
+    save_lead_s: Index = 120
+    """Seconds before the time limit at which the ranks are told to save and end; 0 = they are not."""
+
+    def num_jobs(self) -> int:
+        """Jobs that the run is submitted as."""
+        return self.max_starts if self.continuation == "chain" else 1
+
+
+def settings_of(config: LaunchConfig) -> SlurmConfig:
+    """The settings of the executor, which planning has checked."""
+    settings = read(SlurmConfig, config.executor.options, Reading(), "executor")
+    assert settings is not None, "the plan was made with options that its executor does not know"
+    return settings
+
+
+def saves(config: LaunchConfig) -> bool:
+    """Whether ranks that are told to end save first."""
+    return config.train.checkpoint_interval > 0
+
+
+def save_signal(config: LaunchConfig) -> str | None:
+    """Slurm's option by which the script is told that the time limit is near."""
+    lead_s = settings_of(config).save_lead_s
+    return f"B:USR1@{lead_s}" if lead_s and saves(config) else None
+
+
+def life_faults(config: LaunchConfig) -> Iterator[Fault]:
+    """Settings under which the run would not go on, or would end as soon as it starts."""
+    settings, limit = settings_of(config), config.site.time_limit
+    if limit and save_signal(config) and seconds(limit) <= settings.save_lead_s:
+        rule = f"the ranks would be told to end as they start, as site.time_limit is {limit}"
+        fix = f"Set executor.save_lead_s={seconds(limit) // 4}, or a longer site.time_limit."
+        yield Fault("executor.save_lead_s", settings.save_lead_s, rule, fix)
+    if settings.continuation == "chain" and not saves(config):
+        rule = "a job would have nothing to go on from, as train.checkpoint_interval is 0"
+        fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}."
+        yield Fault("executor.continuation", "chain", rule, fix)
+    yield from restart_faults(config, settings.max_restarts)
+    most = 0 if settings.continuation == "none" else settings.max_starts - 1
+    if settings.max_restarts > most:
+        rule = "nothing starts the ranks again with executor.continuation=none"
+        if settings.continuation != "none":
+            rule = f"there are at most executor.max_starts={settings.max_starts} starts"
+        yield Fault(
+            "executor.max_restarts", settings.max_restarts, rule, f"Set executor.max_restarts={most}."
+        )
+
+
+def life_notes(config: LaunchConfig) -> Iterator[str]:
+    """Who starts the run again, and when."""
+    settings = settings_of(config)
+    at_limit = f"{settings.save_lead_s} s before its time limit, when the ranks have saved"
+    if settings.continuation == "none":
+        yield "Nothing starts the run again when it is cut short (executor.continuation=none)."
+    elif settings.continuation == "chain":
+        end = at_limit if settings.save_lead_s else "at its time limit, without a word to the ranks"
+        yield (
+            f"It is submitted as {settings.max_starts} jobs. The first ends {end}, and the next goes "
+            "on; those that are not needed are cancelled, and nothing is requeued "
+            "(executor.continuation=chain)."
+        )
+    else:
+        own = f", and its own script {at_limit}" if save_signal(config) else ""
+        yield (
+            f"Slurm requeues the job after a preemption and when a node fails{own}: at most "
+            f"{settings.max_starts} starts (executor.continuation=requeue)."
+        )
+        if not saves(config):
+            yield (
+                "As train.checkpoint_interval is 0, a requeued job begins anew, and nothing is saved at its "
+                "end."
+            )
+    yield from restart_notes(config, settings.max_restarts)
+
+
+def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
+    """Says where the run is cut short by its time limit before it can be done."""
+    settings, limit = settings_of(config), config.site.time_limit
+    if not limit:
+        return
+    goes_on = {"requeue": save_signal(config) is not None, "chain": True, "none": False}
+    num_starts = settings.max_starts if goes_on[settings.continuation] else 1
+    if predicted_s <= num_starts * seconds(limit):
+        return
+    if num_starts > 1:
+        rest = f"{num_starts} starts (executor.max_starts) of {limit} each (site.time_limit) are not enough"
+    else:
+        missing = {
+            "executor.continuation=requeue": settings.continuation == "none",
+            "a train.checkpoint_interval": not saves(config),
+            "an executor.save_lead_s": not settings.save_lead_s and settings.continuation != "chain",
+            "a larger executor.max_starts": settings.max_starts == 1,
+        }
+        needed = " and ".join(what for what, is_missing in missing.items() if is_missing)
+        rest = f"it is ended after site.time_limit = {limit}: going on takes {needed}"
+    yield f"The run is predicted to take about {format_duration(predicted_s)}, and {rest}."
+
+
+def seconds(limit: str) -> int:
+    """The seconds of a time limit.
+
+    >>> seconds("1-00:00:30"), seconds("00:10:00")
+    (86430, 600)
+    """
+    days, _, clock = limit.rpartition("-")
+    hours, minutes, rest = map(int, clock.split(":"))
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest

@@ -1,0 +1,195 @@
+"""How a job stands, from the text that Slurm prints and from what the job left behind.
+
+Text, because the shape of Slurm's JSON changed between its versions and its exit codes are wrong in
+some of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.contract.job import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase
+from launcher_plugins.executors.slurm.nodelist import expand
+from launcher_plugins.executors.torchrun import ending
+from launcher_plugins.executors.torchrun import failed_state as torchrun_state
+
+PHASES: dict[str, Phase] = {
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"), "pending"),
+    **dict.fromkeys(("RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED", "STOPPED"), "pending"),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"), "running"),
+    "COMPLETED": "succeeded",
+    **dict.fromkeys(("CANCELLED", "REVOKED"), "cancelled"),
+    **dict.fromkeys(("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"), "failed"),
+    **dict.fromkeys(("BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"), "failed"),
+}
+"""Every state of a job, by Slurm's name. Source: squeue(1), JOB STATE CODES."""
+REASONS = {
+    "TIMEOUT": "reached its time limit (site.time_limit)",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "PREEMPTED": "gave way to another job",
+    "BOOT_FAIL": "its nodes did not start",
+    "DEADLINE": "could not end before its deadline",
+}
+SQUEUE_FIELDS = "JobArrayID:40|,State:20|,exit_code:12|,RestartCnt:8|,Reason:60"
+SACCT_FIELDS = "JobID,State,ExitCode"
+_WORST: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
+"""The phase of several jobs together is the first of these that one of them is in."""
+_STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
+"""The line that each start of a job writes to its output."""
+_ENDED = re.compile(
+    r"^srun: error: (\S+): tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
+)
+_PART = re.compile(r"^trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
+"""The line of each part of a heterogeneous job, whose tasks srun numbers from 0."""
+_SIGNALS = {
+    "Killed": signal.SIGKILL,
+    "Terminated": signal.SIGTERM,
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Out Of Memory": signal.SIGKILL,
+}
+
+
+def read_squeue(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
+    """The states of those jobs that squeue knows, which was asked for `SQUEUE_FIELDS`.
+
+    The tasks of an array and the parts of a het job have lines of their own.
+
+    >>> read_squeue("7|PENDING|0|1|BeginTime", ["7"])["7"].reason
+    'requeued, restart 1 waits: BeginTime'
+    """
+    rows = []
+    for line in text.splitlines():
+        name, state, status, restarts, reason = (field.strip() for field in line.split("|"))
+        rows.append((name, _restarted(_state(state, _exit_code(status), reason), int(restarts or 0))))
+    return _by_job(rows, jobs)
+
+
+def read_sacct(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
+    """The states of those jobs that sacct knows, which was asked for `SACCT_FIELDS`.
+
+    A job that was requeued has a line for every start, the newest last.
+
+    >>> read_sacct("7|NODE_FAIL|1:0\\n7|CANCELLED by 1000|0:15", ["7"])["7"].phase
+    'cancelled'
+    """
+    newest = {}
+    for line in text.splitlines():
+        name, state, code = line.split("|")
+        if state.split(" ")[0] in PHASES:
+            newest[name] = _state(state.split(" ")[0], code, "")
+    return _by_job(newest.items(), jobs)
+
+
+def from_record(text: str, job: str) -> JobState | None:
+    """The state in what a job leaves at its end; None where it is of another job, or no record."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    if record.get("job") != job:
+        return None
+    return _state("FAILED" if record["exit_code"] else "COMPLETED", f"{record['exit_code']}:0", "")
+
+
+def time_left(text: str) -> float | None:
+    """The seconds in what squeue says of a job's time left; None for ``UNLIMITED``, ``INVALID`` and nothing.
+
+    >>> time_left("1-02:00:00"), time_left("4:59"), time_left("UNLIMITED"), time_left("")
+    (93600.0, 299.0, None, None)
+    """
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def guilty_rank(output: str) -> tuple[int, int] | None:
+    """The rank that srun said to have ended first, and how; a code below 0 is a signal.
+
+    The ranks that srun then ends are named too, later.
+
+    >>> guilty_rank("srun: error: node1: tasks 2-3: Exited with exit code 17")
+    (2, 17)
+    """
+    parts = [(int(first), set(expand(hosts))) for first, hosts in _PART.findall(output)]
+    ended = []
+    for nodes, tasks, how, code in _ENDED.findall(output):
+        status = int(code) if code else -_SIGNALS.get(how.strip(), signal.SIGKILL)
+        firsts = [first for first, hosts in parts if hosts.intersection(expand(nodes))] if parts else [0]
+        if len(firsts) == 1:  # parts that share a node cannot be told apart
+            ended.append((firsts[0] + int(expand(f"[{tasks.strip('[]')}]")[0]), status))
+    first = [item for item in ended if item[1] not in SECONDARY_EXIT_CODES]
+    return next(iter(first + ended), None)
+
+
+def with_end(state: JobState, run_dir: str) -> JobState:
+    """A failed state with what its newest start left: that it has saved, or the rank that ended first."""
+    log, note = Path(run_dir) / EXECUTOR_LOG, Path(run_dir) / STOP_NOTE
+    if state.phase != "failed" or not log.is_file():
+        return state
+    if note.is_file():
+        step = json.loads(note.read_text(encoding="utf-8"))["step"]
+        reason = f"cut short, saved after step {step}: trireme submit --resume goes on"
+        return replace(state, reason=reason)
+    output = log.read_text(encoding="utf-8", errors="replace")
+    *_, starter, newest = ["", *_STARTED.split(output)]
+    if starter == "torchrun":
+        return torchrun_state(newest, state.exit_code or 1)
+    guilty = guilty_rank(newest)
+    if guilty is None:
+        return state
+    rank, code = guilty
+    return JobState(phase="failed", exit_code=code, reason=ending(code), rank=rank)
+
+
+def _state(name: str, exit_code: str, reason: str) -> JobState:
+    phase = PHASES.get(name, "running")  # a state of a newer Slurm: the job is still known
+    if phase == "pending":
+        return JobState(phase=phase, reason=f"waits: {reason}" if reason not in ("", "None") else "waits")
+    if phase == "running":
+        return JobState(phase=phase, reason="" if name == "RUNNING" else name.lower())
+    code, _, number = exit_code.partition(":")
+    status = -int(number) if number not in ("", "0") else int(code or 0)
+    if phase == "succeeded":
+        return JobState(phase=phase, exit_code=0)
+    return JobState(phase=phase, exit_code=status, reason=REASONS.get(name, f"Slurm says {name}"))
+
+
+def _restarted(state: JobState, num_restarts: int) -> JobState:
+    if not num_restarts or state.phase not in ("pending", "running"):
+        return state
+    words = (
+        f"requeued, restart {num_restarts} {state.reason}"
+        if state.phase == "pending"
+        else f"restart {num_restarts}"
+    )
+    return replace(state, reason=words)
+
+
+def _by_job(rows: Iterable[tuple[str, JobState]], jobs: Iterable[str]) -> dict[str, JobState]:
+    """The state of each job, from those of all that belong to it: ``7``, ``7_3``, ``7+1``."""
+    found: dict[str, list[JobState]] = {}
+    for name, state in rows:
+        for job in {name, re.split(r"[+_]", name)[0]}:
+            found.setdefault(job, []).append(state)
+    return {job: min(found[job], key=lambda state: _WORST.index(state.phase)) for job in jobs if job in found}
+
+
+def _exit_code(status: str) -> str:
+    """Exit code and signal as sacct writes them, from squeue's status of wait(2).
+
+    >>> _exit_code("4352"), _exit_code("9"), _exit_code("17:0")
+    ('17:0', '0:9', '17:0')
+    """
+    if not status.isdecimal():
+        return status
+    return f"{int(status) >> 8}:{int(status) & 0x7F}"

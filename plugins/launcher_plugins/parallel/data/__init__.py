@@ -1,0 +1,1 @@
+"""Replicas with samples of their own."""

@@ -1,0 +1,71 @@
+"""Data parallelism: every replica trains on its own samples; gradients are summed over the replicas.
+
+replica 0   F B F B | sum over dp, bucket by bucket while the last B runs | update
+replica 1   F B F B | sum over dp                                         | update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+from launcher.base import registry
+from launcher.contract.strategy import Collective, Fault, JobShape, OwnsExchange, RankCost
+
+_SCALAR_BYTES = 8
+
+
+class DataParallel:
+    """Replicas of the whole model."""
+
+    axis = "dp"
+    runtime = "launcher_plugins.parallel.data.runtime:apply"
+
+    def check(self, job: JobShape) -> Iterable[Fault]:
+        """Every job has replicas of equal work, once its batch sizes are solved."""
+        return ()
+
+    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+        """What the architecture's replicas exchange, and on the last stage the loss and the count of its
+        targets."""
+        architecture = registry.load("launcher.architectures", job.config.architecture.name)
+        if isinstance(architecture, OwnsExchange):
+            own = architecture.exchange(job, pp_rank)
+        else:
+            own = RankCost(collectives=summed_gradients(job, pp_rank))
+        if own.exposed_s is not None:  # there is no all-reduce
+            return own
+        return replace(own, collectives=(*own.collectives, *loss_messages(job, pp_rank)))
+
+
+def summed_gradients(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
+    """All gradients of a rank, summed over the replicas in buckets."""
+    size, count = buckets(job, pp_rank)
+    return (_sum("gradients", size, count),) if count else ()
+
+
+def buckets(job: JobShape, pp_rank: int) -> tuple[int, int]:
+    """Bytes of one bucket of a rank's gradients, and how many there are."""
+    total = job.num_local_parameters(pp_rank) * job.gradient_bytes
+    count = -(-total // job.config.parallel.bucket_bytes)
+    return -(-total // count) if count else 0, count
+
+
+def loss_messages(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
+    """On the last stage: the loss, and the count of its targets, which work goes on beside."""
+    if job.stages[-1].pp_rank != pp_rank:
+        return ()
+    return (_sum("loss and targets", _SCALAR_BYTES, 2, "begin"),)
+
+
+def _sum(purpose: str, num_bytes: int, count: int, phase: Literal["begin", "step"] = "step") -> Collective:
+    return Collective(
+        operation="all_reduce",
+        purpose=purpose,
+        axis="dp",
+        num_bytes=num_bytes,
+        count=count,
+        overlappable=True,
+        phase=phase,
+    )

@@ -1,0 +1,1 @@
+"""Matrices split over the ranks of a group, as in Megatron-LM."""

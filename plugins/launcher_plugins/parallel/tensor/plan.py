@@ -1,0 +1,145 @@
+"""Tensor parallelism: every matrix is split over the ranks of a group.
+
+In each half of a layer the first matrix is split by columns and the second by rows, so that only
+the end of the half needs a sum. With X whole on every rank:
+
+    attention   X -> [q k v, split by heads] -> attention -> [output, split by rows] -> all-reduce
+    MLP         X -> [up, split by columns]  -> GELU      -> [down, split by rows]   -> all-reduce
+
+The backward sums the gradient of X at the beginning of each half. With sequence parallelism X is
+split along the sequence: an all-gather where a half begins and a reduce-scatter where it ends
+replace each all-reduce, and move the same bytes.
+
+Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd, isqrt
+from typing import Literal
+
+from launcher.contract.strategy import Collective, Fault, JobShape, RankCost, StagePlan
+
+_FP32_BYTES = 4
+_MAX_DEGREES = 4
+"""Degrees that are proposed in place of one that does not fit, the nearest first."""
+Phase = Literal["forward", "backward", "step"]
+
+
+class TensorParallel:
+    """Megatron's split of a GPT or Llama model."""
+
+    axis = "tp"
+    runtime = "launcher_plugins.parallel.tensor.runtime.layers:apply"
+
+    def check(self, job: JobShape) -> Iterable[Fault]:
+        """The split sizes must be multiples of tp; a user's own layers cannot be split."""
+        model, tp = job.config.model, job.mesh.tp
+        if model.family == "custom":
+            rule = "the layers that model.target builds are whole and cannot be split"
+            yield Fault("parallel.tp", tp, rule, "Spread it along dp and pp.", ways=({"parallel.tp": 1},))
+            return
+        sizes = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads, "ffn_size": model.ffn_size}
+        known = {name: size for name, size in sizes.items() if size is not None}
+        if uneven := {name: size for name, size in known.items() if size % tp}:
+            named = ", ".join(f"model.{name} = {size}" for name, size in uneven.items())
+            quotients = ", ".join(f"{size}/{tp}" for size in uneven.values())
+            rule = f"must divide {named}; {quotients} {'is' if len(uneven) == 1 else 'are'} not whole"
+            nearest = sorted(_divisors(gcd(*known.values())), key=lambda degree: (abs(degree - tp), -degree))
+            ways = tuple({"parallel.tp": degree} for degree in nearest[:_MAX_DEGREES])
+            yield Fault("parallel.tp", tp, rule, ways=ways)
+
+    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+        """The sums inside every layer, in the embedding and in the loss."""
+        collectives: list[Collective] = []
+        for stage in job.stages_of(pp_rank):
+            collectives += _layer_sums(job, stage)
+            if stage.has_prologue:
+                collectives += _edge(job, stage, "embedding", leaves=1, enters=0)
+            if stage.has_epilogue:
+                collectives += [*_edge(job, stage, "head", leaves=0, enters=1), *_loss(job)]
+        collectives += _replicated_gradients(job, pp_rank) if job.config.parallel.sequence_parallel else []
+        if job.mesh.pp == 1:
+            collectives.append(_collective("all_reduce", "gradient norm", _FP32_BYTES, 1, "step"))
+        return RankCost(collectives=tuple(collectives))
+
+
+def gathers_again(job: JobShape, stage: StagePlan) -> bool:
+    """Whether split regions keep their input in parts of the sequence and gather it in the backward."""
+    return job.config.parallel.sequence_parallel and stage.recompute != "full"
+
+
+def _divisors(number: int) -> set[int]:
+    small = {degree for degree in range(1, isqrt(number) + 1) if number % degree == 0}
+    return small | {number // degree for degree in small}
+
+
+def _layer_sums(job: JobShape, stage: StagePlan) -> list[Collective]:
+    """Two split regions per layer. Recomputation runs both again, up to the last result that the
+    backward needs: the sum at the end of the layer only where a dropout mask follows it."""
+    sums = _edge(job, stage, "layers", leaves=2 * stage.num_layers, enters=2 * stage.num_layers)
+    if stage.recompute == "full":
+        leaves = 2 if job.config.model.dropout > 0 else 1
+        sums += _forward(job, "recomputation", leaves * stage.num_layers, 2 * stage.num_layers, "backward")
+    return sums
+
+
+def _edge(job: JobShape, stage: StagePlan, purpose: str, *, leaves: int, enters: int) -> list[Collective]:
+    """Forward and backward of some ends (``leaves``) and beginnings (``enters``) of split regions.
+    In the backward an end is a beginning and the other way round."""
+    forward = _forward(job, purpose, leaves, enters, "forward")
+    gathered_again = enters if gathers_again(job, stage) else 0
+    return forward + _forward(job, purpose, enters, leaves + gathered_again, "backward")
+
+
+def _forward(job: JobShape, purpose: str, leaves: int, enters: int, phase: Phase) -> list[Collective]:
+    elements = job.model.layers[0].output_elements
+    size, m = job.micro_size * elements * job.compute_bytes, job.pipeline.num_microbatches
+    if not job.config.parallel.sequence_parallel:
+        wanted = [_collective("all_reduce", purpose, size, leaves * m, phase)]
+    else:
+        wanted = [
+            _collective("all_gather", purpose, size, enters * m, phase),
+            _collective("reduce_scatter", purpose, size, leaves * m, phase),
+        ]
+    return [collective for collective in wanted if collective.count]
+
+
+def _loss(job: JobShape) -> list[Collective]:
+    """Per token the largest logit; then the sum of exponentials with the target's logit."""
+    tokens, m = job.micro_size * job.config.batch.seq_length, job.pipeline.num_microbatches
+    return [
+        _collective("all_reduce", "largest logit", tokens * _FP32_BYTES, m, "forward"),
+        _collective("all_reduce", "sums of the loss", 2 * tokens * _FP32_BYTES, m, "forward"),
+    ]
+
+
+def _replicated_gradients(job: JobShape, pp_rank: int) -> list[Collective]:
+    """Gradients of whole parameters, of which each rank has seen its part of the sequence: norms,
+    biases added after a sum, the table of positions. They are summed in one message."""
+    stages = job.stages_of(pp_rank)
+    in_layers = sum(layer.num_replicated_parameters for stage in stages for layer in job.layers(stage))
+    prologue, epilogue = job.model.prologue, job.model.epilogue
+    positions = prologue.num_replicated_parameters if prologue and stages[0].has_prologue else 0
+    in_head = epilogue.num_replicated_parameters if epilogue and stages[-1].has_epilogue else 0
+    size = (in_layers + in_head + positions) * job.gradient_bytes
+    return [_collective("all_reduce", "replicated gradients", size, 1, "step")] if size else []
+
+
+def _collective(
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter"],
+    purpose: str,
+    num_bytes: int,
+    count: int,
+    phase: Phase,
+) -> Collective:
+    return Collective(
+        operation=operation,
+        purpose=purpose,
+        axis="tp",
+        num_bytes=num_bytes,
+        count=count,
+        overlappable=False,
+        phase=phase,
+    )

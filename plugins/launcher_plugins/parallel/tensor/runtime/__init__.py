@@ -1,0 +1,1 @@
+"""Split layers and their collectives, on the ranks."""

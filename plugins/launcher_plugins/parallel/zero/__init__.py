@@ -1,0 +1,1 @@
+"""ZeRO through DeepSpeed."""

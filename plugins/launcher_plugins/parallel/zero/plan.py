@@ -1,0 +1,186 @@
+"""ZeRO through DeepSpeed: the replicas split the model states instead of each holding all of them.
+
+    of every replica   stage 1               stage 2               stage 3
+    optimizer state    its part              its part              its part
+    gradients          all                   its part              its part
+    weights            all                   all                   its part, gathered layer by layer
+    messages           gradients reduced     gradients reduced     weights gathered twice and gradients
+                       and weights gathered  per microbatch,       reduced per microbatch
+                       once a step           weights gathered
+
+Each stage of a pipeline, and each slice of tensor parallelism, is split over the replicas of its own.
+
+Source: Rajbhandari et al., ZeRO (2020), sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from launcher.base import registry
+from launcher.contract.strategy import Collective, Fault, JobShape, RankCost, splits_backward
+from launcher_plugins.parallel.data.plan import loss_messages
+from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json, option_faults
+
+CONFIG_NAME = "deepspeed.json"
+"""The file in the run directory that DeepSpeed is configured with."""
+_FP32_BYTES = 4
+
+
+class ZeroParallel:
+    """Replicas that share the model states; in place of plain data parallelism."""
+
+    axis = "dp"
+    runtime = "launcher_plugins.parallel.zero.runtime.update:apply"
+    update = "launcher_plugins.parallel.zero.runtime.update:update"
+
+    def check(self, job: JobShape) -> Iterable[Fault]:
+        """What cannot be split, what DeepSpeed cannot do, and a user's keys that contradict the recipe."""
+        yield from _shape_faults(job)
+        yield from _precision_faults(job)
+        if job.config.parallel.zero_offload and job.config.device.kind == "cpu":
+            rule = "the devices are CPUs, so the optimizer state is in the memory of the CPU already"
+            yield Fault("parallel.zero_offload", "true", rule, ways=({"parallel.zero_offload": False},))
+        yield from option_faults(job.config, job.model.num_parameters)
+
+    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+        """The messages that split states need, and what the update holds for a moment."""
+        collectives = [*_gradients(job, pp_rank), *_weights(job, pp_rank), *loss_messages(job, pp_rank)]
+        collectives.append(_message(job, "all_reduce", "gradient norm", _FP32_BYTES, 2))
+        return RankCost(memory_bytes=_memory(job, pp_rank), collectives=tuple(collectives))
+
+    def documents(self, job: JobShape) -> Mapping[str, Mapping[str, Any]]:
+        """The DeepSpeed configuration."""
+        return {CONFIG_NAME: deepspeed_json(job.config, job.model.num_parameters)}
+
+
+def _shape_faults(job: JobShape) -> Iterator[Fault]:
+    stage = job.config.parallel.zero_stage
+    if job.mesh.dp == 1:
+        rule = "splits the model states over the data-parallel replicas, and there is one (parallel.dp=1)"
+        yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0}, {"parallel.dp": 2}))
+    yield from _pipeline_faults(job) if stage > 1 else ()
+    if stage == 3 and any(part.recompute == "selective" for part in job.stages):
+        rule = "stage 3 has given the weights of a norm away by the time that its output is computed again"
+        ways = ({"parallel.recompute": "full"}, {"parallel.recompute": "none"}, {"parallel.zero_stage": 2})
+        yield Fault("parallel.recompute", job.config.parallel.recompute, rule, ways=ways)
+    if job.config.architecture.name != "decentralized":
+        rule = f"the update is {job.config.architecture.name}'s own, and ZeRO would be a second one"
+        yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0},))
+    for pp_rank in range(job.mesh.pp) if job.stages else ():
+        if job.num_local_parameters(pp_rank) == 0:
+            rule = f"pp_rank {pp_rank} has no parameters, and DeepSpeed cannot start without any"
+            yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0},))
+
+
+def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
+    parallel, stages = job.config.parallel, job.pipeline.num_stages
+    whole: dict[str, Any] = {"parallel.pp": 1} if parallel.pp > 1 else {}
+    if parallel.num_chunks > 1:
+        whole |= {"parallel.num_chunks": 1, "parallel.schedule": "1f1b"}
+    if stages > 1:
+        rule = (
+            f"gives gradients away after every microbatch, and a pipeline of {stages} stages "
+            "(pp * num_chunks) accumulates them over all of its microbatches"
+        )
+        ways = ({"parallel.zero_stage": 1}, whole)
+        yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
+    elif splits_backward(registry.load("launcher.schedules", parallel.schedule)):
+        rule = f"gives gradients away during the backward, and {parallel.schedule} computes them after it"
+        ways = ({"parallel.zero_stage": 1}, {"parallel.schedule": "1f1b"})
+        yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
+
+
+def _precision_faults(job: JobShape) -> Iterator[Fault]:
+    precision, stage = job.config.precision, job.config.parallel.zero_stage
+    if precision.compute == "fp16" and job.config.device.kind == "cpu":
+        rule = "DeepSpeed has no fp16 on the CPU"
+        formats = ({"precision.compute": "bf16"}, {"parallel.zero_stage": 0})
+        yield Fault("parallel.zero_stage", stage, rule, ways=formats)
+    if precision.compute != "fp32" and not precision.master_weights:
+        rule = f"DeepSpeed keeps fp32 weights in the optimizer (parallel.zero_stage={stage})"
+        ways = ({"precision.master_weights": True}, {"parallel.zero_stage": 0})
+        yield Fault("precision.master_weights", "false", rule, ways=ways)
+
+
+def has_whole_fp32_gradients(job: JobShape) -> bool:
+    """Whether DeepSpeed takes its bf16 optimizer, which sums all gradients in fp32 on every replica."""
+    precision, parallel = job.config.precision, job.config.parallel
+    is_mixed = precision.compute == "bf16" and precision.gradients == "fp32"
+    return parallel.zero_stage == 1 and is_mixed and not parallel.zero_offload
+
+
+def _gradients(job: JobShape, pp_rank: int) -> Iterator[Collective]:
+    """All gradients in buckets: once a step, or from stage 2 on after every microbatch."""
+    total = job.num_local_parameters(pp_rank) * job.gradient_bytes
+    num_buckets = -(-total // job.config.parallel.bucket_bytes)
+    operation: Literal["all_reduce", "reduce_scatter"]
+    operation = "all_reduce" if has_whole_fp32_gradients(job) else "reduce_scatter"
+    size = -(-total // num_buckets)
+    if job.config.parallel.zero_stage == 1:
+        yield _message(job, operation, "gradients", size, num_buckets)
+    else:
+        count = num_buckets * job.pipeline.num_microbatches
+        yield _message(job, operation, "gradients", size, count, "backward")
+
+
+def _weights(job: JobShape, pp_rank: int) -> Iterator[Collective]:
+    """The updated weights once a step; at stage 3 instead those of each layer, for every forward and
+    every backward."""
+    if job.config.parallel.zero_stage < 3:
+        size = job.num_local_parameters(pp_rank) * job.compute_bytes
+        yield _message(job, "all_gather", "weights", size, 1)
+        return
+    for size in _part_bytes(job, pp_rank):
+        yield _message(job, "all_gather", "weights", size, job.pipeline.num_microbatches, "forward")
+        yield _message(job, "all_gather", "weights", size, job.pipeline.num_microbatches, "backward")
+
+
+def _part_bytes(job: JobShape, pp_rank: int) -> list[int]:
+    """Bytes of the weights of each layer, and of each end of the model, on one rank."""
+    stages = job.stages_of(pp_rank)
+    parts = [part for stage in stages for part in (*job.layers(stage), *job.ends(stage))]
+    tied = job.model.num_tied_parameters
+    sizes = []
+    for part in parts:
+        split = part.num_parameters - part.num_replicated_parameters
+        if part is job.model.epilogue:
+            split -= tied  # gathered with the embedding
+        sizes.append((part.num_replicated_parameters + -(-split // job.mesh.tp)) * job.compute_bytes)
+    return sizes
+
+
+def _memory(job: JobShape, pp_rank: int) -> dict[str, int]:
+    """What is held beside the states: the owned gradients in fp32 while the update runs, and buffers."""
+    stage, dp = job.config.parallel.zero_stage, job.mesh.dp
+    held = {}
+    if not (has_whole_fp32_gradients(job) or job.config.parallel.zero_offload):
+        held["gradients of the update"] = -(-job.num_local_parameters(pp_rank) // dp) * _FP32_BYTES
+    if stage > 1:
+        held["gradient bucket"] = min(
+            job.config.parallel.bucket_bytes, job.num_local_parameters(pp_rank) * job.compute_bytes
+        )
+    if stage == 3:
+        held["gathered weights"] = max(_part_bytes(job, pp_rank))
+    return held
+
+
+def _message(
+    job: JobShape,
+    operation: Literal["all_reduce", "reduce_scatter", "all_gather"],
+    purpose: str,
+    num_bytes: int,
+    count: int,
+    phase: Literal["forward", "backward", "step"] = "step",
+) -> Collective:
+    """At stage 1 DeepSpeed works after the schedule; from stage 2 on it can hide messages on a GPU."""
+    return Collective(
+        operation=operation,
+        purpose=purpose,
+        axis="dp",
+        num_bytes=num_bytes,
+        count=count,
+        overlappable=phase != "step" and job.config.device.kind == "cuda",
+        phase=phase,
+    )

@@ -1,0 +1,1 @@
+"""DeepSpeed on our ranks, groups and schedules."""

@@ -1,0 +1,155 @@
+"""Starts DeepSpeed on the launcher's own ranks and process groups."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launcher.base.errors import JobError
+from launcher.runtime.api import RankContext, slice_of
+from launcher.runtime.process.groups import Group
+from launcher_plugins.parallel.zero.runtime.clock import time_messages
+
+
+def load_deepspeed(ctx: RankContext) -> Any:
+    """The module deepspeed, made ready for this rank's device and for process groups that exist."""
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it; our own starters set it
+    if ctx.device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # On a CPU the start would compile this operator, which needs a compiler; gloo does without it.
+    __compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False)
+    return deepspeed
+
+
+def start_engine(ctx: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer, config: Any) -> Any:
+    """DeepSpeed's engine around this rank's part of the model. Collective over all ranks."""
+    deepspeed = load_deepspeed(ctx)
+    check_alike(len(optimizer.param_groups), ctx.groups.model, ctx.device)
+    for param in model.parameters():
+        _mark(param, ctx)
+    topology = Topology(ctx)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=config, mpu=topology, dist_init_required=False
+    )
+    time_messages(deepspeed.comm.comm.cdb, topology.kinds(), ctx)
+    return engine
+
+
+def check_alike(num_groups: int, model: Group, device: torch.device) -> None:
+    """Refuses stages that differ in their groups of parameters: DeepSpeed sums a norm over all ranks of a
+    replica for each group, and some would wait for a sum that others never begin.
+
+    Raises:
+        JobError: on every rank of the replica.
+    """
+    bounds = torch.tensor([num_groups, -num_groups], device=device)
+    if model.size > 1:
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=model.handle)
+    if bounds[0] != -bounds[1]:
+        raise JobError(
+            "some stages of the pipeline have only parameters with weight decay (matrices) or only such "
+            "without (biases, norms), which DeepSpeed cannot clip together: set parallel.zero_stage=0, or "
+            "split the layers otherwise"
+        )
+
+
+def splitter(ctx: RankContext, config: Any) -> Callable[[nn.Module], None]:
+    """Leaves this rank's part of every parameter of a module; DeepSpeed gathers them when they are used."""
+    deepspeed, topology = load_deepspeed(ctx), Topology(ctx)
+
+    def keep_own_part(module: nn.Module) -> None:
+        group = topology.get_data_parallel_group()
+        deepspeed.zero.Init(module, data_parallel_group=group, config_dict_or_path=config, mpu=topology)
+
+    return keep_own_part
+
+
+class Topology:
+    """The mesh in the words that DeepSpeed asks for (Megatron's ``mpu``)."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        groups = ctx.groups
+        used = self._dp, self._tp, self._pp, self._model = groups.dp, groups.tp, groups.pp, groups.model
+        self._handles = {group.ranks: _handle(group) for group in used}
+
+    def kinds(self) -> dict[dist.ProcessGroup, str]:
+        """Each group of several ranks that DeepSpeed sends in, with the clock's word for it."""
+        named = {"dp": self._dp, "model": self._model}
+        return {self._handles[group.ranks]: kind for kind, group in named.items() if group.size > 1}
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """The replicas of this rank's part of the model."""
+        return self._handles[self._dp.ranks]
+
+    def get_data_parallel_group_ranks(self) -> Sequence[int]:
+        """Their global ranks."""
+        return self._dp.ranks
+
+    def get_data_parallel_rank(self) -> int:
+        """This rank's dp_rank."""
+        return self._dp.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        """Number of replicas."""
+        return self._dp.size
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        """All ranks of one replica: norms are summed over it."""
+        return self._handles[self._model.ranks]
+
+    def get_model_parallel_rank(self) -> int:
+        """Its tp_rank: whole parameters count in the norm on tp_rank 0 of every stage."""
+        return self._tp.rank
+
+    def get_model_parallel_world_size(self) -> int:
+        """Ranks of one replica."""
+        return self._model.size
+
+    def get_tensor_model_parallel_group(self) -> dist.ProcessGroup:
+        """The ranks that share matrices."""
+        return self._handles[self._tp.ranks]
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        """This rank's tp_rank."""
+        return self._tp.rank
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        """Number of tp ranks."""
+        return self._tp.size
+
+    def get_pipeline_model_parallel_group(self) -> dist.ProcessGroup:
+        """The stages of one replica."""
+        return self._handles[self._pp.ranks]
+
+    def get_pipeline_model_parallel_rank(self) -> int:
+        """This rank's pp_rank."""
+        return self._pp.rank
+
+    def get_pipeline_model_parallel_world_size(self) -> int:
+        """Number of pipeline ranks."""
+        return self._pp.size
+
+
+def _handle(group: Group) -> dist.ProcessGroup:
+    """The group; DeepSpeed takes none for the whole world, so a rank alone gets a group of itself."""
+    if group.handle is not None:
+        return group.handle
+    return cast(dist.ProcessGroup, dist.new_group(list(group.ranks), use_local_synchronization=True))
+
+
+def _mark(param: nn.Parameter, ctx: RankContext) -> None:
+    """Tells DeepSpeed which parameters count in this rank's share of the gradient norm."""
+    where = slice_of(param)
+    param.model_parallel = where.is_sharded or ctx.groups.tp.rank == 0  # type: ignore[attr-defined]
+    param.ds_pipe_replicated = where.is_tied_copy  # type: ignore[attr-defined]

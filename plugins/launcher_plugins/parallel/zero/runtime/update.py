@@ -1,0 +1,226 @@
+"""The update of the parameters by DeepSpeed's ZeRO, driven by the launcher's loop and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from launcher.contract.records import REPLICATED
+from launcher.runtime.api import (
+    FragmentReader,
+    GlobalFragment,
+    RankContext,
+    Root,
+    StepOutcome,
+    Update,
+    slice_of,
+)
+from launcher.runtime.checkpoint.fragments import LOSS_SCALE, NUM_GOOD_STEPS, STEP, scalar_fragment
+from launcher.runtime.model.split_backward import WeightProduct
+from launcher.runtime.process.groups import Group
+from launcher.runtime.train.optimizer import adamw, learning_rate, not_finite
+from launcher.runtime.train.reductions import sum_in_one_message
+from launcher_plugins.parallel.zero.plan import CONFIG_NAME
+from launcher_plugins.parallel.zero.runtime.engine import splitter, start_engine
+from launcher_plugins.parallel.zero.runtime.state import (
+    OwnedPart,
+    fill,
+    fragments,
+    num_good_steps,
+    owned_parts,
+    refresh_weights,
+    set_num_good_steps,
+)
+
+
+def apply(ctx: RankContext) -> None:
+    """At stage 3 the model is split while it is built; the gradients DeepSpeed exchanges by itself."""
+    if ctx.config.parallel.zero_stage == 3:
+        ctx.keep_own_part = splitter(ctx, _config(ctx))
+
+
+def update(ctx: RankContext) -> Update:
+    """The update of this rank: beside any schedule at stage 1, around a whole replica from stage 2 on."""
+    return Zero1Update(ctx) if ctx.config.parallel.zero_stage == 1 else ZeroUpdate(ctx)
+
+
+def _config(ctx: RankContext) -> dict[str, Any]:
+    return dict(ctx.plan.plan.documents[CONFIG_NAME])
+
+
+class _DeepSpeedUpdate:
+    """What every stage has in common.
+
+    DeepSpeed averages gradients over the replicas, and the launcher's loss is scaled so that their sum is
+    the gradient: hence the factor dp in the loss scale.
+    """
+
+    _engine: Any
+    _params: list[nn.Parameter]
+
+    def __init__(self, ctx: RankContext) -> None:
+        self._ctx = ctx
+        self._num_updates = 0
+
+    def begin(self, step: int) -> None:
+        """Nothing to wait for: the parameters are already here."""
+
+    def state(self) -> Iterator[GlobalFragment]:
+        """This rank's part of the master weights and moments; copies of what another owns are left out."""
+        tp_rank = self._ctx.groups.tp.rank
+        parts = [part for part in self._parts() if part.where.is_owned_by(tp_rank)]
+        yield from fragments(self._engine.optimizer, parts)
+        if self._ctx.groups.model.rank == 0 and self._ctx.groups.dp.rank == 0:
+            yield scalar_fragment(STEP, self._num_updates)
+            if (scaler := self._scaler) is not None:
+                yield scalar_fragment(LOSS_SCALE, scaler.cur_scale)
+                yield scalar_fragment(NUM_GOOD_STEPS, num_good_steps(scaler))
+
+    def load(self, read: FragmentReader) -> None:
+        """Takes back what `state` gave, under any layout."""
+        self._num_updates = int(read(STEP, (), ()))
+        fill(self._engine.optimizer, self._parts(), self._num_updates, read)
+        refresh_weights(self._engine.optimizer, self._params)
+        if (scaler := self._scaler) is not None:
+            scaler.cur_scale = float(read(LOSS_SCALE, (), ()))
+            set_num_good_steps(scaler, int(read(NUM_GOOD_STEPS, (), ())))
+
+    def close(self) -> None:
+        """Takes DeepSpeed's hooks off the model."""
+        self._engine.destroy()
+
+    def _start(self, model: nn.Module) -> None:
+        config = self._ctx.config
+        self._params = [param for param in model.parameters() if param.requires_grad]
+        optimizer = adamw(((param, len(slice_of(param).shape)) for param in self._params), config)
+        assert optimizer is not None, "the plan refuses a stage without parameters"
+        self._engine = start_engine(self._ctx, model, optimizer, _config(self._ctx))
+
+    def _step(self, step: int) -> StepOutcome:
+        """Norm, clipping and the update of this rank's part, then the exchange of the new weights."""
+        config, engine = self._ctx.config, self._engine
+        lr = learning_rate(config.optim, step, config.train.num_steps)
+        for group in engine.optimizer.param_groups:
+            group["lr"] = lr
+        with self._ctx.clock.section(REPLICATED):
+            engine.step()
+        if engine.was_step_applied():
+            self._num_updates += 1
+            return StepOutcome(grad_norm=float(engine.get_global_grad_norm()), lr=lr)
+        if config.precision.compute != "fp16":
+            raise not_finite(step, torch.inf)
+        return StepOutcome(grad_norm=torch.inf, lr=lr, skipped=True)
+
+    def _parts(self) -> list[OwnedPart]:
+        return owned_parts(self._engine.optimizer, self._params)
+
+    @property
+    def _scaler(self) -> Any:
+        """DeepSpeed's dynamic loss scale of fp16; None in other formats."""
+        return self._engine.optimizer.loss_scaler if self._ctx.config.precision.compute == "fp16" else None
+
+
+class Zero1Update(_DeepSpeedUpdate):
+    """Stage 1: gradients are summed as without ZeRO, under any schedule; DeepSpeed enters after it."""
+
+    def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
+        """Takes over the chunks' parameters; returns the modules to run."""
+        self._start(nn.ModuleList(chunks))
+        return chunks
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before its backward."""
+        scaler = self._scaler
+        return self._ctx.groups.dp.size * (1.0 if scaler is None else float(scaler.cur_scale))
+
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        """Backward of one microbatch."""
+        if out is not None:
+            torch.autograd.backward(out, grad)
+
+    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has put off, added as autograd adds them."""
+        for product in products:
+            torch.autograd.backward(product.weight.view_as(product.weight), product.compute())
+
+    def apply(self, step: int) -> StepOutcome:
+        """Sums the gradients, clips, updates the parameters, clears the gradients."""
+        groups = self._ctx.groups
+        self._sum_over(groups.tp, "tp", [p for p in self._params if slice_of(p).is_summed_over_tp])
+        self._sum_over(groups.tied, "tied", [p for p in self._params if slice_of(p).is_tied])
+        self._engine.set_gradient_accumulation_boundary(True)
+        with self._ctx.clock.section(REPLICATED):
+            self._engine.allreduce_gradients()
+        outcome = self._step(step)
+        self._copy_tied_weights()
+        return outcome
+
+    def load(self, read: FragmentReader) -> None:
+        """Takes back what `state` gave, under any layout."""
+        super().load(read)
+        self._copy_tied_weights()
+
+    def _sum_over(self, group: Group, kind: str, params: Sequence[nn.Parameter]) -> None:
+        if group.size == 1 or not params:
+            return
+        with self._ctx.clock.section(kind):
+            sum_in_one_message([_accumulated(param) for param in params], group)
+
+    def _copy_tied_weights(self) -> None:
+        """Makes the last stage's copy of a tied weight the first stage's own: their replicas are other
+        groups, whose sums round in another order, and the copies would drift apart."""
+        group = self._ctx.groups.tied
+        for param in self._params if group.size > 1 else ():
+            if slice_of(param).is_tied:
+                with self._ctx.clock.section("tied"):
+                    dist.broadcast(param.data, src=group.ranks[0], group=group.handle)
+
+
+def _accumulated(param: Any) -> Tensor:
+    """Where DeepSpeed accumulates a gradient: its fp32 copy, where it keeps one."""
+    found = (getattr(param, name, None) for name in ("_hp_grad", "grad_accum", "grad"))
+    return cast(Tensor, next(gradient for gradient in found if gradient is not None))
+
+
+class ZeroUpdate(_DeepSpeedUpdate):
+    """Stages 2 and 3: gradients are given to their owners in every backward."""
+
+    def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
+        """Takes over the parameters of the one chunk; returns the engine, which runs it."""
+        (chunk,) = chunks
+        for param in chunk.parameters():
+            if slice_of(param).is_summed_over_tp:
+                param.register_hook(self._summed_over_tp)  # type: ignore[no-untyped-call]
+        self._start(chunk)
+        return [self._engine]
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor dp; that of fp16 DeepSpeed puts in itself."""
+        return float(self._ctx.groups.dp.size)
+
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        """Backward of one microbatch, whose gradients leave for their owners."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(out, scale_wrt_gas=False)
+
+    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
+        """No schedule of one stage splits the backward."""
+        raise AssertionError("the plan refuses a split backward above stage 1")
+
+    def apply(self, step: int) -> StepOutcome:
+        """Clips, updates the parameters, clears the gradients."""
+        return self._step(step)
+
+    def _summed_over_tp(self, grad: Tensor) -> Tensor:
+        """The gradient of a whole parameter, of which each tensor-parallel rank saw a part of the
+        sequence: summed before it is given away."""
+        whole = grad.float()
+        with self._ctx.clock.section("tp"):
+            dist.all_reduce(whole, group=self._ctx.groups.tp.handle)
+        return whole.to(grad.dtype)
