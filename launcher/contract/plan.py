@@ -13,6 +13,7 @@ from launcher.base.registry import PluginRecord
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Coordinates, Mesh
+from launcher.contract.moved import with_current_names
 from launcher.typed.read import Reading, plain, read
 
 VERSION = 1
@@ -351,7 +352,7 @@ class Plan:
                 f"plan.json has version {values.get('version')}, this launcher reads {VERSION}"
             )
         reading = Reading()
-        plan = read(Plan, values, reading)
+        plan = read(Plan, with_current_names(values), reading)
         if plan is None:
             raise ConfigError(reading.faults)
         return plan

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.units import counted
 from launcher.contract.config import RunConfig
+from launcher.contract.moved import with_current_names
 from launcher.runs.store import RunDirectory, absolute, check_idle, move_aside, read_json, saved_steps
 
 _ATTEMPT = ("logs", "exit")
@@ -114,7 +115,7 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
         fix = "Give run.dir the directory of an earlier run, or leave out --resume."
         rule = "holds no plan.json, so there is nothing to resume"
         raise ConfigError([Fault("run.dir", given, rule, fix)])
-    plan = read_json(directory.plan)
+    plan: dict[str, Any] = with_current_names(read_json(directory.plan))
     try:
         int(plan["config"]["train"]["num_steps"])
     except (KeyError, TypeError, ValueError):
