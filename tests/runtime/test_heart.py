@@ -148,7 +148,7 @@ def test_a_rank_that_hangs_before_its_first_step_ends_all_and_is_named(tmp_path:
 
 LAZY_PROGRAM = """
 import sys, time
-from launcher.runtime import main
+from launcher.runtime.process import main
 main.read_plan = lambda path, sha256: main.Plan.from_json(path.read_text())
 main.registry.resolve = lambda name: time.sleep(60)
 main.main([sys.argv[1], "--sha256", "0"])

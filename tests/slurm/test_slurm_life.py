@@ -99,7 +99,7 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache")
     # The baseline runs at the same time: nothing is measured here.
     hold = ("+site.options.hold=true", "site.is_one_machine=false", "executor.starter=torchrun", SAVES)
-    rank = tree / "launcher" / "runtime" / "rank.py"
+    rank = tree / "launcher" / "runtime" / "process" / "rank.py"
     rank.write_text(rank.read_text() + "\nprint('the tree as it was')\n")
     slurm.trireme("submit", "quickstart", *TWO_BY_TWO, *SMALL, *data, *hold, "run.dir=run")
     for module in (tree / "launcher" / "runtime").glob("*.py"):
