@@ -7,6 +7,8 @@ from pathlib import Path
 
 from launcher.base.errors import LauncherError
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
 
 def user_folder() -> Path:
     """Where a person keeps groups of their own, by the XDG base directory rule: ``site/NAME.yaml``."""
@@ -20,9 +22,19 @@ def folder(name: str) -> Path:
     Raises:
         LauncherError: when it is in neither place; names both.
     """
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "_data" / name
-    checkout = package.parent / name
+    return _first(name, _PACKAGE / "_data" / name, _PACKAGE.parent / name)
+
+
+def pages() -> Path:
+    """The folder that holds README.md, and a folder with a README.md for each top folder.
+
+    Raises:
+        LauncherError: as `folder`.
+    """
+    return _first("docs", _PACKAGE / "_data" / "docs", _PACKAGE.parent)
+
+
+def _first(name: str, installed: Path, checkout: Path) -> Path:
     for candidate in (installed, checkout):
         if candidate.is_dir():
             return candidate

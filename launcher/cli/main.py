@@ -53,6 +53,7 @@ key=value overrides a setting of the recipe, such as parallel.pp=2 or model=gpt2
   trireme plan quickstart parallel.pp=4
   trireme recipe show quickstart
   trireme VERB --help
+  trireme help TOPIC
 """
 
 EXIT_FAULT = 2
@@ -104,10 +105,12 @@ def _drop_output() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in (*_HELP_FLAGS, "help"):
+    if not words or words[0] in _HELP_FLAGS:
         print(HELP, end="")
         return 0
     verb, *rest = words
+    if verb == "help":
+        return cast(Verb, importlib.import_module("launcher.cli.help")).run(rest)
     if verb not in VERBS:
         raise LauncherError(f"unknown verb {verb!r}. {did_you_mean(verb, VERBS)}")
     module = cast(Verb, importlib.import_module(f"launcher.cli.{_FOLDERS[verb]}.{verb}"))

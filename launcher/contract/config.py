@@ -1,4 +1,4 @@
-"""Every setting of a launch: its type, its unit, its range. Those of a site are in `site_schema`.
+"""Every setting of a launch: its type, its unit, its range. Those of a site are in `launcher.contract.site`.
 
 The classes are the only description of the configuration: the loader reads them to check a recipe.
 """
@@ -119,7 +119,7 @@ class ParallelConfig:
     rank_order: str
     """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``."""
     bucket_bytes: Count
-    """Size at which a bucket of gradients starts its all-reduce."""
+    """Bytes at which a bucket of gradients starts its all-reduce."""
     zero_offload: bool = False
     """Keep the optimizer state of ZeRO in the memory of the CPU, and update there."""
     zero_options: Mapping[str, Any] = field(default_factory=dict)
@@ -158,7 +158,8 @@ class FusionConfig:
     """``fused``: torch's scaled_dot_product_attention, which keeps no scores; ``plain``: two matrix
     products and a softmax, which keep seq_length x seq_length weights of every head."""
     compile: Literal["none", "block"] = "none"
-    """``block``: torch.compile makes kernels of each layer for itself; needs a C++ compiler."""
+    """``none``: layers run as they are written; ``block``: torch.compile makes kernels of each layer for
+    itself, which needs a C++ compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,7 @@ class ModelConfig:
     num_layers: Few | None
     """Transformer blocks."""
     hidden_size: Size | None
-    """Width of the residual stream."""
+    """Width of the residual stream, in numbers per token."""
     num_heads: Size | None
     """Attention heads."""
     num_kv_heads: Size | None
@@ -243,7 +244,7 @@ class OptimConfig:
     lr: Positive
     """Peak learning rate."""
     betas: tuple[Probability, Probability]
-    """Decay of the two moments."""
+    """Decay of the first and of the second moment, per step."""
     eps: Positive
     """Added to the root of the second moment."""
     weight_decay: NonNegative
@@ -251,9 +252,9 @@ class OptimConfig:
     clip_norm: Positive | None
     """Largest gradient norm over the whole model; null = no clipping."""
     warmup_steps: Index
-    """Steps of linear growth from 0 to ``lr``."""
+    """Steps in which the learning rate grows linearly from 0 to ``lr``."""
     decay: Literal["cosine", "linear", "constant"]
-    """Shape of the learning rate after the warm-up."""
+    """How the learning rate falls after the warm-up."""
     min_lr_fraction: Fraction
     """Learning rate at the last step as a share of ``lr``."""
 
@@ -271,7 +272,7 @@ class TrainConfig:
     checkpoint_interval: Index
     """Steps between checkpoints; 0 = none."""
     keep_checkpoints: Count
-    """Newest checkpoints that are kept."""
+    """How many checkpoints are kept, the newest."""
     async_checkpoint: bool = True
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
     init_from: str | None = None
@@ -313,7 +314,7 @@ class LaunchConfig:
     """Everything a launch depends on."""
 
     name: str
-    """Name of the run."""
+    """Name of the run; the recipe's file name unless it is given."""
     seed: Index
     """Seed of initial weights, data order and dropout."""
     model: ModelConfig

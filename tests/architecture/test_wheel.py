@@ -11,15 +11,21 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SHIPPED = {
-    "launcher": ("launcher", "*.py"),
-    "plugins/launcher_plugins": ("launcher_plugins", "*.py"),
-    "conf": ("launcher/_data/conf", "*.yaml"),
-    "recipes": ("launcher/_data/recipes", "*.yaml"),
-    "slurm": ("launcher/_data/slurm", "*"),
-}
-"""Folder of the tree: its place in the wheel, and what ships of it."""
-BUILD_INPUTS = ("pyproject.toml", "README.md", "LICENSE", "launcher", "plugins", "conf", "recipes", "slurm")
+SHIPPED = (
+    ("launcher", "launcher", "**/*.py"),
+    ("plugins/launcher_plugins", "launcher_plugins", "**/*.py"),
+    ("conf", "launcher/_data/conf", "**/*.yaml"),
+    ("recipes", "launcher/_data/recipes", "*.yaml"),
+    ("slurm", "launcher/_data/slurm", "cluster"),
+    ("slurm", "launcher/_data/slurm", "*.sh"),
+    (".", "launcher/_data/docs", "README.md"),
+    (".", "launcher/_data/docs", "[!.]*/README.md"),
+)
+"""Folders of the tree, the place of each in the wheel, and what ships of it."""
+BUILD_INPUTS = (
+    *("pyproject.toml", "README.md", "LICENSE", "launcher", "plugins", "conf", "recipes", "slurm"),
+    "tests/README.md",
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +37,7 @@ def wheel(tmp_path_factory):
         if source.is_dir():
             shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
+            (copy / name).parent.mkdir(exist_ok=True)
             shutil.copy(source, copy / name)
     dist = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(copy)]
@@ -66,8 +73,8 @@ def command(installed, *words):
 def test_the_wheel_holds_exactly_the_files_of_the_tree(wheel):
     expected = {
         f"{place}/{path.relative_to(REPOSITORY / folder)}"
-        for folder, (place, pattern) in SHIPPED.items()
-        for path in (REPOSITORY / folder).rglob(pattern)
+        for folder, place, pattern in SHIPPED
+        for path in (REPOSITORY / folder).glob(pattern)
     }
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -98,3 +105,13 @@ def test_an_installed_wheel_lists_the_shipped_recipes(installed):
     done = command(installed, "recipe", "ls")
     assert done.returncode == 0
     assert all(path.stem in done.stdout for path in (REPOSITORY / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [("help readme", "README.md"), ("help slurm", "slurm/README.md"), ("help tests", "tests/README.md")],
+)
+def test_an_installed_wheel_shows_the_pages(installed, words, page):
+    done = command(installed, *words.split())
+    title = (REPOSITORY / page).read_text().splitlines()[0].removeprefix("# ")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, title)

@@ -1,4 +1,4 @@
-"""The README's table of what goes together, every cell of it planned."""
+"""The table of what goes together in plugins/README.md, every cell of it planned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from launcher.plan.build import build
 from tests.unit.plan_jobs import launch_config, with_settings
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTION = (ROOT / "README.md").read_text().partition("## What goes together")[2].partition("\n## ")[0]
+SECTION = (
+    (ROOT / "plugins" / "README.md").read_text().partition("## What goes together")[2].partition("\n## ")[0]
+)
 COLUMNS = ("parallel.zero_stage=1", "parallel.zero_stage=2", "parallel.zero_stage=3", "fusion.compile=block")
 PEAKS = {"fp32": 1e12, "tf32": 2e12, "bf16": 4e12, "fp16": 4e12}
 REASONS = {
