@@ -29,7 +29,7 @@ def run(words: list[str]) -> int:
     """
     topic, *rest = [word for word in words if word not in ("-h", "--help")] or [""]
     if not topic:
-        lines = (f"  {name:8} {line}" for name, line in TOPICS.items())
+        lines = (f"  {name:9} {line}" for name, line in TOPICS.items())
         print(HELP, "trireme help TOPIC [SECTION] shows one of these pages:", "", *lines, sep="\n")
         return 0
     if topic in VERBS:

@@ -45,7 +45,7 @@ def cpu_s(*words):
     "words",
     [
         *("--help", "plan --help", "run --help", "submit --help", "sweep --help", "bench --help", "status"),
-        *("recipe ls", "doctor"),
+        *("recipe ls", "doctor", "help", "help conf"),
     ],
 )
 def test_verbs_that_compose_nothing_load_neither_torch_nor_hydra(words):
@@ -77,6 +77,7 @@ def test_a_refused_plan_never_loads_torch():
     [
         ("--help", 0.2),
         ("recipe ls", 0.2),
+        ("help conf", 0.2),
         ("plan quickstart", 0.9),
         (SUBMIT, 0.9),
         ("plan gpt_1t_3072xa100", 1.8),

@@ -36,6 +36,10 @@ NOT_RUN = {
     "sweep": "is about a stored sweep",
 }
 """Verbs whose commands only have their flags checked, and why."""
+PLANNED_ELSEWHERE = {("sweep", "run", "pipeline_claims"): "tests/recipes/test_every_recipe_composes.py"}
+"""Commands that take seconds to plan, and the test that plans them."""
+WRONG_ON_PURPOSE = {"train.eval_intervall"}
+"""Settings that a page shows the refusal of."""
 COMMANDS = [
     pytest.param(name, command, id=f"{name}:{command.line}")
     for name, text in TEXTS.items()
@@ -116,6 +120,8 @@ def test_every_command_works_and_prints_what_the_page_shows(
     flags = [word.partition("=")[0] for word in rest if word.startswith("-")]
     assert [flag for flag in flags if flag not in known] == []
     planned = as_planned(command.words)
+    if command.words in PLANNED_ELSEWHERE:
+        return
     if not planned:
         assert verb in NOT_RUN
         assert command.output is None, "an output that nothing is compared with"
@@ -185,7 +191,7 @@ def test_every_setting_that_a_page_names_is_one(name: str) -> None:
     settings |= {"architecture.name", "executor.name"}
     groups = "|".join(group for group in field_types(LaunchConfig) if group not in ("name", "seed"))
     named = re.findall(rf"(?<![\w./])(?:{groups})\.[a-z]\w*(?:\.\w+)*(?!\w*[(/])", TEXTS[name])
-    for path in {re.sub(r"roles\.\w+", "roles.NAME", path) for path in named}:
+    for path in {re.sub(r"roles\.\w+", "roles.NAME", path) for path in named} - WRONG_ON_PURPOSE:
         assert path in settings or any(path.startswith(known) for known in settings if known[-1] == "."), path
 
 
