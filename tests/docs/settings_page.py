@@ -41,9 +41,7 @@ def page() -> str:
 
 def settings_part() -> Iterator[str]:
     """Lines of all groups, in the order of the schema."""
-    groups = {
-        name: kind for name, kind in field_types(LaunchConfig).items() if dataclasses.is_dataclass(kind)
-    }
+    groups = {name: kind for name, kind in field_types(LaunchConfig).items() if is_class_of_settings(kind)}
     yield from (START.rstrip("\n"), "")
     for name in field_types(LaunchConfig):
         if name not in groups:
@@ -76,7 +74,7 @@ def choices(group: str) -> Iterator[str]:
     width = max(len(path.stem) for path in files)
     for path in files:
         text = f"{path.stem:{width}}  {description(path)}"
-        yield from wrap(text, initial_indent=" " * 4, subsequent_indent=" " * (width + 6))
+        yield from wrap(text, " " * 4, " " * (width + 6))
     yield ""
 
 
@@ -117,18 +115,19 @@ def entries(cls: type, prefix: str, composed: Composed | None) -> Iterator[str]:
     """Every setting of a class below a config path."""
     for item in dataclasses.fields(cls):
         kind, path = field_types(cls)[item.name], f"{prefix}.{item.name}"
-        inner = next(
-            (part for part in get_args(kind) if isinstance(part, type) and dataclasses.is_dataclass(part)),
-            None,
-        )
         if item.metadata == REST:
             continue
-        if dataclasses.is_dataclass(kind):
+        if is_class_of_settings(kind):
             yield from entries(kind, path, composed)
             continue
         yield from entry(path, cls, item.name, composed)
-        if inner is not None:
-            yield from entries(inner, f"{path}.NAME", None)
+        for part in filter(is_class_of_settings, get_args(kind)):  # groups of settings by a name
+            yield from entries(part, f"{path}.NAME", None)
+
+
+def is_class_of_settings(kind: Any) -> bool:
+    """Whether a type is a dataclass; a bound of an annotated one is an instance."""
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
 def entry(path: str, cls: type, name: str, composed: Composed | None) -> Iterator[str]:
@@ -140,13 +139,18 @@ def entry(path: str, cls: type, name: str, composed: Composed | None) -> Iterato
         kind = kind.replace(word, plainer)
     kind = re.sub(r"\d{5,}", lambda number: f"{int(number[0]):,}", kind)
     text = f"{given} ({kind if default else f'{kind}; no default'}): {markdown(field_docs(cls)[name])}"
-    yield from wrap(text, initial_indent="- ", subsequent_indent="  ")
+    yield from wrap(text, "- ", "  ")
 
 
-def wrap(text: str, **indents: str) -> list[str]:
+def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
     """Lines of a text, none of which begins with a * that would make it an item of a list."""
     lines = textwrap.wrap(
-        text.replace(" * ", "\u00a0*\u00a0"), WIDTH, break_long_words=False, break_on_hyphens=False, **indents
+        text.replace(" * ", "\u00a0*\u00a0"),
+        WIDTH,
+        break_long_words=False,
+        break_on_hyphens=False,
+        initial_indent=first,
+        subsequent_indent=rest,
     )
     return [line.replace("\u00a0", " ") for line in lines]
 
