@@ -1,8 +1,9 @@
-"""Files that are whole or absent, and never written over another one unasked."""
+"""Files that are whole or absent, and never written over another one unasked; names that are safe for them."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from launcher.base.errors import LauncherError
@@ -33,9 +34,31 @@ def write_new(path: Path, text: str, flag: str) -> None:
         raise LauncherError(f"--{flag} {path}: {reason}") from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file such that whoever reads it finds all of the text, or what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(text, encoding="utf-8")
+def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Writes a file such that whoever reads it finds all of the text, or what was there before.
+
+    ``is_durable``: the text is on the disk before the file has its name, so that no loss of power cuts it.
+    """
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
+    if is_durable:
+        bring_to_disk(unfinished)
     unfinished.replace(path)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Waits until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def safe_name(text: str) -> str:
+    """The nearest name of a file or a job: one harmless path component of at most 100 characters.
+
+    >>> safe_name("Big simulation; rm -rf /"), safe_name("../x"), safe_name("..")
+    ('Big_simulation_rm_-rf', 'x', 'run')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._-")[:100] or "run"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import resources
 from launcher.base.errors import LauncherError, did_you_mean
+from launcher.base.files import safe_name
 from launcher.base.redaction import shortened
 
 SUFFIX = ".yaml"
@@ -64,12 +64,3 @@ def description(path: Path) -> str:
     with path.open(encoding="utf-8", errors="replace") as lines:
         first = next(lines, "").strip()
     return first.lstrip("#").strip() if first.startswith("#") else ""
-
-
-def safe_name(text: str) -> str:
-    """A name for files and jobs that is nearest to any text.
-
-    >>> safe_name("Big simulation; rm -rf /"), safe_name("../x")
-    ('Big_simulation_rm_-rf', 'x')
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._-") or "run"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launcher.base.errors import nearest
-from launcher.config.recipes import safe_name
+from launcher.base.files import safe_name
 from launcher.config.site_rules import Broken, secret_variable_rules, site_rules
 from launcher.contract.config import (
     DataConfig,
@@ -39,7 +39,7 @@ def broken_rules(parts: Mapping[str, Any]) -> Iterator[Broken]:
 def _name_rules(name: str) -> Iterator[Broken]:
     if not _NAME.fullmatch(name):
         rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
-        yield "name", name, rule, f"Set name={safe_name(name)[:100]}."
+        yield "name", name, rule, f"Set name={safe_name(name)}."
 
 
 def _model_rules(model: ModelConfig) -> Iterator[Broken]:

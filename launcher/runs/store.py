@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.base.errors import ConfigError, Fault, JobError
+from launcher.base.files import safe_name, write_whole
 from launcher.contract.config import RunConfig
 from launcher.contract.job import JobState, Phase
 
@@ -69,9 +70,7 @@ class RunDirectory:
 
     def write(self, name: str, text: str) -> None:
         """Writes a file whole or not at all."""
-        unfinished = self.path / f".{name}.unfinished"
-        unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
-        unfinished.replace(self.path / name)
+        write_whole(self.path / name, text)
 
     def write_status(self, phase: RunPhase, exit_code: int | None = None) -> None:
         """Records how the run stands; keeps when it started."""
@@ -146,15 +145,6 @@ def read_json(path: Path) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
     return {}
-
-
-def safe_name(name: str) -> str:
-    """A name as one harmless path component.
-
-    >>> safe_name("../a b;rm -rf"), safe_name("..")
-    ('a_b_rm_-rf', 'run')
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "run"
 
 
 def absolute(path: str) -> Path:

@@ -24,7 +24,7 @@ from launcher.base.errors import ConfigError, Fault
 from launcher.config.origins import walk
 from launcher.config.override_grammar import alternatives
 from launcher.config.overrides import split
-from launcher.config.recipes import safe_name
+from launcher.base.files import safe_name
 
 SECTION = "sweep"
 """The part of a recipe that holds its axes; a point is composed without it."""

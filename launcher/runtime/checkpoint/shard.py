@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from launcher.base.errors import JobError
+from launcher.base.files import bring_to_disk, write_whole
 from launcher.runtime.api import GlobalFragment
 
 VERSION = 1
@@ -50,9 +50,8 @@ def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> 
         }
         for key, piece in zip(keys, fragments, strict=True)
     ]
-    _write_whole(
-        shard.with_suffix(".json"), {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}
-    )
+    content = {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}
+    write_whole(shard.with_suffix(".json"), json.dumps(content), is_durable=True)
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -87,23 +86,7 @@ def _forget_cached(path: Path) -> None:
             os.close(handle)
 
 
-def _write_whole(path: Path, content: dict[str, Any]) -> None:
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content), encoding="utf-8")
-    bring_to_disk(unfinished)
-    unfinished.replace(path)
-
-
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def bring_to_disk(path: Path) -> None:
-    """Waits until a file or a folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -25,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from launcher.base.errors import JobError
-from launcher.runtime.checkpoint.shard import FAILED, VERSION, bring_to_disk, sha256_of
+from launcher.base.files import bring_to_disk
+from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
 _MARKER, _FOLDERS = "complete.json", "step-????????"
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"

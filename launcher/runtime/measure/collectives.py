@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from launcher.base.files import write_whole
 from launcher.contract.bench import (
     REQUEST_FILE,
     RESULT_FILE,
@@ -59,9 +60,7 @@ def run(plan: Plan, place: Place, run_dir: Path, heart: Heart, *, resume: bool) 
     heart.close()  # a collective takes as long as it takes; one that hangs has its own timeout
     result = Bench(request, place.rank, device, timeout).result()
     if place.rank == 0:
-        unfinished = run_dir / f".{RESULT_FILE}.unfinished"
-        unfinished.write_text(json.dumps(plain(result), indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(run_dir / RESULT_FILE)
+        write_whole(run_dir / RESULT_FILE, json.dumps(plain(result), indent=1) + "\n")
     dist.barrier()  # a rank that left early would look dead to one that is still at work
     dist.destroy_process_group()
 
