@@ -1,49 +1,83 @@
-"""What `trireme run` and `trireme submit` refuse, or warn of, before anything is made."""
+"""What is refused, or warned of, before a run is made."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from importlib.machinery import PathFinder
 
 from launcher.app.baseline import named_baseline
-from launcher.app.request import Request
+from launcher.app.lifecycle import PreparedRun
 from launcher.base import registry
 from launcher.base.compilers import missing_for_compile
-from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
+from launcher.base.errors import ConfigError, Fault, JobError, PlanError
 from launcher.base.units import format_duration
 from launcher.contract.data_files import PACKAGE, initial_weights_faults, text_faults
 from launcher.contract.executor import KnowsAllocation
 from launcher.contract.plan import Plan
+from launcher.contract.site import SiteConfig
+from launcher.plan.rules.checks import with_sources
 from launcher.plan.rules.fusion import NOT_COMPILED
 from launcher.report.comparability import incomparable
 from launcher.report.runs import read_plan
+from launcher.runs.devices import device_faults
+from launcher.runs.render import executor_of
 from launcher.runs.store import RunDirectory, saved_steps
+from launcher.typed.read import Source
 
 _INSIDE = {"slurm": "SLURM_JOB_ID"}
 """The executors whose allocations are known from inside, and the variable that each sets there."""
 
 
-def check_directory_flags(plan: Plan, given: Request) -> None:
-    """Refuses --resume and --overwrite without the directory that they are about.
+def refuse(faults: Sequence[Fault], sources: Mapping[str, Source]) -> None:
+    """Raises what is wrong, if anything is, with the lines that have set it.
 
     Raises:
-        LauncherError: naming the flag.
+        ConfigError: with the faults.
     """
-    for flag, is_given in (("resume", given.resume), ("overwrite", given.overwrite)):
-        if is_given and plan.config.run.dir is None:
-            raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
+    if faults:
+        raise ConfigError(with_sources(faults, sources))
 
 
-def check_baseline_flag(plan: Plan, given: Request) -> None:
-    """Refuses --no-baseline for a run that names its baseline.
+def start_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
+    """Why a run cannot be started with what there is, on this machine or by a scheduler."""
+    return [
+        *executor_faults(run, is_here=is_here),
+        *input_faults(run.plan, is_here=is_here, is_resumed=run.resume),
+    ]
 
-    Raises:
-        LauncherError: naming both.
-    """
-    baseline = plan.config.report.baseline
-    if not given.wants_baseline and baseline not in ("auto", "none"):
-        raise LauncherError(f"--no-baseline and report.baseline={baseline} exclude each other: give one.")
+
+def executor_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
+    """Why its executor cannot start a run on this machine, or as a scheduler."""
+    if is_here and (faults := _local_faults(run.plan)):
+        return faults
+    try:
+        _ = run.script
+    except PlanError as error:
+        return list(error.faults)
+    return []
+
+
+def _local_faults(plan: Plan) -> list[Fault]:
+    faults = []
+    if not executor_of(plan).is_local:
+        fix = "Set executor=torchrun, or use trireme submit."
+        rule = "does not start ranks on this machine"
+        faults.append(Fault("executor.name", plan.config.executor.name, rule, fix))
+    faults += _site_faults(plan.config.site)
+    return faults or device_faults(plan, os.environ)
+
+
+def _site_faults(site: SiteConfig) -> Iterator[Fault]:
+    """The settings of a cluster, none of which a run on this machine reads: its name stands for all."""
+    usual = SiteConfig()
+    names = [item.name for item in fields(site) if getattr(site, item.name) != getattr(usual, item.name)]
+    for name in names[:1] if names[:1] == ["name"] else names:
+        rule = "has no effect on a run on this machine, where nothing is reserved"
+        fix = f"Leave out site{'' if name == 'name' else f'.{name}'}=, or use trireme submit."
+        yield Fault(f"site.{name}", getattr(site, name), rule, fix)
 
 
 def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list[Fault]:

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.base.units import counted, format_count, format_duration
+from launcher.contract.job import RESUME_NOTE
+from launcher.contract.mesh import Coordinates
+from launcher.contract.plan import Plan
 from launcher.runs.store import RunDirectory, read_json
 
 _WINDOW_STEPS = 20
@@ -58,19 +61,19 @@ class RunTail:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every start, step and evaluation that no rank had recorded at the last call."""
-        for place, tail in enumerate(self._tails):
-            yield from (record for record in tail.read() if self._is_first(place, record))
+        for index, tail in enumerate(self._tails):
+            yield from (record for record in tail.read() if self._is_first(index, record))
 
-    def _is_first(self, place: int, record: dict[str, Any]) -> bool:
+    def _is_first(self, index: int, record: dict[str, Any]) -> bool:
         kind = record["type"]
         if kind == "header":
-            self._num_starts[place] += 1
-            if self._num_starts[place] <= self._newest_start:
+            self._num_starts[index] += 1
+            if self._num_starts[index] <= self._newest_start:
                 return False
-            self._newest_start = self._num_starts[place]
+            self._newest_start = self._num_starts[index]
             self._done = dict.fromkeys(self._done, -1)
             return True
-        is_current = self._num_starts[place] == self._newest_start
+        is_current = self._num_starts[index] == self._newest_start
         if kind not in self._done or not is_current or record["step"] <= self._done[kind]:
             return False
         self._done[kind] = record["step"]
@@ -224,6 +227,21 @@ class Progress:
             return False
         self._shown = now
         return True
+
+
+def progress_of(directory: RunDirectory, plan: Plan, stream: TextIO) -> Progress:
+    """The live line of a run."""
+    records, num_steps = reporting_records(directory, plan), plan.config.train.num_steps
+    return Progress(records, num_steps, stream, resumed=directory.path / RESUME_NOTE)
+
+
+def reporting_records(directory: RunDirectory, plan: Plan) -> list[Path]:
+    """The records that hold the loss and stand for the run: of one rank, or of all where any may be gone."""
+    ranks = [plan.mesh.rank(Coordinates(pp=plan.stages[-1].pp_rank, dp=0, tp=0))]
+    for role in plan.roles:
+        if role.trains and role.is_expendable:
+            ranks = list(range(role.first_rank, role.first_rank + role.num_ranks))
+    return [directory.records(rank) for rank in ranks]
 
 
 def last_step(directory: RunDirectory) -> str:

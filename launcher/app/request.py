@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.base.errors import LauncherError
+from launcher.contract.config import LaunchConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -27,3 +30,20 @@ class Request:
     """Patterns of files that git does not track and that are copied into a submitted run."""
     at_once: int | None = None
     """Points of a submitted sweep that may run at a time; None: as many as the scheduler lets."""
+
+    def __post_init__(self) -> None:
+        if self.resume and self.overwrite:
+            raise LauncherError("--resume goes on with a run and --overwrite starts anew: give one of them")
+
+    def check(self, config: LaunchConfig) -> None:
+        """Refuses what contradicts the settings, or needs another one.
+
+        Raises:
+            LauncherError: naming the flag.
+        """
+        for flag, is_given in (("resume", self.resume), ("overwrite", self.overwrite)):
+            if is_given and config.run.dir is None:
+                raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
+        baseline = config.report.baseline
+        if not self.wants_baseline and baseline not in ("auto", "none"):
+            raise LauncherError(f"--no-baseline and report.baseline={baseline} exclude each other: give one.")

@@ -4,84 +4,88 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from launcher.app.checks import check_baseline_flag, check_directory_flags, input_faults
-from launcher.app.ending import say, shown
-from launcher.app.frozen_job import Material, submit_plan
+from launcher.app.baseline_run import Baseline, settle_baseline, submit_baseline
+from launcher.app.checks import executor_faults, input_faults, refuse
 from launcher.app.launch import run_directory, summary
+from launcher.app.lifecycle import PreparedRun, freeze_and_submit, origin_of
+from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.prepared_run import Planned, make_plan
 from launcher.app.request import Request
-from launcher.app.submitted_baseline import settle_baseline
 from launcher.base import registry
-from launcher.base.errors import ConfigError, Fault, LauncherError, PlanError
+from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
 from launcher.config.compose import draft
-from launcher.contract.job import JobHandle, JobScript
+from launcher.contract.job import JobHandle
 from launcher.contract.plan import Plan
-from launcher.plan.rules.checks import with_sources
-from launcher.runs.facts import Checkout, checkouts, environment_facts
-from launcher.runs.freeze import frozen_plan
+from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
-from launcher.runs.render import render, shell_text
+from launcher.runs.render import shell_text
 from launcher.runs.store import RunDirectory, expected_path
 
 DEFAULT_EXECUTOR = "slurm"
 """What submits a recipe that starts on this machine unless it is told otherwise."""
 
 
-def submit(asked: Request) -> int:
-    """Submits a recipe; returns the exit code.
+def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
+    """Hands a recipe to a scheduler, or with `dry_run` prints what would be submitted and makes nothing.
 
     Raises:
         LauncherError: when nothing was submitted.
     """
     given = with_executor(asked)
     planned = make_plan(given.recipe, given.overrides)
-    check_directory_flags(planned.plan, given)
-    check_baseline_flag(planned.plan, given)
-    run = planned.plan.config.run
-    script = _render(planned, expected_path(run, planned.plan.config.name), given)  # refuses early
+    plan, sources = planned.plan, planned.composed.sources
+    given.check(plan.config)
+    path = expected_path(plan.config.run, plan.config.name)
+    run = PreparedRun(plan=plan, directory=RunDirectory(path), code=path, resume=given.resume)
+    refuse(executor_faults(run, is_here=False), sources)
     if given.dry_run:
-        return _print_script(planned, script)
-    if faults := input_faults(planned.plan, is_here=False, is_resumed=given.resume):
-        raise ConfigError(with_sources(faults, planned.composed.sources))
-    material = gather(planned.plan.source_roots, planned.plan.config.site.secrets, given)
-    directory, resume = _directory(planned.plan, given), given.resume
+        _print_script(planned, run, output)
+        return run
+    refuse(input_faults(plan, is_here=False, is_resumed=given.resume), sources)
+    origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
+    # A resumed run was planned with the copies of the user's modules.
+    directory = run_directory(run.recorded_plan if given.resume else plan, given)
+    run = replace(run, directory=directory, code=directory.path)
     try:
-        handle, copied = submit_plan(directory, planned.plan, material, resume=resume)
+        handle, copied = freeze_and_submit(run, origin, given.untracked)
     except LauncherError:
-        if resume:
+        if given.resume:
             directory.write_status("failed")
         else:  # nothing is left of a run that never was
             shutil.rmtree(directory.path)
         raise
-    trees = tree_notes(material.origin.checkouts, copied)
-    for note in (*planned.composed.notes, *planned.plan.notes, *handle.notes, *trees):
-        say(f"note: {note}")
-    _tell(directory, planned.plan, handle)
-    if given.wants_baseline and not resume:
-        after = handle.id if planned.plan.config.site.is_one_machine else ""
-        _tell_baseline(directory, planned.plan, material, after)
-    return 0
+    trees = tree_notes(origin.checkouts, copied)
+    for note in (*planned.composed.notes, *plan.notes, *handle.notes, *trees):
+        output.say(f"note: {note}")
+    _tell(run, handle, output)
+    if given.wants_baseline and not given.resume:
+        after = handle.id if plan.config.site.is_one_machine else ""
+
+        def make(alone: Plan) -> Baseline:
+            return submit_baseline(alone, origin, after=after, untracked=given.untracked)
+
+        if sentence := settle_baseline(run, make).sentence:
+            output.say(sentence)
+    return run
 
 
-def gather(source_roots: Sequence[str], secrets: Sequence[str], given: Request) -> Material:
-    """The state of the code, and the secrets that may not get into the run directory.
+def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Sequence[str]) -> Origin:
+    """Where plans come from that are submitted now.
 
-    ``secrets``: names of variables that the ranks are given.
+    Raises:
+        LauncherError: when no commit holds the code and one is asked for, or a variable of ``secrets`` that
+            the ranks are given is not set.
     """
-    trees = checkouts(source_roots)
+    origin = origin_of(given.recipe, given.overrides, source_roots)
     if given.require_clean:
-        _check_clean(trees)
-    facts = environment_facts()
-    origin = Origin(recipe=given.recipe, overrides=given.overrides, facts=facts, checkouts=trees)
-    values = secret_values(os.environ, secrets)
-    return Material(origin=origin, patterns=given.untracked, secrets=values)
+        _check_clean(origin.checkouts)
+    secret_values(os.environ, secrets)
+    return origin
 
 
 def _check_clean(trees: Sequence[Checkout]) -> None:
@@ -91,14 +95,6 @@ def _check_clean(trees: Sequence[Checkout]) -> None:
         if changed + list(tree.untracked):
             listed = ", ".join([*changed, *tree.untracked][:5])
             raise LauncherError(f"--require-clean: {tree.root} has {listed}. Commit or remove them.")
-
-
-def _tell_baseline(directory: RunDirectory, plan: Plan, material: Material, after: str) -> None:
-    def start(base: RunDirectory, alone: Plan) -> JobHandle:
-        return submit_plan(base, alone, material, after=after)[0]
-
-    if sentence := settle_baseline(directory, plan, start):
-        say(sentence)
 
 
 def with_executor(given: Request) -> Request:
@@ -119,31 +115,16 @@ def with_executor(given: Request) -> Request:
     return replace(given, overrides=(f"executor={DEFAULT_EXECUTOR}", *given.overrides))
 
 
-def _render(planned: Planned, path: Path, given: Request) -> JobScript:
-    plan = frozen_plan(planned.plan, path)
-    try:
-        return render(plan, path, resume=given.resume)
-    except PlanError as error:
-        raise PlanError(with_sources(error.faults, planned.composed.sources)) from None
-
-
-def _print_script(planned: Planned, script: JobScript) -> int:
+def _print_script(planned: Planned, run: PreparedRun, output: Output) -> None:
     """Prints what would be submitted, and nothing else on the standard output."""
-    text = shell_text(script)
+    text = shell_text(run.script)
     check_text(text, "the job script", secret_values(os.environ, ()))
     notes = [*planned.composed.notes, *planned.plan.notes]
     if planned.plan.config.run.dir is None:
         notes.append("The run directory is named by the time; give run.dir to know the bytes beforehand.")
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    print(text, end="")
-    return 0
-
-
-def _directory(plan: Plan, given: Request) -> RunDirectory:
-    """The run directory. A resumed run was planned with the copies of the user's modules."""
-    path = expected_path(plan.config.run, plan.config.name)
-    return run_directory(frozen_plan(plan, path) if given.resume else plan, given)
+        output.warn(f"note: {note}")
+    output.stream.write(text)
 
 
 def tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str]:
@@ -157,9 +138,11 @@ def tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str
         yield f"Copied although git does not track them: {listed}."
 
 
-def _tell(directory: RunDirectory, plan: Plan, handle: JobHandle) -> None:
-    path = shown(directory.path)
-    say(summary(plan))
-    say(f"submitted as job {handle.id} on {counted(plan.num_nodes, 'node')}")
-    say(f"run directory: {path}")
-    say(f"  trireme status {path}\n  trireme logs -f {path}\n  trireme wait {path}\n  trireme cancel {path}")
+def _tell(run: PreparedRun, handle: JobHandle, output: Output) -> None:
+    path = shown(run.directory.path)
+    output.say(summary(run.plan))
+    output.say(f"submitted as job {handle.id} on {counted(run.plan.num_nodes, 'node')}")
+    output.say(f"run directory: {path}")
+    output.say(
+        f"  trireme status {path}\n  trireme logs -f {path}\n  trireme wait {path}\n  trireme cancel {path}"
+    )

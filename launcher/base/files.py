@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and never written over another one unasked; names that are safe for them."""
+"""Files that are whole or absent and never written over another one unasked, and safe names for them."""
 
 from __future__ import annotations
 

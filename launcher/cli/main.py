@@ -31,10 +31,11 @@ VERBS = {
 """Every verb with its line in the help, in the order in which a newcomer meets them."""
 
 _FOLDERS = {
-    **dict.fromkeys(("run", "submit", "status", "logs", "wait", "cancel", "export", "report"), "runs"),
+    **dict.fromkeys(
+        ("run", "submit", "sweep", "status", "logs", "wait", "cancel", "export", "report"), "runs"
+    ),
     **dict.fromkeys(("bench", "site", "doctor"), "cluster"),
     "plan": "plans",
-    "sweep": "sweeps",
     "recipe": "recipes",
 }
 """The package below ``launcher.cli`` that holds the module of each verb."""

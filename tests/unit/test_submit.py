@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launcher.app import submission
+from launcher.app import lifecycle
 from launcher.cli.main import main
 from launcher.runs import freeze as freezing
 from launcher.runs.facts import checkouts
@@ -347,7 +347,7 @@ def test_a_dirty_tree_is_said_and_its_patch_is_kept(slurm, work_tree, tmp_path, 
 def test_code_that_no_commit_holds_is_refused_where_that_is_asked_for(
     slurm, work_tree, tmp_path, capsys, monkeypatch, change, found
 ):
-    monkeypatch.setattr(submission, "checkouts", lambda roots: checkouts([])[1:])  # without this program's
+    monkeypatch.setattr(lifecycle, "checkouts", lambda roots: checkouts([])[1:])  # without this program's
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     subprocess.run(["git", *identity, "commit", "--quiet", "-am", "second"], check=True)
     (tmp_path / ".env").unlink()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from launcher.app.sweep.grid import MAX_POINTS, Point, grid
+from launcher.app.sweep.grid import MAX_POINTS, grid
+from launcher.app.sweep.point import Point
 from launcher.base.errors import ConfigError
 from launcher.config.compose import group_files
 
@@ -122,4 +123,4 @@ def test_a_short_name_is_as_long_as_tells_settings_apart():
     ],
 )
 def test_the_name_of_a_directory_is_harmless(label, folder):
-    assert Point(overrides=(), label=label).folder(3, 16) == folder
+    assert Point(overrides=(), label=label, index=3).folder(16) == folder

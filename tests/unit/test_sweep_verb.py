@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.app import starts
+from launcher.app import lifecycle
 from launcher.cli.main import main
-from launcher.cli.sweeps.sweep import HELP
+from launcher.cli.runs.sweep import HELP
 from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
 from launcher.runs.store import read_json
@@ -55,7 +55,7 @@ def sweep(tmp_path, monkeypatch, stand_in_corpus):
     def run(*words, recipe="quickstart"):
         return main(["sweep", "run", recipe, *SMALL, f"run.dir={tmp_path}/runs/mine", *words])
 
-    monkeypatch.setattr(starts, "follow", follow)
+    monkeypatch.setattr(lifecycle, "follow", follow)
     monkeypatch.chdir(tmp_path)
     stage.run = run
     return stage

@@ -20,18 +20,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from launcher.app.sweep.point import Point
 from launcher.base.errors import ConfigError, Fault
 from launcher.config.origins import walk
 from launcher.config.override_grammar import alternatives
 from launcher.config.overrides import split
-from launcher.base.files import safe_name
 
 SECTION = "sweep"
 """The part of a recipe that holds its axes; a point is composed without it."""
 MAX_POINTS = 1000
 """More runs than these are no sweep that anybody reads; Slurm's arrays end here, too."""
 _PLACES = ("run.dir", "run.root")
-_NAME_LENGTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +53,6 @@ class Axis:
     def path(self) -> str:
         """Config path of the setting."""
         return split(f"{self.key}=")[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One run of a sweep."""
-
-    overrides: tuple[str, ...]
-    """All that the recipe is composed with."""
-    label: str
-    """The values of its axes by short names, such as ``pp=2 schedule=1f1b``."""
-
-    def folder(self, place: int, count: int) -> str:
-        """A harmless name for its directory, which no other of ``count`` points has.
-
-        >>> Point(overrides=(), label="pp=2 path=/a;b").folder(7, 12)
-        '07-pp_2-path_a_b'
-        """
-        parts = [safe_name(part) for part in self.label.split(" ")]
-        return f"{place:0{len(str(count - 1))}}-{'-'.join(parts)}"[:_NAME_LENGTH].rstrip("._-")
 
 
 @dataclass(frozen=True, kw_only=True)

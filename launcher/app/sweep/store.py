@@ -4,7 +4,7 @@ SWEEP/sweep.json   which points there are     SWEEP/NN-pp_2/   the run of a poin
 SWEEP/tasks/N      leads to the run of point N, for schedulers that know their tasks by number
 SWEEP/source/      the code of all points, where they were submitted
 
-How a point stands is read from its run directory, and kept nowhere else.
+The state of a point is read from its run directory, and kept nowhere else.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.app.find_runs import DEFAULT_ROOT, sweep_at
-from launcher.app.sweep.tables import Refusal
+from launcher.app.lookup import DEFAULT_ROOT, sweep_at
+from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean
-from launcher.contract.config import RunConfig
+from launcher.base.files import write_whole
 from launcher.runs.store import (
     SUBFOLDERS,
     SWEEP_FILE,
@@ -31,22 +31,9 @@ from launcher.runs.store import (
     saved_steps,
 )
 
-if TYPE_CHECKING:
-    from launcher.app.sweep.grid import Point  # loads Hydra, which a stored sweep does not need
-
 VERSION = 1
 """Of sweep.json; raised when a field changes its meaning."""
 TASKS = "tasks"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredPoint:
-    """A point that could run when the sweep was made."""
-
-    label: str
-    overrides: tuple[str, ...]
-    """All that the recipe was composed with."""
-    directory: RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +43,7 @@ class Sweep:
     path: Path
     """Absolute."""
     recipe: str
-    points: tuple[StoredPoint, ...]
+    points: tuple[Point, ...]
     refused: tuple[tuple[str, str], ...]
     """Label and first reason of the points that could not run."""
 
@@ -66,29 +53,19 @@ class Sweep:
         return self.path / TASKS
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewSweep:
-    """What a sweep is made of."""
-
-    name: str
-    recipe: str
-    words: tuple[str, ...]
-    points: tuple[Point, ...]
-    refused: tuple[Refusal, ...]
-
-
-def make_sweep(run: RunConfig, new: NewSweep) -> Sweep:
+def make_sweep(planned: PlannedSweep) -> Sweep:
     """Makes the directory: run.dir, or one below run.root that is named by the time. Holds no runs yet.
 
     Raises:
         ConfigError: when run.dir exists, or cannot be made.
     """
+    config, count = planned.points[0].plan.config, len(planned.points)
+    run = config.run
     try:
-        path = _named_folder(run.dir) if run.dir else numbered_folder(run, f"{new.name}-sweep")
+        path = _named_folder(run.dir) if run.dir else numbered_folder(run, f"{config.name}-sweep")
         (path / TASKS).mkdir()
-        folders = [point.folder(place, len(new.points)) for place, point in enumerate(new.points)]
-        for place, folder in enumerate(folders):
-            (path / TASKS / str(place)).symlink_to(Path("..") / folder)
+        for point in planned.points:
+            (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
     except OSError as error:
         setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
         rule, fix = f"cannot be made: {error.strerror}", f"Set {setting} to a writable place."
@@ -96,23 +73,28 @@ def make_sweep(run: RunConfig, new: NewSweep) -> Sweep:
     content = {
         "version": VERSION,
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "recipe": new.recipe,
-        "words": list(new.words),
+        "recipe": planned.recipe,
+        "words": list(planned.words),
         "points": [
-            {"folder": folder, "label": point.label, "overrides": list(point.overrides)}
-            for folder, point in zip(folders, new.points, strict=True)
+            {"folder": point.folder(count), "label": point.label, "overrides": list(point.overrides)}
+            for point in planned.points
         ],
         "refused": [
             {
-                "label": refusal.label,
-                "overrides": list(refusal.overrides),
-                "reasons": [str(fault) for fault in refusal.faults],
+                "label": point.label,
+                "overrides": list(point.overrides),
+                "reasons": [str(fault) for fault in point.faults],
             }
-            for refusal in new.refused
+            for point in planned.refused
         ],
     }
-    RunDirectory(path).write(SWEEP_FILE, json.dumps(content, indent=1) + "\n")
-    return read_sweep(path)
+    write_whole(path / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
+    return Sweep(
+        path=path,
+        recipe=planned.recipe,
+        points=tuple(point.placed(path, count) for point in planned.points),
+        refused=tuple((point.label, str(point.faults[0])) for point in planned.refused),
+    )
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -130,7 +112,7 @@ def read_sweep(path: Path) -> Sweep:
         return Sweep(
             path=path,
             recipe=content["recipe"],
-            points=tuple(_stored(path, item) for item in content["points"]),
+            points=tuple(_stored(path, *numbered) for numbered in enumerate(content["points"])),
             refused=tuple((item["label"], item["reasons"][0]) for item in content["refused"]),
         )
     except (KeyError, TypeError, IndexError) as error:
@@ -195,9 +177,10 @@ def _named_folder(given: str) -> Path:
     return path
 
 
-def _stored(path: Path, item: dict[str, Any]) -> StoredPoint:
-    return StoredPoint(
+def _stored(path: Path, index: int, item: dict[str, Any]) -> Point:
+    return Point(
         label=item["label"],
         overrides=tuple(item["overrides"]),
-        directory=RunDirectory(path / item["folder"]),
+        stored=RunDirectory(path / item["folder"]),
+        index=index,
     )

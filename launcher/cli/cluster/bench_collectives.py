@@ -2,55 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from launcher.app.bench.job import start_and_wait
-from launcher.app.ending import say, shown
+from launcher.app.bench.collectives import measure_collectives
+from launcher.app.output import shown
 from launcher.base import resources
-from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.errors import LauncherError
 from launcher.base.files import check_new, write_new
-from launcher.base.registry import load as load_plugin
-from launcher.base.units import counted, format_bytes
-from launcher.bench.link_file import NO_BANDWIDTH, cluster_text
-from launcher.bench.model import has_range
-from launcher.bench.placements import default_sizes, placements, world_size
+from launcher.bench.link_file import cluster_text
 from launcher.bench.plot import svg_text
 from launcher.bench.tables import json_text, not_measured_lines, result_text
-from launcher.config.compose import Composed, draft
-from launcher.config.load import load
-from launcher.contract.bench import (
-    OPERATIONS,
-    REQUEST_FILE,
-    RESULT_FILE,
-    BenchRequest,
-    BenchResult,
-)
-from launcher.contract.config import BatchConfig, LaunchConfig
-from launcher.contract.plan import Plan
-from launcher.plan.build import build
-from launcher.runs.facts import num_cores
-from launcher.runs.store import RunDirectory
-from launcher.typed.read import Reading, plain, read
+from launcher.contract.bench import BenchResult
+from launcher.contract.config import LaunchConfig
 
-PROGRAM = "launcher.runtime.measure.collectives:run"
-"""What the ranks do."""
-BASE_RECIPE = "quickstart"
-"""Gives every setting that no override changes; what it trains is not trained."""
-NUM_ROUNDS = 5
-_SIZES = {
-    "cpu": (4_096, 32_768, 262_144, 2_097_152, 16_777_216),
-    "cuda": (4_096, 65_536, 1_048_576, 16_777_216, 268_435_456),
-}
-"""Sizes by kind of device: those of training's messages, and small ones, which show the latency."""
-_MEASURED_GROUPS = ("cluster", "device", "executor", "site", "run")
-"""Groups of settings that a measurement depends on."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(I?)B?|B)?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -71,24 +41,17 @@ def bench(words: Sequence[str], flags: Mapping[str, str | bool]) -> int:
         LauncherError: when nothing could be measured.
     """
     outputs = _outputs(flags)
-    composed = _compose(words)
-    config = load(composed.values, composed.sources, composed.faults)
-    request = _request(config, flags)
-    if outputs.save and not has_range(request.sizes):
-        raise LauncherError(NO_BANDWIDTH)
-    plan = _plan(config, request)
-    sizes = dict.fromkeys(placement.num_ranks for placement in request.placements)
-    say(
-        f"{counted(len(request.operations), 'operation')}, {counted(len(request.sizes), 'size')} from "
-        f"{format_bytes(min(request.sizes))} to {format_bytes(max(request.sizes))}, groups of "
-        f"{' and '.join(map(str, sizes))}, on {counted(plan.world_size, 'rank')}"
+    measured = measure_collectives(
+        words,
+        sizes=parsed_sizes(str(flags["sizes"])) if flags["sizes"] else None,
+        ranks=parsed_ranks(str(flags["ranks"])) if flags["ranks"] else None,
+        tells_bandwidth=outputs.save is not None,
     )
-    directory, code = start_and_wait(plan, tuple(words), composed.sources)
-    if code:
-        return code
-    result = _result(directory)
+    result = measured.result
+    if result is None:
+        return measured.run.exit_code
     print("\n" + result_text(result), end="")
-    _write(outputs, result, config)
+    _write(outputs, result, measured.config)
     for line in not_measured_lines(result):
         print(f"not measured: {line}", file=sys.stderr)
     return int(any(missing.is_wrong for missing in result.not_measured))
@@ -130,62 +93,6 @@ def parsed_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _compose(words: Sequence[str]) -> Composed:
-    faults = []
-    for word in words:
-        key = word.lstrip("+~").partition("=")[0]
-        if "=" not in word and not word.startswith("~"):
-            raise LauncherError(f"bench collectives takes no recipe, given {word!r}: it trains nothing.")
-        if key.partition(".")[0] not in _MEASURED_GROUPS:
-            allowed = f"has no effect here: what is measured depends on {', '.join(_MEASURED_GROUPS)}"
-            faults.append(Fault(key, word.partition("=")[2], allowed, "Leave it out.", f"override {word}"))
-    if faults:
-        raise ConfigError(faults)
-    return draft(BASE_RECIPE, words)
-
-
-def _request(config: LaunchConfig, flags: Mapping[str, str | bool]) -> BenchRequest:
-    is_here = load_plugin("launcher.executors", config.executor.name).is_local
-    shares_cores = config.device.kind == "cpu" and is_here
-    ranks = (
-        parsed_ranks(str(flags["ranks"]))
-        if flags["ranks"]
-        else default_sizes(config.cluster, num_cores() if shares_cores else None)
-    )
-    sizes = parsed_sizes(str(flags["sizes"])) if flags["sizes"] else _SIZES[config.device.kind]
-    return BenchRequest(
-        sizes=sizes,
-        placements=placements(config.cluster, ranks),
-        num_rounds=NUM_ROUNDS,
-        operations=OPERATIONS,
-    )
-
-
-def _plan(config: LaunchConfig, request: BenchRequest) -> Plan:
-    """A plan of as many ranks as are needed, which do something else than train."""
-    num_ranks = world_size(config.cluster, [placement.num_ranks for placement in request.placements])
-    config = replace(
-        config,
-        name="collectives",
-        parallel=replace(config.parallel, dp=num_ranks, tp=1, pp=1, num_chunks=1, schedule="1f1b"),
-        batch=BatchConfig(global_size=num_ranks, micro_size=1, num_microbatches=1, seq_length=1),
-        # A rank more or less is no device that stays idle: it is in no group.
-        cluster=replace(config.cluster, allow_idle_devices=True),
-        device=replace(config.device, measured_in=None),
-        report=replace(config.report, baseline="none"),
-    )
-    return replace(build(config), program=PROGRAM, documents={REQUEST_FILE: plain(request)}, notes=())
-
-
-def _result(directory: RunDirectory) -> BenchResult:
-    text = (directory.path / RESULT_FILE).read_text(encoding="utf-8")
-    reading = Reading()
-    result = read(BenchResult, json.loads(text), reading)
-    if result is None:
-        raise ConfigError(reading.faults)
-    return result
-
-
 def _outputs(flags: Mapping[str, str | bool]) -> _Outputs:
     """The files to write, none of which is there yet."""
     paths = {flag: Path(str(flags[flag])) if flags[flag] else None for flag in ("json", "plot")}
@@ -220,13 +127,13 @@ def _saved_path(given: str) -> Path:
 def _write(outputs: _Outputs, result: BenchResult, config: LaunchConfig) -> None:
     if outputs.json:
         write_new(outputs.json, json_text(result), "json")
-        say(f"wrote {shown(outputs.json)}")
+        print(f"wrote {shown(outputs.json)}")
     if outputs.plot:
         write_new(outputs.plot, svg_text(result), "plot")
-        say(f"wrote {shown(outputs.plot)}")
+        print(f"wrote {shown(outputs.plot)}")
     if outputs.save:
         name, day = outputs.save.stem, date.today().isoformat()
         text = cluster_text(name, config.cluster, result, day)
         outputs.save.parent.mkdir(parents=True, exist_ok=True)
         write_new(outputs.save, text, "save")
-        say(f"wrote {shown(outputs.save)}\n  trireme plan quickstart cluster={name}")
+        print(f"wrote {shown(outputs.save)}\n  trireme plan quickstart cluster={name}")

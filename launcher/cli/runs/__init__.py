@@ -1,1 +1,1 @@
-"""Verbs about runs: start one, look at it, end it."""
+"""Verbs about runs and sweeps: start one, look at it, end it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from launcher.app.find_runs import find_run
+from launcher.app.lookup import find_run
 from launcher.base.errors import LauncherError
 from launcher.cli.arguments import split_flags
 from launcher.runs.store import absolute

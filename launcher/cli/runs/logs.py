@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.app.find_runs import one_run
+from launcher.app.lookup import one_run
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
 from launcher.cli.arguments import split_flags
 from launcher.contract.job import EXECUTOR_LOG
-from launcher.runs.handle import standing
+from launcher.runs.state import current_state
 from launcher.runs.store import ACTIVE, RunDirectory, read_json
 
 HELP = """\
@@ -75,7 +75,7 @@ def run(words: list[str]) -> int:
         _follow(directory, rank, sources)
         return 0
     if not any(path.is_file() for path, _ in _files(directory, rank)):
-        state, (first, _) = standing(directory), next(_files(directory, rank))
+        state, (first, _) = current_state(directory), next(_files(directory, rank))
         raise LauncherError(f"{first} is not there: the run is {state.phase}. {state.reason}".strip())
     _print_new(directory, rank, sources, to_end=True)
     return 0
@@ -118,7 +118,7 @@ def _follow(directory: RunDirectory, rank: int | None, sources: dict[Path, _Sour
     asked, has_ended = 0.0, False
     while not has_ended:
         if time.monotonic() - asked > _ASK_INTERVAL_S:
-            has_ended, asked = standing(directory).phase not in ACTIVE, time.monotonic()
+            has_ended, asked = current_state(directory).phase not in ACTIVE, time.monotonic()
         _print_new(directory, rank, sources, to_end=has_ended)
         if not has_ended:
             time.sleep(_READ_INTERVAL_S)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.app.baseline import unfinished_baseline
-from launcher.app.find_runs import DEFAULT_ROOT
+from launcher.app.lookup import DEFAULT_ROOT
 from launcher.base.errors import LauncherError
 from launcher.cli.arguments import split_flags
 from launcher.report.speedup import compare, to_json

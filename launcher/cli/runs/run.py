@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launcher.base.errors import LauncherError
 from launcher.cli.arguments import request, split_words
 
 HELP = """\
@@ -34,8 +33,6 @@ def run(words: list[str]) -> int:
         LauncherError: when nothing could be started.
     """
     given = split_words(words, {"resume": False, "overwrite": False, "no-baseline": False})
-    if given.flags["resume"] and given.flags["overwrite"]:
-        raise LauncherError("--resume goes on with a run and --overwrite starts anew: give one of them")
     from launcher.app.launch import launch  # imports hydra, which the help does not need
 
-    return launch(request(given))
+    return launch(request(given)).exit_code

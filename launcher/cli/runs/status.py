@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from launcher.app.find_runs import DEFAULT_ROOT, all_runs, find_run
+from launcher.app.lookup import DEFAULT_ROOT, all_runs, find_run
 from launcher.app.progress import last_step
 from launcher.app.sweep.store import stored_sweeps
 from launcher.base.columns import columns
@@ -17,7 +17,7 @@ from launcher.base.units import counted, format_duration
 from launcher.cli.arguments import split_flags
 from launcher.contract.job import JobState, Phase
 from launcher.runs.failure import failure_line
-from launcher.runs.handle import standings
+from launcher.runs.state import current_states
 from launcher.runs.store import RunDirectory, read_json
 
 HELP = """\
@@ -61,7 +61,7 @@ def run(words: list[str]) -> int:
     if not directories and not sweeps:
         print(f"no runs in {root}")
         return 0
-    states = standings(directories)
+    states = current_states(directories)
     rows = [_row(directory, state) for directory, state in zip(directories, states, strict=True)]
     if rows:
         print("\n".join(table(rows, is_whole=bool(rest) or bool(flags["all"]))))

@@ -1,4 +1,4 @@
-"""Finds run directories by what was typed."""
+"""Finds stored runs and sweeps by their path, or by their name below a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run stands, whoever has it: a scheduler, or the process that follows it on this machine."""
+"""The state of a run, whoever has it: a scheduler, or the process that follows it on this machine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def load_handle(directory: RunDirectory) -> tuple[Executor, JobHandle] | None:
     return executor, JobHandle(id=saved["id"], run_dir=str(directory.path))
 
 
-def standing(directory: RunDirectory) -> JobState:
-    """How a run stands now; as `standings`."""
-    return standings([directory])[0]
+def current_state(directory: RunDirectory) -> JobState:
+    """The state of a run now; as `current_states`."""
+    return current_states([directory])[0]
 
 
-def standings(directories: Sequence[RunDirectory]) -> list[JobState]:
-    """How runs stand now. What a scheduler says is noted in the run directories.
+def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
+    """The states of runs now. What a scheduler says is noted in the run directories.
 
     A scheduler is asked only about runs that have not ended as far as is known, and about all of them
     at once where it can be.
@@ -46,21 +46,21 @@ def standings(directories: Sequence[RunDirectory]) -> list[JobState]:
     """
     states = [directory.state() for directory in directories]
     asked: dict[str, list[tuple[int, JobHandle]]] = {}
-    for place, directory in enumerate(directories):
+    for index, directory in enumerate(directories):
         if read_json(directory.status_file).get("phase") not in ACTIVE:
             continue
         if handle := read_json(directory.handle):
             job = JobHandle(id=handle["id"], run_dir=str(directory.path))
-            asked.setdefault(handle["executor"], []).append((place, job))
+            asked.setdefault(handle["executor"], []).append((index, job))
         elif (pid := follower(directory)) is not None and not is_alive(pid):
-            states[place] = JobState(phase="failed", reason="the launcher that followed it is gone")
+            states[index] = JobState(phase="failed", reason="the launcher that followed it is gone")
     for name, jobs in asked.items():
         answers = _ask(registry.load("launcher.executors", name), [job for _, job in jobs])
-        for (place, _), answer in zip(jobs, answers, strict=True):
-            state = with_hang(answer, directories[place].path)
-            if state != states[place]:
-                directories[place].write_state(state)
-            states[place] = state
+        for (index, _), answer in zip(jobs, answers, strict=True):
+            state = with_hang(answer, directories[index].path)
+            if state != states[index]:
+                directories[index].write_state(state)
+            states[index] = state
     return states
 
 

@@ -5,7 +5,7 @@ import pytest
 from launcher.base import registry
 from launcher.base.errors import JobError
 from launcher.contract.job import JobHandle, JobState
-from launcher.runs.handle import load_handle, save_handle, standing
+from launcher.runs.state import current_state, load_handle, save_handle
 from launcher.runs.store import RunDirectory, read_json
 
 
@@ -46,23 +46,25 @@ def test_a_handle_comes_back_with_its_executor(directory, queue):
 
 def test_what_the_scheduler_says_is_noted(directory, queue):
     submitted(directory, queue, JobState(phase="running"))
-    assert standing(directory).phase == "running"
+    assert current_state(directory).phase == "running"
     assert read_json(directory.status_file)["phase"] == "running"
 
 
 def test_a_scheduler_is_not_asked_again_about_a_run_that_has_ended(directory, queue):
     ended = JobState(phase="failed", exit_code=17, reason="ended with exit code 17", rank=3)
     submitted(directory, queue, ended)
-    assert [standing(directory), standing(directory)] == [ended, ended]
+    assert [current_state(directory), current_state(directory)] == [ended, ended]
     assert len(queue.asked) == 1
 
 
 def test_a_local_run_whose_launcher_is_gone_has_failed(directory, monkeypatch):
     directory.write_status("running")
-    assert standing(directory).phase == "running"
+    assert current_state(directory).phase == "running"
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
     directory.write_status("running")
-    assert standing(directory) == JobState(phase="failed", reason="the launcher that followed it is gone")
+    assert current_state(directory) == JobState(
+        phase="failed", reason="the launcher that followed it is gone"
+    )
 
 
 def test_a_run_of_another_machine_is_taken_at_its_word(directory, monkeypatch):
@@ -70,11 +72,11 @@ def test_a_run_of_another_machine_is_taken_at_its_word(directory, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     directory.write_status("prepared")
     monkeypatch.undo()
-    assert standing(directory).phase == "pending"
+    assert current_state(directory).phase == "pending"
 
 
 def test_a_directory_without_a_status_says_so(directory):
-    assert standing(directory) == JobState(phase="failed", reason="it left no status.json")
+    assert current_state(directory) == JobState(phase="failed", reason="it left no status.json")
 
 
 def test_the_directory_of_a_waiting_job_is_not_used_again(directory, queue):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Protocol, cast
+import sys
 
 from launcher.base.errors import LauncherError, nearest
-from launcher.cli.arguments import Words, split_flags, split_words
+from launcher.base.units import counted
+from launcher.cli.arguments import Words, request, split_flags, split_words
 
 HELP = """\
 trireme sweep plan|run RECIPE key=A,B ... [key=value ...] [--flags]
@@ -51,18 +51,9 @@ _ACTIONS: dict[str, dict[str, bool]] = {
     "best": {"by": True},
 }
 """Every action with its flags."""
-
-
 _OF_RECIPES = ("plan", "run")
 """Those that are about a recipe and not about a sweep that is there."""
-
-
-class Action(Protocol):
-    """What a module of an action holds."""
-
-    def act(self, given: Words) -> int:
-        """Does it; returns the exit code."""
-        ...
+_WAYS = ("speed", "loss")
 
 
 def run(words: list[str]) -> int:
@@ -76,10 +67,71 @@ def run(words: list[str]) -> int:
         near = nearest(action, _ACTIONS)
         hint = f" Did you mean {near}?" if near else ""
         raise LauncherError(f"{f'sweep {action}'.strip()}: known are {', '.join(_ACTIONS)}.{hint}")
-    module = cast(Action, importlib.import_module(f"launcher.cli.sweeps.{action}"))
     if action in _OF_RECIPES:
-        return module.act(split_words(rest, _ACTIONS[action]))
+        given = split_words(rest, _ACTIONS[action])
+        return _plan(given) if action == "plan" else _run(given)
     names, flags = split_flags(rest, _ACTIONS[action])
     if len(names) > 1:
         raise LauncherError(f"sweep {action} takes one sweep, given {' '.join(names)}.")
-    return module.act(Words(recipe=names[0] if names else "", overrides=(), flags=flags))
+    given = Words(recipe=names[0] if names else "", overrides=(), flags=flags)
+    return {"status": _status, "retry": _retry, "best": _best}[action](given)
+
+
+def _plan(given: Words) -> int:
+    """Shows every point, predicted or refused; starts nothing."""
+    from launcher.app.sweep.planning import plan_sweep  # imports hydra, which the other actions do not need
+    from launcher.app.sweep.run import NONE_CAN_RUN
+    from launcher.app.sweep.tables import planned_lines
+
+    planned = plan_sweep(request(given))
+    for note in planned.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print("\n".join(planned_lines(planned)))
+    return 0 if planned.points else NONE_CAN_RUN
+
+
+def _run(given: Words) -> int:
+    """Starts every point that can run."""
+    from launcher.app.sweep.run import run_sweep
+
+    return run_sweep(request(given)).exit_code
+
+
+def _status(given: Words) -> int:
+    """Shows the states of the points, and what they measured."""
+    from launcher.app.output import TERMINAL, shown
+    from launcher.app.sweep.store import find_sweep
+    from launcher.app.sweep.summary import say_results
+
+    sweep = find_sweep(given.recipe)
+    print(f"{shown(sweep.path)}: {counted(len(sweep.points), 'point')} of {sweep.recipe}\n")
+    say_results(sweep, TERMINAL)
+    return 0
+
+
+def _retry(given: Words) -> int:
+    """Runs the points again that failed, or did not start."""
+    from launcher.app.sweep.run import retry_sweep
+    from launcher.app.sweep.store import find_sweep
+
+    return retry_sweep(find_sweep(given.recipe), request(given)).exit_code
+
+
+def _best(given: Words) -> int:
+    """Shows the point to go on with, and the command that runs it."""
+    from launcher.app.sweep.results import best, command, results, with_results
+    from launcher.app.sweep.store import find_sweep
+
+    by = str(given.flags["by"] or "speed")
+    if by not in _WAYS:
+        raise LauncherError(f"--by={by}: known are {' and '.join(_WAYS)}.")
+    sweep = find_sweep(given.recipe)
+    points = with_results(sweep)
+    chosen = best(points, by)
+    print("\n".join(results([chosen])))
+    print(f"\n  {command(sweep.recipe, chosen)}")
+    left = sum(point.measured is None and point.state_text != "out of memory as planned" for point in points)
+    if left:
+        verb = "is" if left == 1 else "are"
+        print(f"\n{left} of {counted(len(points), 'point')} {verb} not measured, and may be better")
+    return 0

@@ -1,0 +1,139 @@
+"""Measures the collectives of a cluster: from settings to the ranks' result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from launcher.app.bench.job import start_and_wait
+from launcher.app.lifecycle import EndedRun
+from launcher.app.output import TERMINAL, Output
+from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.registry import load as load_plugin
+from launcher.base.units import counted, format_bytes
+from launcher.bench.link_file import NO_BANDWIDTH
+from launcher.bench.model import has_range
+from launcher.bench.placements import default_sizes, placements, world_size
+from launcher.config.compose import Composed, draft
+from launcher.config.load import load
+from launcher.contract.bench import (
+    OPERATIONS,
+    REQUEST_FILE,
+    RESULT_FILE,
+    BenchRequest,
+    BenchResult,
+)
+from launcher.contract.config import BatchConfig, LaunchConfig
+from launcher.contract.plan import Plan
+from launcher.plan.build import build
+from launcher.runs.facts import num_cores
+from launcher.runs.store import RunDirectory
+from launcher.typed.read import Reading, plain, read
+
+PROGRAM = "launcher.runtime.measure.collectives:run"
+"""What the ranks do."""
+BASE_RECIPE = "quickstart"
+"""Gives every setting that no override changes; what it trains is not trained."""
+NUM_ROUNDS = 5
+_SIZES = {
+    "cpu": (4_096, 32_768, 262_144, 2_097_152, 16_777_216),
+    "cuda": (4_096, 65_536, 1_048_576, 16_777_216, 268_435_456),
+}
+"""Sizes by kind of device: those of training's messages, and small ones, which show the latency."""
+_MEASURED_GROUPS = ("cluster", "device", "executor", "site", "run")
+"""Groups of settings that a measurement depends on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What came of a measurement."""
+
+    config: LaunchConfig
+    run: EndedRun
+    result: BenchResult | None
+    """None: the ranks did not come to their end."""
+
+
+def measure_collectives(
+    overrides: Sequence[str],
+    output: Output = TERMINAL,
+    *,
+    sizes: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    tells_bandwidth: bool = False,
+) -> Measured:
+    """Measures under overrides of the settings that a measurement depends on.
+
+    ``sizes``: bytes; ``ranks``: sizes of the groups; None: those that suit the device and the cluster.
+    ``tells_bandwidth``: whether the sizes have to be such that bandwidths can be told from them.
+
+    Raises:
+        LauncherError: when nothing could be measured.
+    """
+    composed = _compose(overrides)
+    config = load(composed.values, composed.sources, composed.faults)
+    request = _request(config, sizes, ranks)
+    if tells_bandwidth and not has_range(request.sizes):
+        raise LauncherError(NO_BANDWIDTH)
+    plan = _plan(config, request)
+    groups = dict.fromkeys(placement.num_ranks for placement in request.placements)
+    output.say(
+        f"{counted(len(request.operations), 'operation')}, {counted(len(request.sizes), 'size')} from "
+        f"{format_bytes(min(request.sizes))} to {format_bytes(max(request.sizes))}, groups of "
+        f"{' and '.join(map(str, groups))}, on {counted(plan.world_size, 'rank')}"
+    )
+    run = start_and_wait(plan, overrides, composed.sources, output)
+    result = _result(run.directory) if run.state.phase == "succeeded" else None
+    return Measured(config=config, run=run, result=result)
+
+
+def _compose(words: Sequence[str]) -> Composed:
+    faults = []
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if "=" not in word and not word.startswith("~"):
+            raise LauncherError(f"bench collectives takes no recipe, given {word!r}: it trains nothing.")
+        if key.partition(".")[0] not in _MEASURED_GROUPS:
+            allowed = f"has no effect here: what is measured depends on {', '.join(_MEASURED_GROUPS)}"
+            faults.append(Fault(key, word.partition("=")[2], allowed, "Leave it out.", f"override {word}"))
+    if faults:
+        raise ConfigError(faults)
+    return draft(BASE_RECIPE, words)
+
+
+def _request(config: LaunchConfig, sizes: Sequence[int] | None, ranks: Sequence[int] | None) -> BenchRequest:
+    is_here = load_plugin("launcher.executors", config.executor.name).is_local
+    shares_cores = config.device.kind == "cpu" and is_here
+    ranks = ranks or default_sizes(config.cluster, num_cores() if shares_cores else None)
+    return BenchRequest(
+        sizes=tuple(sizes or _SIZES[config.device.kind]),
+        placements=placements(config.cluster, ranks),
+        num_rounds=NUM_ROUNDS,
+        operations=OPERATIONS,
+    )
+
+
+def _plan(config: LaunchConfig, request: BenchRequest) -> Plan:
+    """A plan of as many ranks as are needed, which do something else than train."""
+    num_ranks = world_size(config.cluster, [placement.num_ranks for placement in request.placements])
+    config = replace(
+        config,
+        name="collectives",
+        parallel=replace(config.parallel, dp=num_ranks, tp=1, pp=1, num_chunks=1, schedule="1f1b"),
+        batch=BatchConfig(global_size=num_ranks, micro_size=1, num_microbatches=1, seq_length=1),
+        # A rank more or less is no device that stays idle: it is in no group.
+        cluster=replace(config.cluster, allow_idle_devices=True),
+        device=replace(config.device, measured_in=None),
+        report=replace(config.report, baseline="none"),
+    )
+    return replace(build(config), program=PROGRAM, documents={REQUEST_FILE: plain(request)}, notes=())
+
+
+def _result(directory: RunDirectory) -> BenchResult:
+    text = (directory.path / RESULT_FILE).read_text(encoding="utf-8")
+    reading = Reading()
+    result = read(BenchResult, json.loads(text), reading)
+    if result is None:
+        raise ConfigError(reading.faults)
+    return result

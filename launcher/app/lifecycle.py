@@ -1,0 +1,207 @@
+"""The life of a run, whoever asks for it: prepared, recorded, started here or submitted, followed, ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from launcher.app.baseline import unfinished_baseline
+from launcher.app.output import Output, shown, text_width
+from launcher.app.progress import progress_of
+from launcher.base.errors import LauncherError
+from launcher.base.secrets import check_folder, secret_values
+from launcher.base.units import counted
+from launcher.contract.executor import Executor
+from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.contract.plan import Plan
+from launcher.report.tables import speedup_text
+from launcher.runs.facts import checkouts, environment_facts
+from launcher.runs.failure import failure_line, failure_text
+from launcher.runs.freeze import freeze, frozen_plan
+from launcher.runs.record import Origin, write_job
+from launcher.runs.render import executor_of, render, shell_text
+from launcher.runs.resume import begin_attempt
+from launcher.runs.state import save_handle
+from launcher.runs.store import RunDirectory, saved_steps
+from launcher.runs.watch import StopRequest, follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A plan, the directory that it runs in, and what starts it there."""
+
+    plan: Plan
+    """As it was planned; of a recorded run that is read again, as it was recorded."""
+    directory: RunDirectory
+    code: Path | None = None
+    """The directory that holds the frozen code of the job; None: it runs the code that is installed."""
+    resume: bool = False
+    """Whether the ranks go on from the newest checkpoint."""
+    after: str = ""
+    """Ids of the jobs that have to end before this one begins."""
+
+    @cached_property
+    def recorded_plan(self) -> Plan:
+        """The plan whose ranks import the user's modules from the frozen code."""
+        return self.plan if self.code is None else frozen_plan(self.plan, self.code)
+
+    @cached_property
+    def script(self) -> JobScript:
+        """What starts it.
+
+        Raises:
+            PlanError: when its executor cannot.
+        """
+        return render(
+            self.recorded_plan, self.directory.path, resume=self.resume, after=self.after, code_in=self.code
+        )
+
+    @property
+    def executor(self) -> Executor:
+        """Who starts it."""
+        return executor_of(self.plan)
+
+    def record(self, origin: Origin) -> None:
+        """Writes down what it is, before its first process starts."""
+        write_job(self.directory, self.recorded_plan, self.script, origin)
+
+    def record_script(self) -> None:
+        """Writes down how a recorded run is started this time."""
+        self.directory.write("job.sh", shell_text(self.script))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run that was followed to its end."""
+
+    directory: RunDirectory
+    state: JobState
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that did only this: 0, 1 after a failure, 128 and its number after a signal."""
+        if self.state.phase == "cancelled":
+            return self.state.exit_code or 1
+        return int(self.state.phase == "failed")
+
+
+def origin_of(recipe: str, overrides: Sequence[str] = (), source_roots: Sequence[str] = ()) -> Origin:
+    """Where plans come from that are made now: their recipe, this machine, the state of the code."""
+    return Origin(
+        recipe=recipe,
+        overrides=tuple(overrides),
+        facts=environment_facts(),
+        checkouts=checkouts(source_roots),
+    )
+
+
+# On this machine
+
+
+def train(run: PreparedRun, stop: StopRequest, output: Output) -> JobState:
+    """Starts the ranks here and follows them to the end of their last start, whatever it is; those that
+    fail are started again as often as the executor is set to."""
+    if stop.signal is not None:
+        return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
+    output.say(f"training on {counted(run.plan.world_size, 'rank')}")
+    directory, num_restarts, running = run.directory, 0, JobState(phase="running")
+    while True:
+        directory.write_state(running)
+        progress = progress_of(directory, run.plan, output.stream)
+        state = follow(run.executor, run.script, stop, progress.update)
+        progress.close()
+        assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
+        if state.phase != "failed" or num_restarts == run.script.max_restarts or stop.signal is not None:
+            break
+        num_restarts += 1
+        running = replace(running, reason=f"restart {num_restarts} of {run.script.max_restarts}")
+        output.say(failure_line(directory.path, state))
+        output.say(f"{running.reason}: {_next_start(directory, progress.view.num_done)}")
+        run = replace(run, resume=bool(saved_steps(directory.path)))
+        begin_attempt(directory)
+    if num_restarts and state.phase != "cancelled":
+        after = f"after {counted(num_restarts, 'restart')}"
+        state = replace(state, reason=f"{state.reason}, {after}" if state.reason else after)
+    directory.write_state(state)
+    return state
+
+
+def _next_start(directory: RunDirectory, num_done: int) -> str:
+    """Where the next start begins, and what it makes again."""
+    first = max(saved_steps(directory.path), default=0)
+    begins = f"goes on after step {first}" if first else "begins anew, as nothing is saved yet"
+    return f"{begins}; {counted(num_done - first, 'step')} made again" if num_done > first else begins
+
+
+# By a scheduler
+
+
+def freeze_and_submit(
+    run: PreparedRun, origin: Origin, untracked: Sequence[str] = ()
+) -> tuple[JobHandle, tuple[str, ...]]:
+    """Freezes the code of a run that has its own copy, records the run and submits it.
+
+    Returns the job, and those files that were copied although git does not track them, of which
+    ``untracked`` holds patterns.
+
+    Raises:
+        LauncherError: when it cannot be submitted, or a secret would be written down.
+    """
+    path, secrets = run.directory.path, secret_values(os.environ, run.plan.config.site.secrets)
+    copied = freeze(run.plan.source_roots, path, untracked) if run.code == path else ()
+    run.record(origin)
+    check_folder(path, secrets)
+    return submit_recorded(run), copied
+
+
+def submit_recorded(run: PreparedRun) -> JobHandle:
+    """Hands a recorded run to its scheduler.
+
+    Raises:
+        JobError: when that refuses it.
+    """
+    handle = run.executor.submit(run.script)
+    note_submitted(run, handle)
+    return handle
+
+
+def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
+    """Notes in a run directory which job it is."""
+    save_handle(run.directory, run.plan.config.executor.name, handle)
+    run.directory.write_status("pending")
+
+
+# The end
+
+
+def tell_end(run: EndedRun, output: Output) -> None:
+    """Says how a run ended: with its speedup, or with the guilty rank."""
+    directory, state = run.directory, run.state
+    if state.phase == "cancelled":
+        directory.write_state(state)
+        output.warn(
+            f"stopped by {state.reason}: all ranks have ended. Run directory: {shown(directory.path)}\n"
+            f"{_saved_text(directory)}"
+        )
+    elif state.phase == "failed":
+        output.warn(failure_text(directory.path, state))
+    elif problem := unfinished_baseline(directory.path):
+        output.say(f"no speedup: {problem}")
+    else:
+        try:
+            output.say("\n" + speedup_text([directory.path], None, width=text_width()).rstrip())
+        except LauncherError as error:  # the training succeeded; only its measure is missing
+            output.say(f"no speedup: {error}")
+
+
+def _saved_text(directory: RunDirectory) -> str:
+    """What a run that has not finished can go on from."""
+    if steps := saved_steps(directory.path):
+        return f"Saved after step {steps[-1]}: --resume goes on from there."
+    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    if plan.config.train.checkpoint_interval:
+        return "Nothing is saved: no checkpoint was complete."
+    return "Nothing is saved, as train.checkpoint_interval is 0."

@@ -1,0 +1,53 @@
+"""Where the application says what it does: on two streams, which a program may replace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+_MAX_WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """The streams for what happens and for what goes wrong.
+
+    ``Output(out=io.StringIO(), err=io.StringIO())`` keeps what is said from the terminal.
+    """
+
+    out: TextIO | None = None
+    """None: the standard output of this process."""
+    err: TextIO | None = None
+    """None: the standard error of this process."""
+
+    @property
+    def stream(self) -> TextIO:
+        """The stream for what happens; a line that is redrawn goes there, too."""
+        return self.out or sys.stdout
+
+    def say(self, text: str) -> None:
+        """Prints what happens, at once."""
+        print(text, file=self.stream, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Prints what goes wrong, at once."""
+        print(text, file=self.err or sys.stderr, flush=True)
+
+
+TERMINAL = Output()
+"""Says everything on the streams of this process."""
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be read from the current folder."""
+    here = os.path.relpath(path)
+    return str(path) if here.startswith("..") else here
+
+
+def text_width() -> int:
+    """Columns for a table or a drawing."""
+    return min(shutil.get_terminal_size((_MAX_WIDTH, 24)).columns, _MAX_WIDTH)

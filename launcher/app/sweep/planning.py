@@ -1,0 +1,88 @@
+"""The points of a sweep, each composed and planned on its own: what can run, and what is refused and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.app.checks import executor_faults, refuse, start_faults
+from launcher.app.lifecycle import PreparedRun
+from launcher.app.prepared_run import make_plan
+from launcher.app.request import Request
+from launcher.app.submission import with_executor
+from launcher.app.sweep.grid import SECTION, grid
+from launcher.app.sweep.point import PlannedSweep, Point
+from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.config.compose import draft, group_files
+from launcher.contract.plan import Plan
+from launcher.runs.render import executor_of
+from launcher.runs.store import RunDirectory, absolute
+
+
+def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
+    """Composes and plans every point of a sweep; those that cannot be submitted, or with ``starts`` not be
+    started from here, are refused.
+
+    Raises:
+        ConfigError: when the words make no sweep.
+        LauncherError: when the recipe cannot be composed at all.
+    """
+    section = draft(given.recipe).values.get(SECTION)
+    found = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
+    head = _executor_word(given.recipe, found.points[0])
+    points: list[Point] = []
+    refused: list[Point] = []
+    notes: dict[str, None] = {}
+    for item in found.points:
+        point = replace(item, overrides=(*head, *item.overrides))
+        try:
+            made = make_plan(given.recipe, point.overrides)
+            refuse(_faults(made.plan, starts=starts), made.composed.sources)
+        except LauncherError as error:
+            refused.append(replace(point, faults=_faults_of(error, point)))
+        else:
+            points.append(replace(point, planned=made.plan, index=len(points)))
+            notes |= dict.fromkeys(made.composed.notes)
+    return PlannedSweep(
+        recipe=given.recipe,
+        words=given.overrides,
+        dims=found.dims,
+        points=tuple(points),
+        refused=tuple(refused),
+        notes=tuple(notes),
+    )
+
+
+def starts_here(points: Sequence[Point]) -> bool:
+    """Whether points start on this machine, one after the other.
+
+    Raises:
+        ConfigError: when they differ in that.
+    """
+    names = {point.plan.config.executor.name for point in points}
+    if len(names) > 1:
+        rule = "the points of a sweep are started in one way"
+        raise ConfigError([Fault("executor.name", ",".join(sorted(names)), rule, "Choose one executor.")])
+    return executor_of(points[0].plan).is_local
+
+
+def _faults(plan: Plan, *, starts: bool) -> Sequence[Fault]:
+    """Why a plan cannot be started from here, or why a scheduler cannot have it."""
+    is_local, root = executor_of(plan).is_local, RunDirectory(absolute(plan.config.run.root))
+    run = PreparedRun(plan=plan, directory=root)
+    if starts:
+        return start_faults(run, is_here=is_local)
+    return () if is_local else executor_faults(run, is_here=False)
+
+
+def _faults_of(error: LauncherError, point: Point) -> tuple[Fault, ...]:
+    return error.faults if isinstance(error, ConfigError) else (Fault(SECTION, point.label, str(error)),)
+
+
+def _executor_word(recipe: str, point: Point) -> Sequence[str]:
+    """The executor that a site asks for where none is chosen that has a site."""
+    site = draft(recipe, point.overrides).values.get("site")
+    if not isinstance(site, dict) or site.get("name") in (None, "none"):
+        return ()
+    words = with_executor(Request(recipe=recipe, overrides=point.overrides))
+    return words.overrides[: len(words.overrides) - len(point.overrides)]

@@ -1,0 +1,81 @@
+"""Follows runs that others started: a scheduler, or another process of this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from launcher.app.lifecycle import EndedRun, tell_end
+from launcher.app.output import TERMINAL, Output, shown
+from launcher.app.progress import Progress, progress_of
+from launcher.contract.job import JobState
+from launcher.report.runs import named_base, read_plan
+from launcher.runs.state import current_state, load_handle
+from launcher.runs.store import ACTIVE, RunDirectory
+from launcher.runs.watch import StopRequest
+
+ASK_INTERVAL_S = 2.0
+"""Time between two questions to a scheduler."""
+_DRAW_INTERVAL_S = 0.2
+
+
+def wait_for_run(directory: RunDirectory, output: Output = TERMINAL) -> EndedRun:
+    """Follows a run to its end, then its baseline where that is still on its way, and says what came of it.
+
+    Raises:
+        LauncherError: when its scheduler gives no answer.
+    """
+    run = EndedRun(directory=directory, state=_wait_with_steps(directory, output))
+    if run.state.phase == "cancelled":
+        output.warn(f"cancelled. Run directory: {shown(directory.path)}")
+        return run
+    base = named_base(directory.path)
+    if run.state.phase == "succeeded" and base:
+        wait_for_baseline(base, output)
+    tell_end(run, output)
+    return run
+
+
+def wait_for_baseline(base: Path, output: Output) -> None:
+    """Follows the baseline of a run that has succeeded to its end."""
+    directory = RunDirectory(base)
+    if current_state(directory).phase in ACTIVE:
+        output.say(f"succeeded; waits for the baseline {shown(base)}")
+        _wait_with_steps(directory, output)
+
+
+def _wait_with_steps(directory: RunDirectory, output: Output) -> JobState:
+    progress = progress_of(directory, read_plan(directory.path), output.stream)
+    return wait_for_end(directory, output, progress)
+
+
+def wait_for_end(
+    directory: RunDirectory, output: Output, progress: Progress | None = None, stop: StopRequest | None = None
+) -> JobState:
+    """Follows a run that others started to its end, and says how its state changes.
+
+    ``progress`` shows its steps. A request to ``stop`` cancels its job; without one the run is left alone.
+    """
+    said = ""
+    while (state := current_state(directory)).phase in ACTIVE:
+        if stop is not None and stop.signal is not None:
+            job = load_handle(directory)
+            assert job is not None, "the job was noted when it was submitted"
+            executor, handle = job
+            executor.cancel(handle)
+            return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
+        text = f"{state.phase}: {state.reason}" if state.reason else state.phase
+        if text != said:
+            if progress is not None:
+                progress.close()
+            output.say(text)
+            said = text
+        until = time.monotonic() + ASK_INTERVAL_S
+        while time.monotonic() < until and (stop is None or stop.signal is None):
+            if progress is not None and state.phase == "running":
+                progress.update()
+            time.sleep(_DRAW_INTERVAL_S)
+    if progress is not None:
+        progress.update()
+        progress.close()
+    return state

@@ -1,1 +1,0 @@
-"""The verb `sweep`, a file per action."""
