@@ -1,22 +1,28 @@
-"""The points of a sweep, each composed and planned on its own: what can run, and what is refused and why."""
+"""The points of a sweep before their first start: composed, planned or refused, and recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.app.checks import executor_faults, refuse, start_faults
+from launcher.app.launch import with_executor
 from launcher.app.lifecycle import PreparedRun
+from launcher.app.output import Output, shown, text_width
 from launcher.app.prepared_run import make_plan
 from launcher.app.request import Request
-from launcher.app.submission import with_executor
 from launcher.app.sweep.grid import SECTION, grid
 from launcher.app.sweep.point import PlannedSweep, Point
+from launcher.app.sweep.store import Sweep, make_sweep, ready_again
+from launcher.app.sweep.tables import refusals
 from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.units import counted
 from launcher.config.compose import draft, group_files
 from launcher.contract.plan import Plan
+from launcher.runs.record import Origin
 from launcher.runs.render import executor_of
-from launcher.runs.store import RunDirectory, absolute
+from launcher.runs.store import RunDirectory, absolute, new_directory
 
 
 def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
@@ -86,3 +92,53 @@ def _executor_word(recipe: str, point: Point) -> Sequence[str]:
         return ()
     words = with_executor(Request(recipe=recipe, overrides=point.overrides))
     return words.overrides[: len(words.overrides) - len(point.overrides)]
+
+
+PointRun = tuple[Point, PreparedRun]
+"""A point and its run, which is about to start."""
+
+
+def new_sweep(planned: PlannedSweep, output: Output) -> Sweep:
+    """Makes the directory of a sweep and says what it is.
+
+    Raises:
+        ConfigError: when it cannot be made.
+    """
+    sweep = make_sweep(planned)
+    for note in planned.notes:
+        output.say(f"note: {note}")
+    if planned.refused:
+        output.say("\n".join(refusals(planned.refused, text_width())) + "\n")
+    num_points = len(planned.points)
+    count = counted(num_points + len(planned.refused), "point")
+    output.say(f"{num_points} of {count} to run = {planned.dims}, in {shown(sweep.path)}")
+    return sweep
+
+
+def recorded(sweep: Sweep, origin: Origin, code: Path | None = None) -> list[PointRun]:
+    """Every point with its run, all recorded before the first starts: a change of the recipe reaches none.
+
+    ``code``: the directory that holds their frozen code; None: they run the code that is installed.
+    """
+    runs = []
+    for point in sweep.points:
+        config = point.plan.config
+        run = PreparedRun(plan=point.plan, directory=new_directory(config.run, config.name), code=code)
+        run.record(replace(origin, overrides=point.overrides))
+        runs.append((point, run))
+    return runs
+
+
+def recorded_again(points: Sequence[Point], code: Path | None = None) -> list[PointRun]:
+    """Points that were started before with their runs: they go on from what is saved.
+
+    Raises:
+        JobError: when one is still going.
+    """
+    runs = []
+    for point in points:
+        resume = ready_again(point.directory, point.plan.config.train.num_steps)
+        run = PreparedRun(plan=point.plan, directory=point.directory, code=code, resume=resume)
+        run.record_script()
+        runs.append((point, run))
+    return runs

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.app.baseline_run import Baseline, settle_baseline, submit_baseline
+from launcher.app.launch import submitted_origin, tree_notes
 from launcher.app.lifecycle import PreparedRun, note_submitted, origin_of, submit_recorded
 from launcher.app.output import Output, shown
 from launcher.app.request import Request
-from launcher.app.submission import submitted_origin, tree_notes
+from launcher.app.sweep.planning import PointRun, new_sweep, recorded, recorded_again
 from launcher.app.sweep.point import PlannedSweep, Point
-from launcher.app.sweep.prepare import PointRun, new_sweep, recorded, recorded_again
 from launcher.app.sweep.store import TASKS, Sweep
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.secrets import check_folder, check_text, secret_values

@@ -12,9 +12,8 @@ from pathlib import Path
 from launcher.app.output import TERMINAL, Output, shown, text_width
 from launcher.app.progress import last_step
 from launcher.app.sweep.point import Point, PointState
-from launcher.app.sweep.results import results, with_results
 from launcher.app.sweep.store import Sweep
-from launcher.app.sweep.tables import unit
+from launcher.app.sweep.tables import results, unit, with_results
 from launcher.app.wait import ASK_INTERVAL_S, wait_for_baseline
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted, format_count

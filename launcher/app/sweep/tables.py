@@ -1,16 +1,26 @@
-"""A sweep as tables: what its points would do, which are refused and why, what came of them."""
+"""A sweep as tables: what its points would do, which are refused and why, what they measured."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from launcher.app.output import text_width
-from launcher.app.sweep.point import PlannedSweep, Point
+from launcher.app.sweep.point import DONE, PlannedSweep, Point
+from launcher.app.sweep.store import Sweep
 from launcher.base.columns import columns, wrapped
-from launcher.base.errors import Fault
+from launcher.base.errors import Fault, LauncherError
 from launcher.base.units import counted, format_bytes, format_count, format_duration
+from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
+from launcher.report.bubble import bubble
+from launcher.report.runs import Run, load_run, named_base, read_plan
+from launcher.report.speedup import compare
+from launcher.runs.state import current_states
+from launcher.runs.store import read_json
 
 _NO_BREAK = "\u00a0"
 """A space at which no line is broken."""
@@ -96,3 +106,127 @@ def _by_rule(refused: Sequence[Point]) -> list[tuple[Fault, list[str]]]:
 def _words(rule: str) -> str:
     """A rule without what differs from point to point."""
     return _NUMBER.sub("N", _ORIGINS.sub("", rule))
+
+
+_SAME_LOSS = 1e-3
+"""Losses that are as near as this are those of one training."""
+
+
+def with_results(sweep: Sweep) -> list[Point]:
+    """Every point with its plan, its state now, and what it measured. A scheduler is asked once for all.
+
+    Raises:
+        LauncherError: when a run directory is gone or damaged, or a scheduler gives no answer.
+    """
+    started = [point for point in sweep.points if not point.is_waiting]
+    states = current_states([point.directory for point in started])
+    by_index = {point.index: state for point, state in zip(started, states, strict=True)}
+    bases = _bases(sweep)
+    return [_with_result(point, by_index.get(point.index), bases) for point in sweep.points]
+
+
+def _with_result(point: Point, state: JobState | None, bases: Mapping[str, Path]) -> Point:
+    path = point.directory.path
+    found = replace(point, planned=read_plan(path))
+    if state is None:
+        return found
+    found = replace(found, has_started=True, state=state)
+    if state.phase != "succeeded":
+        return found
+    base = bases.get(read_json(point.directory.job).get("fingerprint", ""))
+    run, speedup, problem = _measured(path, base)
+    return replace(found, measured=run, speedup=speedup, problem=problem)
+
+
+def results(found: Sequence[Point]) -> list[str]:
+    """The table of what came of points, without the columns that say nothing of them."""
+    speed = f"{unit([point.plan for point in found])}/s"
+    head = ("point", "state", speed, "predicted", "speedup S", "efficiency E", "bubble", "predicted", "loss")
+    kept = list(zip(*[head, *map(_row, found)], strict=True))
+    has_bubble = any(point.plan.mesh.pp > 1 for point in found)
+    has_speedup = any(point.speedup is not None for point in found)
+    shown = [True, True, True, True, has_speedup, has_speedup, has_bubble, has_bubble, _differ(found)]
+    kept = [column for column, is_shown in zip(kept, shown, strict=True) if is_shown]
+    is_done = all(point.state_text in DONE for point in found)
+    if is_done:
+        kept = [column for column in kept if column[0] != "state"]
+    lines = columns(list(zip(*kept, strict=True)), left=1 if is_done else 2)
+    return [f"  {line}" for line in lines]
+
+
+def best(found: Sequence[Point], by: str) -> Point:
+    """The fastest point that has succeeded, or the one of the lowest loss in the end.
+
+    Raises:
+        LauncherError: when no point has been measured.
+    """
+    measured = [point for point in found if point.measured is not None]
+    if not measured:
+        raise LauncherError("no point of the sweep has succeeded yet, so none is the best")
+    return max(measured, key=_speed) if by == "speed" else min(measured, key=_loss)
+
+
+def command(recipe: str, point: Point) -> str:
+    """The command that runs a point alone, in a directory of its own: that of the sweep is taken."""
+    verb = "submit" if point.directory.handle.is_file() else "run"
+    words = [word for word in point.overrides if word.lstrip("+").partition("=")[0] != "run.dir"]
+    return shlex.join(("trireme", verb, recipe, *words))
+
+
+def _differ(found: Sequence[Point]) -> bool:
+    """Whether the points learnt differently, and not only added up in another order."""
+    losses = [_loss(point) for point in found if point.measured is not None]
+    return bool(losses) and max(losses) - min(losses) > _SAME_LOSS
+
+
+def _speed(point: Point) -> float:
+    assert point.measured is not None, "only measured points are compared"
+    return point.measured.work.tokens_per_s
+
+
+def _loss(point: Point) -> float:
+    assert point.measured is not None, "only measured points are compared"
+    final = point.measured.final_loss
+    return final.loss if final else float("inf")
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    plan, run = point.plan, point.measured
+    found = bubble(run) if run else None
+    final = run.final_loss if run else None
+    return (
+        point.label,
+        point.state_text,
+        format_count(run.work.tokens_per_s) if run else "",
+        format_count(predicted_speed(plan)),
+        f"{point.speedup:.2f}" if point.speedup is not None else "",
+        f"{100 * point.speedup / run.work.num_devices:.0f} %" if run and point.speedup is not None else "",
+        bubble_text(found.measured, plan) if found else "",
+        bubble_text(plan.schedule.bubble_simulated, plan),
+        f"{final.loss:.4f}" if final else "",
+    )
+
+
+def _bases(sweep: Sweep) -> dict[str, Path]:
+    """The baselines of the sweep by fingerprint: those of its runs on one device are the same."""
+    found = {}
+    for point in sweep.points:
+        path = point.directory.path
+        if (base := named_base(path)) is not None:
+            found[read_json(point.directory.job).get("fingerprint", "")] = base
+    return found
+
+
+def _measured(path: Path, base: Path | None) -> tuple[Run | None, float | None, str]:
+    """The run, its speedup, and why one of the two is missing."""
+    try:
+        if base is not None and base.resolve() == path.resolve():
+            return load_run(path), 1.0, ""
+        pair = compare([path], base).results[0].median
+        return pair.run, pair.speedup, ""
+    except LauncherError as error:
+        problem = str(error)
+    try:
+        return load_run(path), None, problem
+    except LauncherError as error:
+        return None, None, str(error)

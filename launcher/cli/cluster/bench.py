@@ -1,9 +1,25 @@
-"""``trireme bench``: measures what plans assume."""
+"""``trireme bench``: measures what plans assume, and writes it to tables and files."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from launcher.app.output import shown
+from launcher.base import resources
 from launcher.base.errors import LauncherError, did_you_mean
+from launcher.base.files import check_new, write_new
+from launcher.bench.link_file import cluster_text
+from launcher.bench.plot import svg_text
+from launcher.bench.tables import json_text, not_measured_lines, result_text
 from launcher.cli.arguments import split_flags
+from launcher.contract.bench import BenchResult
+from launcher.contract.config import LaunchConfig
 
 HELP = """\
 trireme bench collectives [key=value ...] [--sizes SIZE,...] [--ranks N,...]
@@ -32,6 +48,17 @@ The exit code is 0 when everything was right, and 1 when a value was wrong or a 
 """
 _ACTIONS = ("collectives",)
 _FLAGS = {"sizes": True, "ranks": True, "json": True, "plot": True, "save": True}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(I?)B?|B)?", re.IGNORECASE)
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outputs:
+    """Where what was found is written; None: nowhere."""
+
+    json: Path | None
+    plot: Path | None
+    save: Path | None
 
 
 def run(words: list[str]) -> int:
@@ -46,6 +73,106 @@ def run(words: list[str]) -> int:
         hint = f" {did_you_mean(action, _ACTIONS)}" if action else ""
         raise LauncherError(f"{f'bench {action}'.strip()}: {known}.{hint}")
     overrides, flags = split_flags(rest, _FLAGS)
-    from launcher.cli.cluster.bench_collectives import bench  # imports hydra, which the help does not need
+    return _collectives(overrides, flags)
 
-    return bench(overrides, flags)
+
+def _collectives(words: Sequence[str], flags: Mapping[str, str | bool]) -> int:
+    from launcher.app.bench import measure_collectives  # imports hydra, which the help does not need
+
+    outputs = _outputs(flags)
+    measured = measure_collectives(
+        words,
+        sizes=parsed_sizes(str(flags["sizes"])) if flags["sizes"] else None,
+        ranks=parsed_ranks(str(flags["ranks"])) if flags["ranks"] else None,
+        tells_bandwidth=outputs.save is not None,
+    )
+    result = measured.result
+    if result is None:
+        return measured.run.exit_code
+    print("\n" + result_text(result), end="")
+    _write(outputs, result, measured.config)
+    for line in not_measured_lines(result):
+        print(f"not measured: {line}", file=sys.stderr)
+    return int(any(missing.is_wrong for missing in result.not_measured))
+
+
+def parsed_sizes(text: str) -> tuple[int, ...]:
+    """Bytes from what was typed after ``--sizes``.
+
+    >>> parsed_sizes("512,4KB,1MiB")
+    (512, 4000, 1048576)
+
+    Raises:
+        LauncherError: for what is no size.
+    """
+    sizes = []
+    for word in text.split(","):
+        match = _SIZE.fullmatch(word.strip())
+        factor = 1024 if match and match[3] else 1000
+        power = " KMG".index(match[2].upper()) if match and match[2] else 0
+        size = float(match[1]) * factor**power if match else 0
+        if size < 1 or size != int(size):
+            raise LauncherError(f"--sizes {text}: {word!r} is no size. Write bytes, 64KB, 1MB or 1MiB.")
+        sizes.append(int(size))
+    return tuple(sorted(set(sizes)))
+
+
+def parsed_ranks(text: str) -> tuple[int, ...]:
+    """Group sizes from what was typed after ``--ranks``.
+
+    >>> parsed_ranks("4,2")
+    (2, 4)
+
+    Raises:
+        LauncherError: for what is no whole number of at least 2.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word) > 1 for word in words):
+        raise LauncherError(f"--ranks {text}: give whole numbers of at least 2, such as --ranks 2,4.")
+    return tuple(sorted(set(map(int, words))))
+
+
+def _outputs(flags: Mapping[str, str | bool]) -> _Outputs:
+    """The files to write, none of which is there yet."""
+    paths = {flag: Path(str(flags[flag])) if flags[flag] else None for flag in ("json", "plot")}
+    paths["save"] = _saved_path(str(flags["save"])) if flags["save"] else None
+    if paths["plot"] and paths["plot"].suffix != ".svg":
+        raise LauncherError(
+            f"--plot {paths['plot']}: the plot is an SVG picture. Give a name ending in .svg."
+        )
+    for flag, path in paths.items():
+        if path is not None:
+            check_new(path, flag)
+            if flag != "save" and not path.absolute().parent.is_dir():
+                raise LauncherError(f"--{flag} {path}: there is no folder {path.parent}. Make it first.")
+    return _Outputs(**paths)
+
+
+def _saved_path(given: str) -> Path:
+    """Where ``--save`` writes: a name means the person's own folder."""
+    is_path = os.sep in given or given.endswith(".yaml")
+    path = Path(given) if is_path else resources.user_folder() / "cluster" / f"{given}.yaml"
+    if path.suffix != ".yaml" or not _NAME.fullmatch(path.stem):
+        raise LauncherError(
+            f"--save {given}: give a name of small letters, digits, - and _, or such a path ending in .yaml."
+        )
+    if (resources.folder("conf") / "cluster" / path.name).exists():
+        raise LauncherError(
+            f"--save {given}: a cluster of this name ships with Trireme. Choose another name."
+        )
+    return path
+
+
+def _write(outputs: _Outputs, result: BenchResult, config: LaunchConfig) -> None:
+    if outputs.json:
+        write_new(outputs.json, json_text(result), "json")
+        print(f"wrote {shown(outputs.json)}")
+    if outputs.plot:
+        write_new(outputs.plot, svg_text(result), "plot")
+        print(f"wrote {shown(outputs.plot)}")
+    if outputs.save:
+        name, day = outputs.save.stem, date.today().isoformat()
+        text = cluster_text(name, config.cluster, result, day)
+        outputs.save.parent.mkdir(parents=True, exist_ok=True)
+        write_new(outputs.save, text, "save")
+        print(f"wrote {shown(outputs.save)}\n  trireme plan quickstart cluster={name}")

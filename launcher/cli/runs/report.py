@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.app.baseline import unfinished_baseline
 from launcher.app.lookup import DEFAULT_ROOT
+from launcher.app.output import text_width
 from launcher.base.errors import LauncherError
 from launcher.cli.arguments import split_flags
 from launcher.report.speedup import compare, to_json
@@ -31,7 +31,7 @@ Examples:
   trireme report runs/quickstart --base runs/quickstart-baseline
   trireme report runs/a runs/b runs/c --base runs/one --json
 """
-_MIN_WIDTH, _MAX_WIDTH = 72, 100
+_MIN_WIDTH = 72
 
 
 def run(words: Sequence[str]) -> int:
@@ -49,12 +49,10 @@ def run(words: Sequence[str]) -> int:
         if problem := unfinished_baseline(path):
             raise LauncherError(f"{name}: {problem}")
     report = compare(paths, base)
-    columns = shutil.get_terminal_size((_MAX_WIDTH, 24)).columns
-    width = max(_MIN_WIDTH, min(columns, _MAX_WIDTH))
-    print(
-        to_json(report) if flags["json"] else report_text(report, width=width),
-        end="\n" if flags["json"] else "",
-    )
+    if flags["json"]:
+        print(to_json(report))
+    else:
+        print(report_text(report, width=max(_MIN_WIDTH, text_width())), end="")
     return 0
 
 

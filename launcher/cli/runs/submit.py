@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
         LauncherError: when it cannot be submitted.
     """
     given = split_words(words, _FLAGS)
-    from launcher.app.submission import submit  # imports hydra, which the help does not need
+    from launcher.app.launch import submit  # imports hydra, which the help does not need
 
     submit(request(given))
     return 0

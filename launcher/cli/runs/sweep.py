@@ -119,8 +119,8 @@ def _retry(given: Words) -> int:
 
 def _best(given: Words) -> int:
     """Shows the point to go on with, and the command that runs it."""
-    from launcher.app.sweep.results import best, command, results, with_results
     from launcher.app.sweep.store import find_sweep
+    from launcher.app.sweep.tables import best, command, results, with_results
 
     by = str(given.flags["by"] or "speed")
     if by not in _WAYS:

@@ -1,1 +1,0 @@
-"""Measurements as jobs: started here or by a scheduler, and waited for."""

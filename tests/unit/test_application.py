@@ -1,0 +1,113 @@
+"""The application layer as a program calls it: values in, values out, no words of a command line."""
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+
+import launcher.app
+from launcher.app import lifecycle
+from launcher.app.launch import launch, submit
+from launcher.app.output import Output
+from launcher.app.request import Request
+from launcher.app.sweep.planning import plan_sweep
+from launcher.app.sweep.run import retry_sweep, run_sweep
+from launcher.app.sweep.store import read_sweep
+from launcher.app.sweep.tables import with_results
+from launcher.base.errors import ConfigError, LauncherError
+from launcher.contract.job import JobState
+from launcher.runs.state import current_state
+
+FAILED = JobState(phase="failed", exit_code=3, reason="ended with exit code 3", rank=1)
+
+
+@pytest.fixture
+def output():
+    return Output(out=io.StringIO(), err=io.StringIO())
+
+
+@pytest.fixture
+def ends(tmp_path, monkeypatch, stand_in_corpus):
+    """How runs end, by a part of their directory's path; their processes are not started."""
+    found = {}
+
+    def follow(executor, script, stop, on_tick):
+        succeeded = JobState(phase="succeeded", exit_code=0)
+        return next((state for part, state in found.items() if part in script.run_dir), succeeded)
+
+    monkeypatch.setattr(lifecycle, "follow", follow)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def asked(*overrides, **ways):
+    return Request(recipe="quickstart", overrides=overrides, wants_baseline=False, **ways)
+
+
+def test_a_program_runs_a_recipe_and_is_given_the_run_and_its_end(ends, tmp_path, output, capsys):
+    ended = launch(asked("run.dir=mine"), output)
+    assert ended.directory.path == tmp_path / "mine"
+    assert (ended.state.phase, ended.exit_code) == ("succeeded", 0)
+    assert current_state(ended.directory) == ended.state
+    assert "run directory: mine\ntraining on 2 ranks\n" in output.out.getvalue()
+    assert output.err.getvalue() == ""
+    assert capsys.readouterr() == ("", ""), "nothing is printed beside the output that was given"
+
+
+def test_a_run_that_failed_says_why_on_the_stream_for_what_goes_wrong(ends, output, capsys):
+    ends["mine"] = FAILED
+    ended = launch(asked("run.dir=mine"), output)
+    assert (ended.state, ended.exit_code) == (FAILED, 1)
+    assert output.err.getvalue().startswith("rank 1 failed: ended with exit code 3\n")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_program_sees_what_would_be_submitted_before_anything_is_made(ends, tmp_path, output, capsys):
+    run = submit(asked("run.dir=mine", "cluster.devices_per_node=4", dry_run=True), output)
+    assert run.directory.path == tmp_path / "mine"
+    assert output.out.getvalue() == run.script.text
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_program_plans_a_sweep_runs_it_and_reads_what_came_of_every_point(ends, output, capsys):
+    request = asked("parallel.pp=1,2,3", "run.dir=mine")
+    planned = plan_sweep(request)
+    assert [(point.label, point.plan.world_size) for point in planned.points] == [("pp=1", 1), ("pp=2", 2)]
+    assert [point.faults[0].path for point in planned.refused] == ["parallel.pp"]
+    ends["pp_2"] = FAILED
+    done = run_sweep(request, output)
+    assert done.exit_code == 1
+    states = {point.label: point.state_text for point in with_results(done.sweep)}
+    assert states == {"pp=1": "succeeded", "pp=2": "failed"}
+    assert [point.label for point in read_sweep(done.sweep.path).points] == ["pp=1", "pp=2"]
+    ends.clear()
+    again = retry_sweep(done.sweep, asked(), output)
+    assert again.exit_code == 0
+    assert {point.state_text for point in with_results(again.sweep)} == {"succeeded"}
+    assert "2 points: 2 succeeded" in output.out.getvalue()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_sweep_of_which_no_point_can_run_makes_nothing(ends, tmp_path, output):
+    done = run_sweep(asked("parallel.pp=3,5", "run.dir=mine"), output)
+    assert (done.sweep, done.exit_code) == (None, 2)
+    assert "2 refused" in output.out.getvalue()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_contradicts_itself_is_refused_whoever_asks(ends, output):
+    with pytest.raises(LauncherError, match=r"--resume goes on with a run and --overwrite starts anew: give"):
+        asked(resume=True, overwrite=True)
+    with pytest.raises(LauncherError, match=r"^--overwrite needs the directory it is about\. Give run\.dir="):
+        launch(asked(overwrite=True), output)
+    with pytest.raises(ConfigError, match=r"^executor\.name=slurm: does not start ranks on this machine\."):
+        launch(asked("executor=slurm"), output)
+
+
+def test_only_the_output_prints():
+    for path in Path(launcher.app.__file__).parent.rglob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        prints = any(isinstance(call, ast.Name) and call.id == "print" for call in calls)
+        assert prints == (path.name == "output.py"), path
