@@ -21,14 +21,20 @@ def baseline_search(directory: RunDirectory, plan: Plan) -> tuple[tuple[Path, ..
     return tuple(dict.fromkeys(places)), read_json(directory.job)["fingerprint"]
 
 
-def find_baseline(places: Sequence[Path], fingerprint: str) -> Path | None:
-    """The newest finished run on one rank with this fingerprint, in these folders or in sweeps there."""
-    return _newest(places, fingerprint, ("succeeded",))
+def find_baseline(places: Sequence[Path], fingerprint: str, *, has_ended: bool = True) -> Path | None:
+    """The newest finished run on one rank with this fingerprint, in these folders or in sweeps there.
 
-
-def coming_baseline(places: Sequence[Path], fingerprint: str) -> Path | None:
-    """The newest such run that a scheduler has, and that has not ended as far as is known."""
-    return _newest(places, fingerprint, ("pending", "running"), is_submitted=True)
+    ``has_ended=False``: the newest that a scheduler has, and that has not ended as far as is known.
+    """
+    phases, found = ("succeeded",) if has_ended else ("pending", "running"), []
+    for directory in (directory for place in places for directory in _runs(place)):
+        status = read_json(directory.status_file)
+        if status.get("phase") not in phases or not (has_ended or directory.handle.is_file()):
+            continue
+        job = read_json(directory.job)
+        if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
+            found.append((status["changed"], directory.path))
+    return max(found)[1] if found else None
 
 
 def named_baseline(setting: str) -> Path:
@@ -104,20 +110,6 @@ def unfinished_baseline(run_dir: Path) -> str:
     if phase in ACTIVE:
         return f"its baseline {base.name} is {phase}; trireme wait {run_dir} waits for it, too"
     return f"its baseline {base.name} is {phase}; trireme report {run_dir} --base RUN takes another"
-
-
-def _newest(
-    places: Sequence[Path], fingerprint: str, phases: Sequence[str], *, is_submitted: bool = False
-) -> Path | None:
-    found = []
-    for directory in (directory for place in places for directory in _runs(place)):
-        status = read_json(directory.status_file)
-        if status.get("phase") not in phases or (is_submitted and not directory.handle.is_file()):
-            continue
-        job = read_json(directory.job)
-        if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
-            found.append((status["changed"], directory.path))
-    return max(found)[1] if found else None
 
 
 def _runs(folder: Path) -> Iterator[RunDirectory]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.app.baseline import baseline_search, coming_baseline, find_baseline, is_to_be_found
-from launcher.app.lifecycle import PreparedRun, freeze_and_submit, train
+from launcher.app.baseline import baseline_search, find_baseline, is_to_be_found
+from launcher.app.lifecycle import PreparedRun, freeze_and_submit, prepared, train
 from launcher.app.output import Output, shown
 from launcher.app.prepared_run import alone_plan
 from launcher.base.errors import ConfigError, JobError, LauncherError
@@ -42,7 +42,7 @@ def settle_baseline(run: PreparedRun, make: Callable[[Plan], Baseline]) -> Basel
     if (path := find_baseline(*search)) is not None:
         what = "an earlier run of the same training on one device"
         found = Baseline(path=path, sentence=f"baseline: {shown(path)}, {what}")
-    elif not run.executor.is_local and (path := coming_baseline(*search)) is not None:
+    elif not run.executor.is_local and (path := find_baseline(*search, has_ended=False)) is not None:
         what = "the same training on one device, which has not ended yet"
         found = Baseline(path=path, sentence=f"baseline: {shown(path)}, {what}")
     else:
@@ -62,7 +62,7 @@ def train_baseline(alone: Plan, origin: Origin, stop: StopRequest, output: Outpu
     Raises:
         JobError: when that fails.
     """
-    run = PreparedRun(plan=alone, directory=new_directory(alone.config.run, alone.config.name))
+    run = prepared(alone, new_directory(alone.config.run, alone.config.name))
     run.record(origin)
     path = run.directory.path
     output.say(f"baseline: the same training on one device, in {shown(path)}")

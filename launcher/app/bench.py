@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.app.checks import executor_faults, refuse
-from launcher.app.lifecycle import EndedRun, PreparedRun, freeze_and_submit, origin_of
+from launcher.app.lifecycle import EndedRun, PreparedRun, freeze_and_submit, origin_of, prepared
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.wait import wait_for_end
 from launcher.base.errors import ConfigError, Fault, LauncherError
@@ -27,7 +27,7 @@ from launcher.runs.facts import num_cores
 from launcher.runs.failure import failure_text
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of
-from launcher.runs.store import RunDirectory, expected_path, new_directory
+from launcher.runs.store import RunDirectory, new_directory
 from launcher.runs.watch import StopRequest, follow, stop_requests
 from launcher.typed.read import Reading, Source, plain, read
 
@@ -148,12 +148,10 @@ def start_and_wait(
         LauncherError: when they cannot be started.
     """
     is_local = executor_of(plan).is_local
-    path = expected_path(plan.config.run, plan.config.name)
-    expected = PreparedRun(plan=plan, directory=RunDirectory(path), code=None if is_local else path)
-    refuse(executor_faults(expected, is_here=is_local), sources)
+    refuse(executor_faults(prepared(plan), is_here=is_local), sources)
     directory = new_directory(plan.config.run, plan.config.name)
     output.say(f"run directory: {shown(directory.path)}")
-    run = PreparedRun(plan=plan, directory=directory, code=None if is_local else directory.path)
+    run = prepared(plan, directory)
     origin = origin_of("", overrides)
     with stop_requests() as stop:
         try:

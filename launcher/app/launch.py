@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from launcher.app.baseline_run import Baseline, settle_baseline, submit_baseline, train_baseline
 from launcher.app.checks import allocation_notes, executor_faults, input_faults, refuse, start_faults
-from launcher.app.lifecycle import EndedRun, PreparedRun, freeze_and_submit, origin_of, tell_end, train
+from launcher.app.lifecycle import (
+    EndedRun,
+    PreparedRun,
+    freeze_and_submit,
+    origin_of,
+    prepared,
+    tell_end,
+    train,
+)
 from launcher.app.output import TERMINAL, Output, shown, text_width
 from launcher.app.prepared_run import Planned, make_plan
 from launcher.app.request import Request
@@ -25,9 +33,12 @@ from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
 from launcher.runs.render import shell_text
 from launcher.runs.resume import resumed_directory
-from launcher.runs.store import RunDirectory, expected_path, new_directory
+from launcher.runs.store import RunDirectory, new_directory
 from launcher.runs.watch import stop_requests
 from launcher.schedule.drawing.grid import draw
+
+DEFAULT_EXECUTOR = "slurm"
+"""What submits a recipe that starts on this machine unless it is told otherwise."""
 
 
 def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
@@ -39,9 +50,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     planned = make_plan(given.recipe, given.overrides)
     plan = planned.plan
     given.check(plan.config)
-    expected = RunDirectory(expected_path(plan.config.run, plan.config.name))
-    run = PreparedRun(plan=plan, directory=expected, resume=given.resume)
-    refuse(start_faults(run, is_here=True), planned.composed.sources)
+    refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
     directory = run_directory(plan, given)
     origin = origin_of(given.recipe, given.overrides)
     with stop_requests() as stop:
@@ -49,7 +58,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
         def make(alone: Plan) -> Baseline:
             return train_baseline(alone, origin, stop, output)
 
-        run = PreparedRun(plan=plan, directory=directory, resume=given.resume)
+        run = prepared(plan, directory, resume=given.resume)
         run.record(origin)
         for note in (*planned.composed.notes, *plan.notes, *allocation_notes(plan, directory)):
             output.say(f"note: {note}")
@@ -65,6 +74,49 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     ended = EndedRun(directory=directory, state=state)
     tell_end(ended, output)
     return ended
+
+
+def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
+    """Hands a recipe to a scheduler, or with `dry_run` prints what would be submitted and makes nothing.
+
+    Raises:
+        LauncherError: when nothing was submitted.
+    """
+    given = with_executor(asked)
+    planned = make_plan(given.recipe, given.overrides)
+    plan, sources = planned.plan, planned.composed.sources
+    given.check(plan.config)
+    run = prepared(plan, resume=given.resume)
+    refuse(executor_faults(run, is_here=False), sources)
+    if given.dry_run:
+        _print_script(planned, run, output)
+        return run
+    refuse(input_faults(plan, is_here=False, is_resumed=given.resume), sources)
+    origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
+    # A resumed run was planned with the copies of the user's modules.
+    directory = run_directory(run.recorded_plan if given.resume else plan, given)
+    run = prepared(plan, directory, resume=given.resume)
+    try:
+        handle, copied = freeze_and_submit(run, origin, given.untracked)
+    except LauncherError:
+        if given.resume:
+            directory.write_status("failed")
+        else:  # nothing is left of a run that never was
+            shutil.rmtree(directory.path)
+        raise
+    trees = tree_notes(origin.checkouts, copied)
+    for note in (*planned.composed.notes, *plan.notes, *handle.notes, *trees):
+        output.say(f"note: {note}")
+    _tell(run, handle, output)
+    if given.wants_baseline and not given.resume:
+        after = handle.id if plan.config.site.is_one_machine else ""
+
+        def make(alone: Plan) -> Baseline:
+            return submit_baseline(alone, origin, after=after, untracked=given.untracked)
+
+        if sentence := settle_baseline(run, make).sentence:
+            output.say(sentence)
+    return run
 
 
 def run_directory(plan: Plan, given: Request) -> RunDirectory:
@@ -92,54 +144,6 @@ def _drawn_schedule(plan: Plan, *, color: bool) -> str:
         return ""
     lists = [from_text(actions) for actions in plan.schedule.actions]
     return draw(lists, plan.pipeline, width=text_width(), color=color).rstrip() + "\n"
-
-
-DEFAULT_EXECUTOR = "slurm"
-"""What submits a recipe that starts on this machine unless it is told otherwise."""
-
-
-def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
-    """Hands a recipe to a scheduler, or with `dry_run` prints what would be submitted and makes nothing.
-
-    Raises:
-        LauncherError: when nothing was submitted.
-    """
-    given = with_executor(asked)
-    planned = make_plan(given.recipe, given.overrides)
-    plan, sources = planned.plan, planned.composed.sources
-    given.check(plan.config)
-    path = expected_path(plan.config.run, plan.config.name)
-    run = PreparedRun(plan=plan, directory=RunDirectory(path), code=path, resume=given.resume)
-    refuse(executor_faults(run, is_here=False), sources)
-    if given.dry_run:
-        _print_script(planned, run, output)
-        return run
-    refuse(input_faults(plan, is_here=False, is_resumed=given.resume), sources)
-    origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
-    # A resumed run was planned with the copies of the user's modules.
-    directory = run_directory(run.recorded_plan if given.resume else plan, given)
-    run = replace(run, directory=directory, code=directory.path)
-    try:
-        handle, copied = freeze_and_submit(run, origin, given.untracked)
-    except LauncherError:
-        if given.resume:
-            directory.write_status("failed")
-        else:  # nothing is left of a run that never was
-            shutil.rmtree(directory.path)
-        raise
-    trees = tree_notes(origin.checkouts, copied)
-    for note in (*planned.composed.notes, *plan.notes, *handle.notes, *trees):
-        output.say(f"note: {note}")
-    _tell(run, handle, output)
-    if given.wants_baseline and not given.resume:
-        after = handle.id if plan.config.site.is_one_machine else ""
-
-        def make(alone: Plan) -> Baseline:
-            return submit_baseline(alone, origin, after=after, untracked=given.untracked)
-
-        if sentence := settle_baseline(run, make).sentence:
-            output.say(sentence)
-    return run
 
 
 def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Sequence[str]) -> Origin:

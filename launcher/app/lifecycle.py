@@ -25,7 +25,7 @@ from launcher.runs.record import Origin, write_job
 from launcher.runs.render import executor_of, render, shell_text
 from launcher.runs.resume import begin_attempt
 from launcher.runs.state import save_handle
-from launcher.runs.store import RunDirectory, saved_steps
+from launcher.runs.store import RunDirectory, expected_path, saved_steps
 from launcher.runs.watch import StopRequest, follow
 
 
@@ -71,6 +71,16 @@ class PreparedRun:
     def record_script(self) -> None:
         """Writes down how a recorded run is started this time."""
         self.directory.write("job.sh", shell_text(self.script))
+
+
+def prepared(plan: Plan, directory: RunDirectory | None = None, *, resume: bool = False) -> PreparedRun:
+    """A run, fresh or resumed, of the installed code, or by a scheduler of its own frozen copy.
+
+    ``directory``: None: the one that it would get now.
+    """
+    directory = directory or RunDirectory(expected_path(plan.config.run, plan.config.name))
+    code = None if executor_of(plan).is_local else directory.path
+    return PreparedRun(plan=plan, directory=directory, code=code, resume=resume)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.app.checks import executor_faults, refuse, start_faults
 from launcher.app.launch import with_executor
-from launcher.app.lifecycle import PreparedRun
+from launcher.app.lifecycle import PreparedRun, prepared
 from launcher.app.output import Output, shown, text_width
 from launcher.app.prepared_run import make_plan
 from launcher.app.request import Request
@@ -22,7 +22,7 @@ from launcher.config.compose import draft, group_files
 from launcher.contract.plan import Plan
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of
-from launcher.runs.store import RunDirectory, absolute, new_directory
+from launcher.runs.store import new_directory
 
 
 def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
@@ -74,8 +74,7 @@ def starts_here(points: Sequence[Point]) -> bool:
 
 def _faults(plan: Plan, *, starts: bool) -> Sequence[Fault]:
     """Why a plan cannot be started from here, or why a scheduler cannot have it."""
-    is_local, root = executor_of(plan).is_local, RunDirectory(absolute(plan.config.run.root))
-    run = PreparedRun(plan=plan, directory=root)
+    is_local, run = executor_of(plan).is_local, prepared(plan)
     if starts:
         return start_faults(run, is_here=is_local)
     return () if is_local else executor_faults(run, is_here=False)
