@@ -46,8 +46,8 @@ def named_baseline(setting: str) -> Path:
     path = absolute(setting)
     phase = read_json(RunDirectory(path).status_file).get("phase")
     if phase != "succeeded":
-        stands = f"that run is {phase}" if phase else "it is not a run directory"
-        allowed = f"must be auto, none, or the directory of a finished run; {stands}"
+        found = f"that run is {phase}" if phase else "it is not a run directory"
+        allowed = f"must be auto, none, or the directory of a finished run; {found}"
         raise ConfigError([Fault("report.baseline", setting, allowed, "Set report.baseline=auto.")])
     return path
 

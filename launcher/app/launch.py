@@ -15,7 +15,7 @@ from launcher.app.lifecycle import (
     freeze_and_submit,
     origin_of,
     prepared,
-    tell_end,
+    report_end,
     train,
 )
 from launcher.app.output import TERMINAL, Output, shown, text_width
@@ -38,7 +38,7 @@ from launcher.runs.watch import stop_requests
 from launcher.schedule.drawing.grid import draw
 
 DEFAULT_EXECUTOR = "slurm"
-"""What submits a recipe that starts on this machine unless it is told otherwise."""
+"""What submits a recipe that starts on this machine unless it names another."""
 
 
 def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
@@ -72,7 +72,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
             directory.write_status("failed")
             raise
     ended = EndedRun(directory=directory, state=state)
-    tell_end(ended, output)
+    report_end(ended, output)
     return ended
 
 
@@ -107,7 +107,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     trees = tree_notes(origin.checkouts, copied)
     for note in (*planned.composed.notes, *plan.notes, *handle.notes, *trees):
         output.say(f"note: {note}")
-    _tell(run, handle, output)
+    _report_submission(run, handle, output)
     if given.wants_baseline and not given.resume:
         after = handle.id if plan.config.site.is_one_machine else ""
 
@@ -210,7 +210,7 @@ def tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str
         yield f"Copied although git does not track them: {listed}."
 
 
-def _tell(run: PreparedRun, handle: JobHandle, output: Output) -> None:
+def _report_submission(run: PreparedRun, handle: JobHandle, output: Output) -> None:
     path = shown(run.directory.path)
     output.say(summary(run.plan))
     output.say(f"submitted as job {handle.id} on {counted(run.plan.num_nodes, 'node')}")

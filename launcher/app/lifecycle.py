@@ -187,7 +187,7 @@ def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
 # The end
 
 
-def tell_end(run: EndedRun, output: Output) -> None:
+def report_end(run: EndedRun, output: Output) -> None:
     """Says how a run ended: with its speedup, or with the guilty rank."""
     directory, state = run.directory, run.state
     if state.phase == "cancelled":

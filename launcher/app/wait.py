@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from launcher.app.lifecycle import EndedRun, tell_end
+from launcher.app.lifecycle import EndedRun, report_end
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.progress import Progress, progress_of
 from launcher.contract.job import JobState
@@ -32,7 +32,7 @@ def wait_for_run(directory: RunDirectory, output: Output = TERMINAL) -> EndedRun
     base = named_base(directory.path)
     if run.state.phase == "succeeded" and base:
         wait_for_baseline(base, output)
-    tell_end(run, output)
+    report_end(run, output)
     return run
 
 

@@ -212,7 +212,7 @@ def test_no_sweep_is_written_over_another(sweep, capsys):
     before = sorted(path.name for path in sweep.folder.rglob("*"))
     assert sweep.run("parallel.pp=1,4") == 2
     assert capsys.readouterr().err == (
-        f"run.dir={sweep.folder}: exists, and no sweep is written over another. "
+        f"run.dir={sweep.folder}: already exists; a sweep never overwrites a directory. "
         f"Give another run.dir, or go on with: trireme sweep retry {sweep.folder}\n"
     )
     assert sorted(path.name for path in sweep.folder.rglob("*")) == before

@@ -24,8 +24,9 @@ from launcher.runs.record import Origin
 from launcher.runs.store import read_json
 from launcher.runs.watch import StopRequest, stop_requests
 
-_TO_RETRY = ("failed", "cancelled", "not started")
 NONE_CAN_RUN = 2
+"""The exit code where no point can run."""
+_TO_RETRY = ("failed", "cancelled", "not started")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ def train_points(
 ) -> int:
     """Trains points one after the other, those on one device first, and says what came of the sweep.
 
-    One that fails is told at once and ends no other. Returns the exit code: that of a request to stop,
+    A failure is reported at once and ends no other point. Returns the exit code: that of a request to stop,
     1 when a point failed, else 0.
     """
     order = sorted(runs, key=lambda item: item[1].plan.world_size > 1)  # a baseline for the others
@@ -174,10 +175,10 @@ class _Baselines:
 
     def settle(self, point: Point, run: PreparedRun) -> None:
         """Names the baseline of a point: one that is there, or one that is made now."""
-        mark = read_json(run.directory.job)["fingerprint"]
+        fingerprint = read_json(run.directory.job)["fingerprint"]
 
         def make(alone: Plan) -> Baseline:
-            if mark in self.missing:
+            if fingerprint in self.missing:
                 return Baseline()
             made = Baseline()
             try:
@@ -187,10 +188,10 @@ class _Baselines:
                 self.has_failed = True
                 self.output.warn(str(error))
             if made.path is None:
-                self.missing.add(mark)
+                self.missing.add(fingerprint)
             return made
 
         found = settle_baseline(run, make)
-        if found.path is None and found.sentence and mark not in self.missing:
-            self.missing.add(mark)
+        if found.path is None and found.sentence and fingerprint not in self.missing:
+            self.missing.add(fingerprint)
             self.output.say(found.sentence)

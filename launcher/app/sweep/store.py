@@ -172,7 +172,7 @@ def _named_folder(given: str) -> Path:
         fix = "Give another run.dir."
         if (path / SWEEP_FILE).is_file():
             fix = f"Give another run.dir, or go on with: trireme sweep retry {given}"
-        rule = "exists, and no sweep is written over another"
+        rule = "already exists; a sweep never overwrites a directory"
         raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
     return path
 
