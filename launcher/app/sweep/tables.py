@@ -26,6 +26,8 @@ _NO_BREAK = "\u00a0"
 """A space at which no line is broken."""
 _ORIGINS = re.compile(r"\([^()]* from [^()]*\)")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
+_SAME_LOSS = 1e-3
+"""Losses that are as near as this are those of one training."""
 
 
 def unit(plans: Sequence[Plan]) -> str:
@@ -53,27 +55,25 @@ def planned_lines(planned: PlannedSweep) -> list[str]:
 def predictions(points: Sequence[Point]) -> list[str]:
     """The table of what the points would do."""
     plans = [point.plan for point in points]
+    head = ("point", "nodes", "ranks", "step", f"{unit(plans)}/s", "memory", "bubble")
+    rows = [
+        (
+            *(point.label, str(plan.config.cluster.nodes), str(plan.world_size)),
+            *(format_duration(plan.schedule.step_s), format_count(predicted_speed(plan))),
+            format_bytes(max(part.total_bytes for part in plan.memory)),
+            bubble_text(plan.schedule.bubble_simulated, plan),
+        )
+        for point, plan in zip(points, plans, strict=True)
+    ]
     has_nodes = any(plan.config.cluster.nodes > 1 for plan in plans)
     has_pipeline = any(plan.mesh.pp > 1 for plan in plans)
-    head = [
-        "point",
-        *(["nodes"] if has_nodes else []),
-        *("ranks", "step", f"{unit(plans)}/s", "memory"),
-        *(["bubble"] if has_pipeline else []),
-    ]
-    rows = [head]
-    for point, plan in zip(points, plans, strict=True):
-        rows.append(
-            [
-                point.label,
-                *([str(plan.config.cluster.nodes)] if has_nodes else []),
-                *(str(plan.world_size), format_duration(plan.schedule.step_s)),
-                format_count(predicted_speed(plan)),
-                format_bytes(max(part.total_bytes for part in plan.memory)),
-                *([bubble_text(plan.schedule.bubble_simulated, plan)] if has_pipeline else []),
-            ]
-        )
-    return [f"  {line}" for line in columns(rows)]
+    return _table([head, *rows], [True, has_nodes, True, True, True, True, has_pipeline])
+
+
+def _table(rows: Sequence[Sequence[str]], shown: Sequence[bool], left: int = 1) -> list[str]:
+    """Lines of the columns that are ``shown``, the first ``left`` of them aligned to the left."""
+    kept = [column for column, is_shown in zip(zip(*rows, strict=True), shown, strict=True) if is_shown]
+    return [f"  {line}" for line in columns(list(zip(*kept, strict=True)), left=left)]
 
 
 def bubble_text(fraction: float | None, plan: Plan) -> str:
@@ -108,10 +108,6 @@ def _words(rule: str) -> str:
     return _NUMBER.sub("N", _ORIGINS.sub("", rule))
 
 
-_SAME_LOSS = 1e-3
-"""Losses that are as near as this are those of one training."""
-
-
 def with_results(sweep: Sweep) -> list[Point]:
     """Every point with its plan, its state now, and what it measured. A scheduler is asked once for all.
 
@@ -142,16 +138,11 @@ def results(found: Sequence[Point]) -> list[str]:
     """The table of what came of points, without the columns that say nothing of them."""
     speed = f"{unit([point.plan for point in found])}/s"
     head = ("point", "state", speed, "predicted", "speedup S", "efficiency E", "bubble", "predicted", "loss")
-    kept = list(zip(*[head, *map(_row, found)], strict=True))
+    is_done = all(point.state_text in DONE for point in found)
     has_bubble = any(point.plan.mesh.pp > 1 for point in found)
     has_speedup = any(point.speedup is not None for point in found)
-    shown = [True, True, True, True, has_speedup, has_speedup, has_bubble, has_bubble, _differ(found)]
-    kept = [column for column, is_shown in zip(kept, shown, strict=True) if is_shown]
-    is_done = all(point.state_text in DONE for point in found)
-    if is_done:
-        kept = [column for column in kept if column[0] != "state"]
-    lines = columns(list(zip(*kept, strict=True)), left=1 if is_done else 2)
-    return [f"  {line}" for line in lines]
+    shown = [True, not is_done, True, True, has_speedup, has_speedup, has_bubble, has_bubble, _differ(found)]
+    return _table([head, *map(_row, found)], shown, left=1 if is_done else 2)
 
 
 def best(found: Sequence[Point], by: str) -> Point:
