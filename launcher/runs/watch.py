@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,9 +61,13 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Takes Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop, while it is open."""
+    """Takes Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop, while it is open.
+
+    Only the main thread of a program is given signals; in another thread there are no requests.
+    """
     request = StopRequest()
-    before = {number: signal.signal(number, request.receive) for number in _SIGNALS}
+    numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, request.receive) for number in numbers}
     try:
         yield request
     finally:

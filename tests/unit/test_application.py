@@ -2,6 +2,7 @@
 
 import ast
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,12 @@ def test_a_program_runs_a_recipe_and_is_given_the_run_and_its_end(ends, tmp_path
     assert "run directory: mine\ntraining on 2 ranks\n" in output.out.getvalue()
     assert output.err.getvalue() == ""
     assert capsys.readouterr() == ("", ""), "nothing is printed beside the output that was given"
+
+
+def test_a_program_runs_a_recipe_in_a_thread_that_is_given_no_signals(ends, output):
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(launch, asked("run.dir=mine"), output).result()
+    assert ended.state.phase == "succeeded"
 
 
 def test_a_run_that_failed_says_why_on_the_stream_for_what_goes_wrong(ends, output, capsys):
