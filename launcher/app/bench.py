@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.app.checks import executor_faults, refuse
-from launcher.app.lifecycle import EndedRun, PreparedRun, freeze_and_submit, origin_of, prepared
+from launcher.app.lifecycle import EndedRun, freeze_and_submit, origin_of, prepared
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.wait import wait_for_end
 from launcher.base.errors import ConfigError, Fault, LauncherError
@@ -20,15 +20,13 @@ from launcher.config.compose import Composed, draft
 from launcher.config.load import load
 from launcher.contract.bench import OPERATIONS, REQUEST_FILE, RESULT_FILE, BenchRequest, BenchResult
 from launcher.contract.config import BatchConfig, LaunchConfig
-from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.runs.facts import num_cores
 from launcher.runs.failure import failure_text
-from launcher.runs.record import Origin
 from launcher.runs.render import executor_of
 from launcher.runs.store import RunDirectory, new_directory
-from launcher.runs.watch import StopRequest, follow, stop_requests
+from launcher.runs.watch import follow, stop_requests
 from launcher.typed.read import Reading, Source, plain, read
 
 PROGRAM = "launcher.runtime.measure.collectives:run"
@@ -155,7 +153,14 @@ def start_and_wait(
     origin = origin_of("", overrides)
     with stop_requests() as stop:
         try:
-            state = _run_here(run, origin, stop) if is_local else _run_there(run, origin, stop, output)
+            if is_local:
+                run.record(origin)
+                directory.write_status("running")
+                state = follow(run.executor, run.script, stop, lambda: None)
+            else:
+                handle, _ = freeze_and_submit(run, origin)
+                output.say(f"submitted as job {handle.id}")
+                state = wait_for_end(directory, output, stop=stop)
         except BaseException:
             directory.write_status("failed")
             raise
@@ -165,16 +170,3 @@ def start_and_wait(
     elif state.phase == "failed":
         output.warn(failure_text(directory.path, state))
     return EndedRun(directory=directory, state=state)
-
-
-def _run_here(run: PreparedRun, origin: Origin, stop: StopRequest) -> JobState:
-    run.record(origin)
-    run.directory.write_status("running")
-    return follow(run.executor, run.script, stop, lambda: None)
-
-
-def _run_there(run: PreparedRun, origin: Origin, stop: StopRequest, output: Output) -> JobState:
-    """Submits the job and waits until it has ended; a request to stop cancels it."""
-    handle, _ = freeze_and_submit(run, origin)
-    output.say(f"submitted as job {handle.id}")
-    return wait_for_end(run.directory, output, stop=stop)

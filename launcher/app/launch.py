@@ -154,19 +154,13 @@ def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Seque
             the ranks are given is not set.
     """
     origin = origin_of(given.recipe, given.overrides, source_roots)
-    if given.require_clean:
-        _check_clean(origin.checkouts)
-    secret_values(os.environ, secrets)
-    return origin
-
-
-def _check_clean(trees: Sequence[Checkout]) -> None:
-    """Refuses code that no commit holds."""
-    for tree in trees:
+    for tree in origin.checkouts if given.require_clean else ():
         changed = ["changes to tracked files"] if tree.patch else []
         if changed + list(tree.untracked):
             listed = ", ".join([*changed, *tree.untracked][:5])
             raise LauncherError(f"--require-clean: {tree.root} has {listed}. Commit or remove them.")
+    secret_values(os.environ, secrets)
+    return origin
 
 
 def with_executor(given: Request) -> Request:

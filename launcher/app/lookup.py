@@ -37,17 +37,14 @@ def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
         if os.path.isfile(RunDirectory(path).job):
             return RunDirectory(path)
     if sweep := sweep_at(word, root):
+        first = next((run.path for run in all_runs(str(sweep))), sweep / "0-...")
         raise LauncherError(
             f"{shortened(word)} is a sweep, and each of its points is a run: give one of them, such as "
-            f"{_first_point(sweep)}. trireme sweep status shows them all."
+            f"{shortened(os.path.relpath(first))}. trireme sweep status shows them all."
         )
     names = [run.path.name for run in all_runs(root)]
     hint = did_you_mean(Path(word).name, names) if names else f"There is no run in {absolute(root)}."
     raise LauncherError(f"no run directory at {shortened(word)}. {hint}")
-
-
-def _first_point(sweep: Path) -> str:
-    return shortened(os.path.relpath(next((run.path for run in all_runs(str(sweep))), sweep / "0-...")))
 
 
 def one_run(words: Sequence[str], verb: str) -> RunDirectory:

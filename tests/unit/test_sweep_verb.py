@@ -340,3 +340,13 @@ def test_a_misspelt_action_is_answered_with_the_nearest(capsys):
     )
     assert main(["sweep", "status", "a", "b"]) == 2
     assert capsys.readouterr().err == "sweep status takes one sweep, given a b.\n"
+
+
+def test_a_verb_about_a_run_is_told_a_point_of_the_sweep_that_it_was_given(sweep, capsys):
+    sweep.run("parallel.pp=1,2", "--no-baseline")
+    capsys.readouterr()
+    assert main(["logs", "mine"]) == 2
+    assert capsys.readouterr().err == (
+        "mine is a sweep, and each of its points is a run: give one of them, such as runs/mine/0-pp_1. "
+        "trireme sweep status shows them all.\n"
+    )
