@@ -82,7 +82,7 @@ def test_a_size_that_no_link_connects_is_refused():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "bench: give what to measure: collectives.\n"),
+        ([], "bench: known is collectives.\n"),
         (["collective"], "bench collective: known is collectives. Did you mean collectives?\n"),
         (["collectives", "quickstart"], "bench collectives takes no recipe, given 'quickstart': it trains "),
         (

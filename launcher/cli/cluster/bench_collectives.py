@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -64,16 +64,16 @@ class _Outputs:
     save: Path | None
 
 
-def bench(words: Sequence[str], flags: Mapping[str, str | bool]) -> int:
-    """Measures from the words after ``bench collectives``; returns the exit code.
+def bench(given: Namespace) -> int:
+    """Measures what was asked for after ``bench collectives``; returns the exit code.
 
     Raises:
         LauncherError: when nothing could be measured.
     """
-    outputs = _outputs(flags)
-    composed = _compose(words)
+    outputs = _outputs(given)
+    composed = _compose(given)
     config = load(composed.values, composed.sources, composed.faults)
-    request = _request(config, flags)
+    request = _request(config, given)
     if outputs.save and not has_range(request.sizes):
         raise LauncherError(NO_BANDWIDTH)
     plan = _plan(config, request)
@@ -83,7 +83,7 @@ def bench(words: Sequence[str], flags: Mapping[str, str | bool]) -> int:
         f"{format_bytes(min(request.sizes))} to {format_bytes(max(request.sizes))}, groups of "
         f"{' and '.join(map(str, sizes))}, on {counted(plan.world_size, 'rank')}"
     )
-    directory, code = start_and_wait(plan, tuple(words), composed.sources)
+    directory, code = start_and_wait(plan, given.overrides, composed.sources)
     if code:
         return code
     result = _result(directory)
@@ -130,29 +130,31 @@ def parsed_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _compose(words: Sequence[str]) -> Composed:
+def _compose(given: Namespace) -> Composed:
+    if given.names:
+        raise LauncherError(
+            f"bench collectives takes no recipe, given {given.names[0]!r}: it trains nothing."
+        )
     faults = []
-    for word in words:
+    for word in given.overrides:
         key = word.lstrip("+~").partition("=")[0]
-        if "=" not in word and not word.startswith("~"):
-            raise LauncherError(f"bench collectives takes no recipe, given {word!r}: it trains nothing.")
         if key.partition(".")[0] not in _MEASURED_GROUPS:
             allowed = f"has no effect here: what is measured depends on {', '.join(_MEASURED_GROUPS)}"
             faults.append(Fault(key, word.partition("=")[2], allowed, "Leave it out.", f"override {word}"))
     if faults:
         raise ConfigError(faults)
-    return draft(BASE_RECIPE, words)
+    return draft(BASE_RECIPE, given.overrides)
 
 
-def _request(config: LaunchConfig, flags: Mapping[str, str | bool]) -> BenchRequest:
+def _request(config: LaunchConfig, given: Namespace) -> BenchRequest:
     is_here = load_plugin("launcher.executors", config.executor.name).is_local
     shares_cores = config.device.kind == "cpu" and is_here
     ranks = (
-        parsed_ranks(str(flags["ranks"]))
-        if flags["ranks"]
+        parsed_ranks(given.ranks)
+        if given.ranks
         else default_sizes(config.cluster, num_cores() if shares_cores else None)
     )
-    sizes = parsed_sizes(str(flags["sizes"])) if flags["sizes"] else _SIZES[config.device.kind]
+    sizes = parsed_sizes(given.sizes) if given.sizes else _SIZES[config.device.kind]
     return BenchRequest(
         sizes=sizes,
         placements=placements(config.cluster, ranks),
@@ -186,10 +188,13 @@ def _result(directory: RunDirectory) -> BenchResult:
     return result
 
 
-def _outputs(flags: Mapping[str, str | bool]) -> _Outputs:
+def _outputs(given: Namespace) -> _Outputs:
     """The files to write, none of which is there yet."""
-    paths = {flag: Path(str(flags[flag])) if flags[flag] else None for flag in ("json", "plot")}
-    paths["save"] = _saved_path(str(flags["save"])) if flags["save"] else None
+    paths = {
+        "json": Path(given.json) if given.json else None,
+        "plot": Path(given.plot) if given.plot else None,
+        "save": _saved_path(given.save) if given.save else None,
+    }
     if paths["plot"] and paths["plot"].suffix != ".svg":
         raise LauncherError(
             f"--plot {paths['plot']}: the plot is an SVG picture. Give a name ending in .svg."

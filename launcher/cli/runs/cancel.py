@@ -14,18 +14,17 @@ from launcher.app.sweep.results import is_waiting
 from launcher.app.sweep.store import read_sweep
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.report.runs import named_base
 from launcher.runs.handle import load_handle, standing, standings
 from launcher.runs.store import ACTIVE, RunDirectory, follower, read_json
 
 HELP = """\
-trireme cancel RUN|SWEEP
-
 Ends all ranks of a run and takes it out of the queue; of a sweep those of every point that has not ended.
 On this machine they save first, as on Ctrl-C.
 The exit code is 0 when it has ended.
-
+"""
+EXAMPLES = """\
   trireme cancel runs/quickstart-20250102-030405
   trireme cancel runs/quickstart-sweep-20250102-030405
 """
@@ -39,7 +38,7 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when there is no such run, or it cannot be ended from here.
     """
-    rest, _ = split_flags(words, {})
+    rest = parse("cancel", words).names
     sweep = sweep_at(rest[0]) if len(rest) == 1 else None
     if sweep is None:
         directories = [one_run(rest, "cancel")]

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from launcher.app.sweep.results import best, command, read_outcomes, results
 from launcher.app.sweep.store import find_sweep
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.cli.arguments import Words
 
 _WAYS = ("speed", "loss")
 
 
-def act(given: Words) -> int:
+def act(given: Namespace) -> int:
     """Shows the best point and how to run it; returns the exit code.
 
     Raises:
         LauncherError: when no point has been measured.
     """
-    by = str(given.flags["by"] or "speed")
+    by = given.by or "speed"
     if by not in _WAYS:
         raise LauncherError(f"--by={by}: known are {' and '.join(_WAYS)}.")
-    sweep = find_sweep(given.recipe)
+    sweep = find_sweep(given.sweep)
     found = read_outcomes(sweep)
     chosen = best(found, by)
     print("\n".join(results([chosen])))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 
 from launcher.app.ending import text_width
 from launcher.app.sweep.points import Points, plan_points
 from launcher.app.sweep.tables import predictions, refusals
 from launcher.base.units import counted
-from launcher.cli.arguments import Words, request
+from launcher.cli.arguments import request
 from launcher.cli.main import EXIT_FAULT
 
 
-def act(given: Words) -> int:
+def act(given: Namespace) -> int:
     """Plans and shows the points; returns the exit code.
 
     Raises:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from launcher.app.ending import say, shown
 from launcher.app.sweep.local import Attempt, run_attempts
 from launcher.app.sweep.results import Outcome, read_outcomes
 from launcher.app.sweep.store import find_sweep, ready_again
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.cli.arguments import Words, request
+from launcher.cli.arguments import request
 from launcher.runs.facts import checkouts, environment_facts
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of, render, shell_text
@@ -16,14 +18,14 @@ from launcher.runs.render import executor_of, render, shell_text
 _TO_RETRY = ("failed", "cancelled", "not started")
 
 
-def act(given: Words) -> int:
+def act(given: Namespace) -> int:
     """Runs those points again; returns the exit code.
 
     Raises:
         LauncherError: when a point is still going, or none can be started.
     """
     asked = request(given)
-    sweep = find_sweep(given.recipe)
+    sweep = find_sweep(given.sweep)
     found = [outcome for outcome in read_outcomes(sweep) if outcome.standing in _TO_RETRY]
     if not found:
         say(f"{shown(sweep.path)}: no point has failed or is left to start")

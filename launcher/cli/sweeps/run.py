@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from launcher.app.checks import check_baseline_flag
 from launcher.app.sweep.local import run_points
 from launcher.app.sweep.points import plan_points
 from launcher.app.sweep.submit import submit_points
 from launcher.base.errors import LauncherError
-from launcher.cli.arguments import Words, request
+from launcher.cli.arguments import request
 from launcher.cli.main import EXIT_FAULT
 from launcher.cli.sweeps.plan import lines
 
 _OF_SCHEDULERS = ("at-once", "require-clean", "untracked")
 
 
-def act(given: Words) -> int:
+def act(given: Namespace) -> int:
     """Runs the points; returns the exit code.
 
     Raises:
@@ -30,7 +32,7 @@ def act(given: Words) -> int:
     if not points.is_local:
         return submit_points(points, asked)
     for flag in _OF_SCHEDULERS:
-        if given.flags[flag]:
+        if getattr(given, flag.replace("-", "_")):
             raise LauncherError(
                 f"--{flag} has no effect on a sweep on this machine, whose points run one after the other."
             )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 from launcher.app.ending import shown
 from launcher.app.sweep.results import read_outcomes
 from launcher.app.sweep.store import find_sweep
 from launcher.app.sweep.summary import print_outcomes
 from launcher.base.units import counted
-from launcher.cli.arguments import Words
 
 
-def act(given: Words) -> int:
+def act(given: Namespace) -> int:
     """Shows a sweep; returns the exit code.
 
     Raises:
         LauncherError: when it is not there, or a scheduler gives no answer.
     """
-    sweep = find_sweep(given.recipe)
+    sweep = find_sweep(given.sweep)
     print(f"{shown(sweep.path)}: {counted(len(sweep.points), 'point')} of {sweep.recipe}\n")
     print_outcomes(sweep, read_outcomes(sweep))
     return 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from argparse import Namespace
 from typing import Protocol, cast
 
-from launcher.base.errors import LauncherError, nearest
-from launcher.cli.arguments import Words, split_flags, split_words
+from launcher.base.errors import LauncherError
+from launcher.cli.arguments import parse
 
 HELP = """\
-trireme sweep plan|run RECIPE key=A,B ... [key=value ...] [--flags]
-trireme sweep status|retry|best [SWEEP] [--flags]
-
 Runs a recipe with every combination of some values: key=A,B,C or key=range(FROM,TO,STEP), as many such
 words as there are settings to vary. A group of files is varied like a setting: model=tiny,gpt2_124m.
 A recipe may hold the values itself (sweep: {key: "A,B"}).
@@ -26,31 +24,16 @@ A recipe may hold the values itself (sweep: {key: "A,B"}).
 SWEEP is the sweep's directory, its name below runs/, or a recipe for its newest sweep; without it the
 newest of all. Each point has a directory of its own in it.
 
-  --no-baseline     run, retry: do not look for the run on one device, and do not make it
-  --dry-run         run: on Slurm print what would be submitted, here what would run; start nothing
-  --at-once N       run, retry: on Slurm let at most N points run at a time
-  --require-clean   run: on Slurm refuse code that differs from its commit
-  --untracked GLOB  run: on Slurm copy these files too, which git does not track
-  --by loss         best: that of the lowest loss in the end, not the fastest
-
 The exit code is 0 when every point that can run succeeded (or was submitted), 1 when one failed, 2 when
 there is none that can run, and 130 after Ctrl-C.
-
+"""
+EXAMPLES = """\
   trireme sweep plan quickstart parallel.pp=1,2,4 parallel.schedule=gpipe,1f1b
   trireme sweep run quickstart parallel.pp=1,2 train.num_steps=30
   trireme sweep run quickstart site=box cluster.nodes=1,2 cluster.devices_per_node=2 parallel.dp=auto \\
       cluster.allow_idle_devices=false
   trireme sweep status
 """
-_RUN_FLAGS = {"no-baseline": False, "at-once": True}
-_ACTIONS: dict[str, dict[str, bool]] = {
-    "plan": {},
-    "run": {**_RUN_FLAGS, "dry-run": False, "require-clean": False, "untracked": True},
-    "status": {},
-    "retry": _RUN_FLAGS,
-    "best": {"by": True},
-}
-"""Every action with its flags."""
 
 
 _OF_RECIPES = ("plan", "run")
@@ -60,7 +43,7 @@ _OF_RECIPES = ("plan", "run")
 class Action(Protocol):
     """What a module of an action holds."""
 
-    def act(self, given: Words) -> int:
+    def act(self, given: Namespace) -> int:
         """Does it; returns the exit code."""
         ...
 
@@ -71,15 +54,9 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: for another word, or when there is nothing that can run.
     """
-    action, *rest = words or [""]
-    if action not in _ACTIONS:
-        near = nearest(action, _ACTIONS)
-        hint = f" Did you mean {near}?" if near else ""
-        raise LauncherError(f"{f'sweep {action}'.strip()}: known are {', '.join(_ACTIONS)}.{hint}")
-    module = cast(Action, importlib.import_module(f"launcher.cli.sweeps.{action}"))
-    if action in _OF_RECIPES:
-        return module.act(split_words(rest, _ACTIONS[action]))
-    names, flags = split_flags(rest, _ACTIONS[action])
-    if len(names) > 1:
-        raise LauncherError(f"sweep {action} takes one sweep, given {' '.join(names)}.")
-    return module.act(Words(recipe=names[0] if names else "", overrides=(), flags=flags))
+    given = parse("sweep", words)
+    if given.action not in _OF_RECIPES and len(given.names) > 1:
+        raise LauncherError(f"sweep {given.action} takes one sweep, given {' '.join(given.names)}.")
+    given.sweep = given.names[0] if given.names else ""
+    module = cast(Action, importlib.import_module(f"launcher.cli.sweeps.{given.action}"))
+    return module.act(given)

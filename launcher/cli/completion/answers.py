@@ -1,0 +1,105 @@
+"""What may stand at the cursor of a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.cli.arguments import is_override
+from launcher.cli.completion import files, settings
+from launcher.cli.verbs import VERBS, Flag
+
+_ENDINGS = (".yaml", ".yml")
+
+
+def answers(words: Sequence[str]) -> list[files.Candidate]:
+    """The words that ``words[-1]`` can become, each with what it means.
+
+    ``words`` are those behind ``trireme``, up to the cursor.
+
+    >>> [word for word, _ in answers(["recipe", "s"])]
+    ['show']
+    """
+    *before, word = words or [""]
+    return [found for found in dict.fromkeys(_candidates(before, word)) if found[0].startswith(word)]
+
+
+def _candidates(before: Sequence[str], word: str) -> Iterator[files.Candidate]:
+    if not before:
+        yield from ((name, verb.line) for name, verb in VERBS.items())
+        yield from (("--help", "the verbs"), ("--version", "the version")) if word else ()
+        return
+    name, *rest = before
+    verb, action = VERBS.get(name), ""
+    if verb is None:
+        return
+    if verb.actions:
+        if not rest:
+            yield from ((known, "") for known in verb.actions)
+            return
+        action, *rest = rest
+        if action not in verb.actions:
+            return
+    yield from _arguments(verb.words_of(action), verb.flags_of(action), rest, word)
+
+
+def _arguments(
+    usage: str, flags: Sequence[Flag], before: Sequence[str], word: str
+) -> Iterator[files.Candidate]:
+    """The words behind the verb and its action."""
+    values = {f"--{flag.name}": flag.value for flag in flags if flag.value}
+    option, equals, value = word.partition("=")
+    if before and before[-1] in values:
+        yield from _of_kind(values[before[-1]], word)
+    elif equals and option in values:
+        yield from ((f"{option}={found}", told) for found, told in _of_kind(values[option], value))
+    elif word.startswith("-"):
+        used = {given.partition("=")[0] for given in before}
+        yield from ((f"--{flag.name}", flag.help) for flag in flags if f"--{flag.name}" not in used)
+        yield "--help", "what the verb does"
+    else:
+        yield from _words(usage, _without_flags(before, values), word)
+
+
+def _words(usage: str, before: Sequence[str], word: str) -> Iterator[files.Candidate]:
+    """Plain words and settings, as the usage names them."""
+    takes_settings = "key=value" in usage
+    given = [item for item in before if takes_settings and is_override(item)]
+    names = [item for item in before if item not in given]
+    kinds = [kind for kind in usage.replace("[", "").replace("]", "").split() if "=" not in kind]
+    kinds = [kind for kind in kinds if kind != "..."]
+    if len(names) < len(kinds):
+        yield from _of_kind(kinds[len(names)], word)
+    elif usage.replace("]", "").endswith(("RUN ...",)):
+        yield from _of_kind("RUN", word)
+    if takes_settings:
+        recipe = next((item for item in names if item.endswith(_ENDINGS)), "")
+        yield from settings.settings(word, given, recipe)
+
+
+def _of_kind(kind: str, word: str) -> Iterator[files.Candidate]:
+    """What a word of the usage stands for: RECIPE, RUN, FILE; or the allowed words themselves."""
+    for part in kind.split("|"):
+        if part == "RECIPE":
+            yield from settings.recipes()
+            for path, told in files.paths(word, _ENDINGS):
+                yield (f"./{path}" if is_override(path) else path), told
+        elif part == "RUN":
+            yield from files.runs(word)
+        elif part == "SWEEP":
+            yield from files.sweeps(word)
+        elif part == "SITE":
+            yield from settings.choices("site", "")
+        elif part in ("FILE", "FOLDER", "DIR"):
+            yield from files.paths(word)
+        elif part.islower():
+            yield part, ""
+
+
+def _without_flags(words: Sequence[str], values: Sequence[str] | dict[str, str]) -> list[str]:
+    """The words that are neither flags nor the values of those that take one."""
+    previous = ["", *words]
+    return [
+        word
+        for word, last in zip(words, previous, strict=False)
+        if not word.startswith("-") and last not in values
+    ]

@@ -1,0 +1,212 @@
+"""Every verb of the command line: what it is for, its actions, its words and its flags.
+
+The parser, the help and the shell completion are made from this table; the module of a verb is imported
+when the verb is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_RECIPE = "[RECIPE] [key=value ...]"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of a verb."""
+
+    name: str
+    """Without dashes."""
+    help: str
+    value: str = ""
+    """What it takes: FILE, RUN, or the allowed words joined by ``|``; "" = nothing."""
+    short: str = ""
+    """Its one letter."""
+    actions: tuple[str, ...] = ()
+    """The actions that have it; () = all."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb."""
+
+    module: str
+    """Below ``launcher.cli``."""
+    line: str
+    """What it is for, in the list of verbs."""
+    words: str | Mapping[str, str] = ""
+    """The words that it takes, as its usage shows them; by action, where it has actions."""
+    flags: tuple[Flag, ...] = field(default=(), kw_only=True)
+
+    @property
+    def actions(self) -> Mapping[str, str]:
+        """The words of each action; a verb without actions has none."""
+        return {} if isinstance(self.words, str) else self.words
+
+    def words_of(self, action: str) -> str:
+        """The words of an action, or of the verb."""
+        return self.words if isinstance(self.words, str) else self.words[action]
+
+    def flags_of(self, action: str) -> tuple[Flag, ...]:
+        """The flags of an action, or of the verb."""
+        return tuple(flag for flag in self.flags if not flag.actions or action in flag.actions)
+
+
+_RESUME = Flag("resume", "go on from the newest checkpoint in run.dir")
+_OVERWRITE = Flag("overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start anew")
+
+VERBS: Mapping[str, Verb] = {
+    "plan": Verb(
+        "plans.plan",
+        "check a recipe and show what it would do: mesh, schedule, memory, traffic",
+        _RECIPE,
+        flags=(
+            Flag("json", "the plan as JSON: what the ranks would be given"),
+            Flag("out", "write to a new file instead of the screen", "FILE"),
+            Flag(
+                "draw",
+                "also write the simulated schedule, to a new file: FILE.svg a picture, FILE.json a trace "
+                "for ui.perfetto.dev, FILE.csv a table",
+                "FILE",
+            ),
+        ),
+    ),
+    "run": Verb(
+        "runs.run",
+        "plan, start the ranks on this machine, follow them, and report the speedup",
+        _RECIPE,
+        flags=(
+            _RESUME,
+            _OVERWRITE,
+            Flag("no-baseline", "do not look for the run on one device, and do not make it"),
+        ),
+    ),
+    "submit": Verb(
+        "runs.submit",
+        "plan, freeze the code, and hand the job to Slurm",
+        _RECIPE,
+        flags=(
+            Flag("dry-run", "print the job script, byte for byte, and submit nothing; needs no Slurm"),
+            _RESUME,
+            _OVERWRITE,
+            Flag("no-baseline", "do not look for the run on one device, and do not submit it"),
+            Flag("require-clean", "refuse code that differs from its commit"),
+            Flag(
+                "untracked",
+                "copy these files too, which git does not track; untracked Python files always are",
+                "GLOB,...",
+            ),
+        ),
+    ),
+    "sweep": Verb(
+        "sweeps.sweep",
+        "the same recipe with several values: plan, run, compare, in one table",
+        {
+            "plan": "RECIPE key=A,B ... [key=value ...]",
+            "run": "RECIPE key=A,B ... [key=value ...]",
+            "status": "[SWEEP]",
+            "retry": "[SWEEP]",
+            "best": "[SWEEP]",
+        },
+        flags=(
+            Flag(
+                "no-baseline",
+                "do not look for the run on one device, and do not make it",
+                actions=("run", "retry"),
+            ),
+            Flag("at-once", "on Slurm let at most N points run at a time", "N", actions=("run", "retry")),
+            Flag(
+                "dry-run",
+                "on Slurm print what would be submitted, here what would run; start nothing",
+                actions=("run",),
+            ),
+            Flag("require-clean", "on Slurm refuse code that differs from its commit", actions=("run",)),
+            Flag(
+                "untracked",
+                "on Slurm copy these files too, which git does not track",
+                "GLOB,...",
+                actions=("run",),
+            ),
+            Flag(
+                "by",
+                "with loss, that of the lowest loss in the end, not the fastest",
+                "speed|loss",
+                actions=("best",),
+            ),
+        ),
+    ),
+    "status": Verb(
+        "runs.status",
+        "how the runs stand",
+        "[RUN ...]",
+        flags=(
+            Flag("root", "look for runs here instead of in runs/", "DIR"),
+            Flag(
+                "all",
+                "show every run: of those that run not only 20, of those that wait or have ended not only 10",
+            ),
+        ),
+    ),
+    "logs": Verb(
+        "runs.logs",
+        "what a run has printed",
+        "RUN",
+        flags=(
+            Flag("follow", "go on printing until the run has ended", short="f"),
+            Flag("rank", "the output of rank N", "N"),
+        ),
+    ),
+    "wait": Verb("runs.wait", "follow a run to its end, and report the speedup", "RUN|SWEEP"),
+    "cancel": Verb("runs.cancel", "end a run", "RUN|SWEEP"),
+    "export": Verb("runs.export", "a trained model in Hugging Face's format", "RUN FOLDER"),
+    "report": Verb(
+        "runs.report",
+        "the speedup table again, from stored runs",
+        "RUN ...",
+        flags=(
+            Flag("base", "the run to compare with, normally on one device", "RUN"),
+            Flag("json", "the same for programs"),
+        ),
+    ),
+    "recipe": Verb(
+        "recipes.recipe",
+        "list the recipes, or show one composed, with the origin of every value",
+        {"ls": "", "show": _RECIPE},
+    ),
+    "bench": Verb(
+        "cluster.bench",
+        "measure what plans assume: the links between devices",
+        {"collectives": "[key=value ...]"},
+        flags=(
+            Flag("sizes", "bytes, also as 64KB, 1MB (decimal) or 64KiB, 1MiB", "SIZE,..."),
+            Flag("ranks", "sizes of the groups", "N,..."),
+            Flag("json", "all numbers", "FILE"),
+            Flag("plot", "bus bandwidth over size, as a picture: FILE.svg", "FILE"),
+            Flag(
+                "save",
+                "write what was found as a cluster, after which cluster=NAME is known to every plan; a path, "
+                "such as cluster/NAME.yaml beside your recipes, writes there",
+                "NAME",
+            ),
+        ),
+    ),
+    "site": Verb(
+        "cluster.site",
+        "write down what is particular to a cluster, or have the cluster check it",
+        {"init": "NAME [key=value ...]", "check": "SITE [RECIPE] [key=value ...]"},
+        flags=(
+            Flag(
+                "out",
+                "write here, such as site/NAME.yaml beside your recipes, instead of in your own folder",
+                "FILE",
+                actions=("init",),
+            ),
+        ),
+    ),
+    "doctor": Verb("cluster.doctor", "what this machine has, and how to mend what is missing"),
+    "completion": Verb(
+        "completion.completion", "complete verbs, recipes and settings on TAB", "bash|zsh|fish"
+    ),
+}
+"""By name, in the order in which a newcomer meets them."""
