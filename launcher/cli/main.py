@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Protocol, cast
 
 from launcher.base.errors import LauncherError, did_you_mean
@@ -95,6 +94,8 @@ def _dispatch(words: list[str]) -> int:
         return 0
     name, *rest = words
     if name == "--version":
+        from importlib import metadata  # takes 20 ms
+
         print(f"trireme {metadata.version('trireme-launcher')}")
         return 0
     if name == "help":

@@ -37,6 +37,8 @@ class Verb:
     """What it is for, in the list of verbs."""
     words: str | Mapping[str, str] = ""
     """The words that it takes, as its usage shows them; by action, where it has actions."""
+    groups: tuple[str, ...] = field(default=(), kw_only=True)
+    """The groups of settings that mean something to it; () = all."""
     flags: tuple[Flag, ...] = field(default=(), kw_only=True)
 
     @property
@@ -178,6 +180,7 @@ VERBS: Mapping[str, Verb] = {
         "cluster.bench",
         "measure what plans assume: the links between devices",
         {"collectives": "[key=value ...]"},
+        groups=("cluster", "device", "executor", "site", "run"),
         flags=(
             Flag("sizes", "bytes, also as 64KB, 1MB (decimal) or 64KiB, 1MiB", "SIZE,..."),
             Flag("ranks", "sizes of the groups", "N,..."),

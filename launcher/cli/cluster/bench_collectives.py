@@ -23,6 +23,7 @@ from launcher.bench.model import has_range
 from launcher.bench.placements import default_sizes, placements, world_size
 from launcher.bench.plot import svg_text
 from launcher.bench.tables import json_text, not_measured_lines, result_text
+from launcher.cli.verbs import VERBS
 from launcher.config.compose import Composed, draft
 from launcher.config.load import load
 from launcher.contract.bench import (
@@ -49,8 +50,6 @@ _SIZES = {
     "cuda": (4_096, 65_536, 1_048_576, 16_777_216, 268_435_456),
 }
 """Sizes by kind of device: those of training's messages, and small ones, which show the latency."""
-_MEASURED_GROUPS = ("cluster", "device", "executor", "site", "run")
-"""Groups of settings that a measurement depends on."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(I?)B?|B)?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -135,11 +134,11 @@ def _compose(given: Namespace) -> Composed:
         raise LauncherError(
             f"bench collectives takes no recipe, given {given.names[0]!r}: it trains nothing."
         )
-    faults = []
+    faults, groups = [], VERBS["bench"].groups
     for word in given.overrides:
         key = word.lstrip("+~").partition("=")[0]
-        if key.partition(".")[0] not in _MEASURED_GROUPS:
-            allowed = f"has no effect here: what is measured depends on {', '.join(_MEASURED_GROUPS)}"
+        if key.partition(".")[0] not in groups:
+            allowed = f"has no effect here: what is measured depends on {', '.join(groups)}"
             faults.append(Fault(key, word.partition("=")[2], allowed, "Leave it out.", f"override {word}"))
     if faults:
         raise ConfigError(faults)

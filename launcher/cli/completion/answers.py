@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from launcher.cli.arguments import is_override
 from launcher.cli.completion import files, settings
-from launcher.cli.verbs import VERBS, Flag
+from launcher.cli.verbs import VERBS, Verb
 
 _ENDINGS = (".yaml", ".yml")
 
@@ -39,13 +39,12 @@ def _candidates(before: Sequence[str], word: str) -> Iterator[files.Candidate]:
         action, *rest = rest
         if action not in verb.actions:
             return
-    yield from _arguments(verb.words_of(action), verb.flags_of(action), rest, word)
+    yield from _arguments(verb, action, rest, word)
 
 
-def _arguments(
-    usage: str, flags: Sequence[Flag], before: Sequence[str], word: str
-) -> Iterator[files.Candidate]:
+def _arguments(verb: Verb, action: str, before: Sequence[str], word: str) -> Iterator[files.Candidate]:
     """The words behind the verb and its action."""
+    flags = verb.flags_of(action)
     values = {f"--{flag.name}": flag.value for flag in flags if flag.value}
     option, equals, value = word.partition("=")
     if before and before[-1] in values:
@@ -57,45 +56,41 @@ def _arguments(
         yield from ((f"--{flag.name}", flag.help) for flag in flags if f"--{flag.name}" not in used)
         yield "--help", "what the verb does"
     else:
-        yield from _words(usage, _without_flags(before, values), word)
+        yield from _words(verb, verb.words_of(action), _without_flags(before, values), word)
 
 
-def _words(usage: str, before: Sequence[str], word: str) -> Iterator[files.Candidate]:
+def _words(verb: Verb, usage: str, before: Sequence[str], word: str) -> Iterator[files.Candidate]:
     """Plain words and settings, as the usage names them."""
     takes_settings = "key=value" in usage
     given = [item for item in before if takes_settings and is_override(item)]
     names = [item for item in before if item not in given]
-    kinds = [kind for kind in usage.replace("[", "").replace("]", "").split() if "=" not in kind]
-    kinds = [kind for kind in kinds if kind != "..."]
-    if len(names) < len(kinds):
-        yield from _of_kind(kinds[len(names)], word)
-    elif usage.replace("]", "").endswith(("RUN ...",)):
-        yield from _of_kind("RUN", word)
+    kinds = [kind.strip("[]") for kind in usage.split() if "=" not in kind and "..." not in kind]
+    if len(names) < len(kinds) or "RUN ..." in usage:
+        yield from _of_kind(kinds[min(len(names), len(kinds) - 1)], word)
     if takes_settings:
         recipe = next((item for item in names if item.endswith(_ENDINGS)), "")
-        yield from settings.settings(word, given, recipe)
+        for found in settings.settings(word, given, recipe):
+            if not verb.groups or found[0].lstrip("+~").startswith(verb.groups):
+                yield found
 
 
 def _of_kind(kind: str, word: str) -> Iterator[files.Candidate]:
     """What a word of the usage stands for: RECIPE, RUN, FILE; or the allowed words themselves."""
-    for part in kind.split("|"):
-        if part == "RECIPE":
-            yield from settings.recipes()
-            for path, told in files.paths(word, _ENDINGS):
-                yield (f"./{path}" if is_override(path) else path), told
-        elif part == "RUN":
-            yield from files.runs(word)
-        elif part == "SWEEP":
-            yield from files.sweeps(word)
-        elif part == "SITE":
-            yield from settings.choices("site", "")
-        elif part in ("FILE", "FOLDER", "DIR"):
-            yield from files.paths(word)
-        elif part.islower():
-            yield part, ""
+    if kind == "RECIPE":
+        yield from settings.recipes()
+        for path, told in files.paths(word, _ENDINGS):
+            yield (f"./{path}" if is_override(path) else path), told
+    elif kind in ("RUN", "SWEEP", "RUN|SWEEP"):
+        yield from files.runs(word, kind.split("|"))
+    elif kind == "SITE":
+        yield from settings.choices("site", "")
+    elif kind in ("FILE", "FOLDER", "DIR"):
+        yield from files.paths(word)
+    elif kind.islower():
+        yield from ((choice, "") for choice in kind.split("|"))
 
 
-def _without_flags(words: Sequence[str], values: Sequence[str] | dict[str, str]) -> list[str]:
+def _without_flags(words: Sequence[str], values: Container[str]) -> list[str]:
     """The words that are neither flags nor the values of those that take one."""
     previous = ["", *words]
     return [

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_BREAKS = "=:"
-"""Characters at which bash begins a new word to complete, beside blanks and what ends a command."""
 _UNSAFE = re.compile(r"[^\w@%+,./=:~-]", re.ASCII)
 _ESCAPED_IN_DOUBLE = '"\\$`'
 """What a backslash escapes between double quotes; before other characters it stands for itself."""
@@ -25,8 +23,10 @@ class Line:
     """The quotation mark that is open at the cursor."""
 
 
-def read_line(text: str) -> Line:
+def read_line(text: str, breaks: str = "=:") -> Line:
     r"""Reads words as bash does: quotes, backslashes, blanks. Nothing is expanded.
+
+    ``breaks`` are the characters at which bash begins a new word to complete, beside quotes and blanks.
 
     >>> read_line(r"trireme plan my\ run.yaml data.source='a b")
     Line(words=['trireme', 'plan', 'my run.yaml', 'data.source=a b'], kept=12, quote="'")
@@ -54,7 +54,7 @@ def read_line(text: str) -> Line:
                 line.kept, is_word = 0, False
         else:
             line.words[-1], is_word = word + character, True
-            if character in _BREAKS:
+            if character in breaks:
                 line.kept = len(word) + 1
     return line
 

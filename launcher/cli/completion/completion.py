@@ -28,7 +28,7 @@ _trireme() {
   COMPREPLY=()
   while IFS= read -r reply; do
     COMPREPLY+=("$reply")
-  done < <(trireme __complete bash "${COMP_LINE:0:COMP_POINT}" 2>/dev/null)
+  done < <(trireme __complete bash "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
   [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=./] ]] && compopt -o nospace 2>/dev/null
   return 0
 }
@@ -38,16 +38,17 @@ complete -F _trireme trireme
 #compdef trireme
 # trireme completion for zsh
 _trireme() {
-  local reply tab=$'\\t'
+  local reply tab=$'\\t' typed=${(Q)PREFIX} home=
   local -a whole begun whole_lines begun_lines
+  [[ $PREFIX == '~/'* ]] && compset -P '\\~/' && home='~/'
   while IFS= read -r reply; do
-    local word=${reply%%$tab*} line=${reply/$tab/  -- }
+    local word=${${reply%%$tab*}#$home} line=${reply/$tab/  -- }
     if [[ $word == *[=./] ]]; then
       begun+=("$word") begun_lines+=("${line%  -- }")
     else
       whole+=("$word") whole_lines+=("${line%  -- }")
     fi
-  done < <(trireme __complete zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)
+  done < <(trireme __complete zsh "${(@Q)words[2,CURRENT-1]}" "$typed" 2>/dev/null)
   (( $#begun )) && compadd -l -S '' -d begun_lines -a begun
   (( $#whole )) && compadd -l -d whole_lines -a whole
   return $(( $#begun + $#whole == 0 ))
@@ -87,15 +88,20 @@ def run(words: list[str]) -> int:
 def answer(words: list[str]) -> int:
     """Prints what may stand at the cursor, one a line; returns the exit code.
 
-    The first word names the shell. Behind it stand the words behind ``trireme`` up to the cursor, or for bash
-    the line itself.
+    The first word names the shell. Behind it stand the words behind ``trireme`` up to the cursor, of which
+    fish gives the last with its quotes; or for bash the line, and at which characters a new word begins.
     """
-    shell, *typed = words or [""]
-    line = read_line(typed[0]) if shell == "bash" and typed else None
+    shell, *typed = words
+    if shell == "bash":
+        line = read_line(*typed)
+        typed = line.words[1:]
+    elif shell == "fish":
+        typed[-1] = read_line(typed[-1]).words[-1]
     with redirect_stdout(sys.stderr):  # what a plugin prints while it is imported is no answer
-        found = answers(line.words[1:] if line else typed)
-    if line:
-        print(*replies(line, (word for word, _ in found)), sep="\n", end="\n" if found else "")
+        found = answers(typed)
+    if shell == "bash":
+        lines = list(replies(line, (word for word, _ in found)))
     else:
-        print(*(f"{word}\t{told}" for word, told in found), sep="\n", end="\n" if found else "")
+        lines = [f"{word}\t{told}" for word, told in found]
+    print("".join(f"{text}\n" for text in lines), end="")
     return 0

@@ -7,12 +7,14 @@ shows or be taken for several names.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.app.find_runs import DEFAULT_ROOT
 from launcher.runs.store import SWEEP_FILE, RunDirectory
 
+_MARKERS = {"RUN": RunDirectory(Path()).job.name, "SWEEP": SWEEP_FILE}
+"""What a directory of each kind holds."""
 Candidate = tuple[str, str]
 """A word, and what it means or "". One that ends in ``= . /`` is not whole yet."""
 
@@ -26,25 +28,19 @@ def paths(word: str, endings: tuple[str, ...] | None = None) -> Iterator[Candida
             yield path, ""
 
 
-def runs(word: str, *, from_here: bool = False) -> Iterator[Candidate]:
-    """Run directories: by their name below ``runs``, unless told to begin ``from_here``, or by their path."""
-    yield from _marked(word, RunDirectory(Path()).job.name, by_name=not from_here)
+def runs(word: str, kinds: Sequence[str] = ("RUN",), *, from_here: bool = False) -> Iterator[Candidate]:
+    """Directories of runs, of sweeps, or of both, and the folders that may lead to them.
 
-
-def sweeps(word: str) -> Iterator[Candidate]:
-    """The directories of sweeps, by their name below ``runs`` or by their path."""
-    yield from _marked(word, SWEEP_FILE, by_name=True)
-
-
-def _marked(word: str, marker: str, *, by_name: bool) -> Iterator[Candidate]:
-    """Folders that hold a file of that name, and the folders that may lead to them."""
-    if by_name and "/" not in word:
+    They go by their path, and by their name below ``runs`` unless told to begin ``from_here``.
+    """
+    markers = [_MARKERS[kind] for kind in kinds]
+    if not from_here and "/" not in word:
         for path, entry in _entries(f"{DEFAULT_ROOT}/{word}"):
-            if os.path.isfile(os.path.join(entry.path, marker)):
+            if _holds(entry, markers):
                 yield path.removeprefix(f"{DEFAULT_ROOT}/"), ""
     for path, entry in _entries(word):
         if _is_folder(entry):
-            yield (path if os.path.isfile(os.path.join(entry.path, marker)) else f"{path}/"), ""
+            yield (path if _holds(entry, markers) else f"{path}/"), ""
 
 
 def _entries(word: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -66,3 +62,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
+
+
+def _holds(entry: os.DirEntry[str], markers: Sequence[str]) -> bool:
+    return any(os.path.isfile(os.path.join(entry.path, marker)) for marker in markers)
