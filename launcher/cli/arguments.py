@@ -16,7 +16,7 @@ from launcher.base.errors import LauncherError, nearest
 from launcher.cli.verbs import VERBS, Flag
 
 DEFAULT_RECIPE = "quickstart"
-PATH_STARTS = ("/", "./", "../", "~/")
+_PATH_STARTS = ("/", "./", "../", "~/")
 _OVERRIDE_STARTS = ("+", "~", "-", "\\")
 _WIDTH = 104
 _AS_RECIPE = "A recipe is a word of its own: trireme run RECIPE."
@@ -32,7 +32,7 @@ class _Once(argparse.Action):
     """Keeps a flag, or its value; neither may be given twice, and no value be empty."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        flag = self.option_strings[0]
+        flag = self.option_strings[-1]
         if getattr(namespace, self.dest):
             raise LauncherError(f"{flag} is given twice. Give it once.")
         if self.nargs is None and not values.strip():
@@ -79,15 +79,13 @@ def split_flags(words: Sequence[str], flags: Sequence[Flag]) -> tuple[argparse.N
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in flags:
-        options = [f"--{flag.name}", *([f"-{flag.short}"] if flag.short else [])]
-        if flag.value:
-            parser.add_argument(*options, action=_Once)
-        else:
-            parser.add_argument(*options, action=_Once, nargs=0, default=False)
+        kind: dict[str, Any] = {} if flag.value else {"nargs": 0, "default": False}
+        parser.add_argument(*flag.options, action=_Once, **kind)
     try:
         given, rest = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
-        raise LauncherError(_wrong_value(str(error.argument_name).split("/"), words, flags)) from None
+        flag = next(flag for flag in flags if "/".join(flag.options) == error.argument_name)
+        raise LauncherError(_wrong_value(flag, words)) from None
     for word in rest:
         if word.startswith("-"):
             raise LauncherError(unknown_flag(word, [flag.name for flag in flags]))
@@ -133,29 +131,28 @@ def request(given: argparse.Namespace) -> Request:
 def help_text(verb: str, description: str, examples: str) -> str:
     """The help of a verb: usage, description, flags, examples."""
     told = VERBS[verb]
-    usages = [
-        " ".join(filter(None, (f"trireme {verb}", action, told.words_of(action), *map(_usage, flags))))
-        for action in told.actions or ("",)
-        for flags in (told.flags_of(action),)
-    ]
-    labels = [f"-{flag.short}, {_label(flag)}" if flag.short else _label(flag) for flag in told.flags]
-    width = max(map(len, labels), default=0)
+    usages = []
+    for action in told.actions or ("",):
+        flags = (f"[{flag.usage}]" for flag in told.flags_of(action))
+        words = filter(None, ("trireme", verb, action, told.words_of(action), *flags))
+        usages.append(fill(" ".join(words), _WIDTH, subsequent_indent=" " * 15, break_on_hyphens=False))
+    rows = [(flag.usage, ", ".join(flag.actions), flag.help) for flag in told.flags]
+    width = max((len(usage) for usage, _, _ in rows), default=0)
     lines = [
         fill(
-            f"{', '.join(flag.actions)}: {flag.help}" if flag.actions else flag.help,
+            f"{actions}: {text}" if actions else text,
             _WIDTH,
-            initial_indent=f"  {label:{width}}  ",
+            initial_indent=f"  {usage:{width}}  ",
             subsequent_indent=" " * (width + 4),
         )
-        for label, flag in zip(labels, told.flags, strict=True)
+        for usage, actions, text in rows
     ]
-    usage = [fill(text, _WIDTH, subsequent_indent=" " * 15, break_on_hyphens=False) for text in usages]
-    return "\n".join([*usage, "", description, *lines, *([""] if lines else []), examples])
+    return "\n".join([*usages, "", description, *lines, *([""] if lines else []), examples])
 
 
 def is_override(word: str) -> bool:
     """Whether a word is a setting, where settings are taken."""
-    return not word.startswith(PATH_STARTS) and ("=" in word or word.startswith(_OVERRIDE_STARTS))
+    return not word.startswith(_PATH_STARTS) and ("=" in word or word.startswith(_OVERRIDE_STARTS))
 
 
 def unknown_flag(word: str, known: Sequence[str]) -> str:
@@ -180,19 +177,9 @@ def _unknown_action(verb: str, action: str) -> str:
     return f"{f'{verb} {action}'.strip()}: known {'is' if len(known) == 1 else 'are'} {names}.{hint}"
 
 
-def _usage(flag: Flag) -> str:
-    short = f"-{flag.short}|" if flag.short else ""
-    return f"[{short}{_label(flag)}]"
-
-
-def _label(flag: Flag) -> str:
-    return f"--{flag.name} {flag.value}".rstrip()
-
-
-def _wrong_value(options: Sequence[str], words: Sequence[str], flags: Sequence[Flag]) -> str:
+def _wrong_value(flag: Flag, words: Sequence[str]) -> str:
     """The message for a flag without its value, or with one that it does not take."""
-    name = options[0]
-    if next(flag.value for flag in flags if name == f"--{flag.name}"):
-        return f"{name} needs a value. Write {name}=VALUE."
-    given = next(word for word in words if word.startswith(tuple(options)) and word not in options)
-    return f"{name} takes no value, given {given}. Write {name}."
+    if flag.value:
+        return f"--{flag.name} needs a value. Write --{flag.name}=VALUE."
+    given = next(word for word in words if word.startswith(tuple(flag.options)) and word not in flag.options)
+    return f"--{flag.name} takes no value, given {given}. Write --{flag.name}."

@@ -6,7 +6,8 @@ import re
 
 from launcher.base import resources
 from launcher.base.errors import LauncherError, did_you_mean
-from launcher.cli.main import HELP, VERBS, main
+from launcher.cli.main import HELP, main
+from launcher.cli.verbs import VERBS
 
 TOPICS = {
     "readme": "what Trireme is, a plan, a report, the flow, the verbs",

@@ -33,6 +33,9 @@ key=value overrides a setting of the recipe, such as parallel.pp=2 or model=gpt2
   trireme recipe show quickstart
   trireme VERB --help
   trireme help TOPIC
+
+The exit code is 0 when it is done, 1 when a run or a check failed, 2 when what was asked for is wrong or
+cannot be done here, and 130 after Ctrl-C.
 """
 
 EXIT_FAULT = 2

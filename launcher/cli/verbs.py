@@ -10,21 +10,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _RECIPE = "[RECIPE] [key=value ...]"
+_POINTS = "RECIPE key=A,B ... [key=value ...]"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag of a verb."""
+    """One flag of a verb.
 
-    name: str
-    """Without dashes."""
+    >>> flag = Flag("-f, --file FILE", "what to read")
+    >>> flag.options, flag.name, flag.value
+    (['-f', '--file'], 'file', 'FILE')
+    """
+
+    usage: str
+    """As the help shows it. Behind the flag stands what it takes: FILE, RUN, or the allowed words joined
+    by ``|``."""
     help: str
-    value: str = ""
-    """What it takes: FILE, RUN, or the allowed words joined by ``|``; "" = nothing."""
-    short: str = ""
-    """Its one letter."""
     actions: tuple[str, ...] = ()
     """The actions that have it; () = all."""
+
+    @property
+    def options(self) -> list[str]:
+        """How it is typed, the long form last."""
+        return [word.rstrip(",") for word in self.usage.split() if word.startswith("-")]
+
+    @property
+    def name(self) -> str:
+        """The long form without dashes."""
+        return self.options[-1].lstrip("-")
+
+    @property
+    def value(self) -> str:
+        """What it takes; "" = nothing."""
+        return self.usage.partition(self.options[-1])[2].strip()
 
 
 @dataclass(frozen=True)
@@ -55,8 +73,8 @@ class Verb:
         return tuple(flag for flag in self.flags if not flag.actions or action in flag.actions)
 
 
-_RESUME = Flag("resume", "go on from the newest checkpoint in run.dir")
-_OVERWRITE = Flag("overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start anew")
+_RESUME = Flag("--resume", "go on from the newest checkpoint in run.dir")
+_OVERWRITE = Flag("--overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start anew")
 
 VERBS: Mapping[str, Verb] = {
     "plan": Verb(
@@ -64,13 +82,12 @@ VERBS: Mapping[str, Verb] = {
         "check a recipe and show what it would do: mesh, schedule, memory, traffic",
         _RECIPE,
         flags=(
-            Flag("json", "the plan as JSON: what the ranks would be given"),
-            Flag("out", "write to a new file instead of the screen", "FILE"),
+            Flag("--json", "the plan as JSON: what the ranks would be given"),
+            Flag("--out FILE", "write to a new file instead of the screen"),
             Flag(
-                "draw",
-                "also write the simulated schedule, to a new file: FILE.svg a picture, FILE.json a trace "
-                "for ui.perfetto.dev, FILE.csv a table",
-                "FILE",
+                "--draw FILE",
+                "also write the simulated schedule, to a new file: FILE.svg a picture, FILE.json a trace for "
+                "ui.perfetto.dev, FILE.csv a table",
             ),
         ),
     ),
@@ -79,9 +96,8 @@ VERBS: Mapping[str, Verb] = {
         "plan, start the ranks on this machine, follow them, and report the speedup",
         _RECIPE,
         flags=(
-            _RESUME,
-            _OVERWRITE,
-            Flag("no-baseline", "do not look for the run on one device, and do not make it"),
+            *(_RESUME, _OVERWRITE),
+            Flag("--no-baseline", "do not look for the run on one device, and do not make it"),
         ),
     ),
     "submit": Verb(
@@ -89,52 +105,29 @@ VERBS: Mapping[str, Verb] = {
         "plan, freeze the code, and hand the job to Slurm",
         _RECIPE,
         flags=(
-            Flag("dry-run", "print the job script, byte for byte, and submit nothing; needs no Slurm"),
-            _RESUME,
-            _OVERWRITE,
-            Flag("no-baseline", "do not look for the run on one device, and do not submit it"),
-            Flag("require-clean", "refuse code that differs from its commit"),
-            Flag(
-                "untracked",
-                "copy these files too, which git does not track; untracked Python files always are",
-                "GLOB,...",
-            ),
+            Flag("--dry-run", "print the job script, byte for byte, and submit nothing; needs no Slurm"),
+            *(_RESUME, _OVERWRITE),
+            Flag("--no-baseline", "do not look for the run on one device, and do not submit it"),
+            Flag("--require-clean", "refuse code that differs from its commit"),
+            Flag("--untracked GLOB,...", "copy these files, too; untracked Python files always are"),
         ),
     ),
     "sweep": Verb(
         "sweeps.sweep",
         "the same recipe with several values: plan, run, compare, in one table",
-        {
-            "plan": "RECIPE key=A,B ... [key=value ...]",
-            "run": "RECIPE key=A,B ... [key=value ...]",
-            "status": "[SWEEP]",
-            "retry": "[SWEEP]",
-            "best": "[SWEEP]",
-        },
+        {"plan": _POINTS, "run": _POINTS, "status": "[SWEEP]", "retry": "[SWEEP]", "best": "[SWEEP]"},
         flags=(
+            Flag("--no-baseline", "do not look for the run on one device, nor make it", ("run", "retry")),
+            Flag("--at-once N", "on Slurm let at most N points run at a time", ("run", "retry")),
             Flag(
-                "no-baseline",
-                "do not look for the run on one device, and do not make it",
-                actions=("run", "retry"),
+                "--dry-run",
+                "on Slurm print what would be submitted, here the points; start nothing",
+                ("run",),
             ),
-            Flag("at-once", "on Slurm let at most N points run at a time", "N", actions=("run", "retry")),
+            Flag("--require-clean", "on Slurm refuse code that differs from its commit", ("run",)),
+            Flag("--untracked GLOB,...", "on Slurm copy these files, too", ("run",)),
             Flag(
-                "dry-run",
-                "on Slurm print what would be submitted, here what would run; start nothing",
-                actions=("run",),
-            ),
-            Flag("require-clean", "on Slurm refuse code that differs from its commit", actions=("run",)),
-            Flag(
-                "untracked",
-                "on Slurm copy these files too, which git does not track",
-                "GLOB,...",
-                actions=("run",),
-            ),
-            Flag(
-                "by",
-                "with loss, that of the lowest loss in the end, not the fastest",
-                "speed|loss",
-                actions=("best",),
+                "--by speed|loss", "with loss, that of the lowest loss in the end, not the fastest", ("best",)
             ),
         ),
     ),
@@ -143,10 +136,10 @@ VERBS: Mapping[str, Verb] = {
         "how the runs stand",
         "[RUN ...]",
         flags=(
-            Flag("root", "look for runs here instead of in runs/", "DIR"),
+            Flag("--root DIR", "look for runs here instead of in runs/"),
             Flag(
-                "all",
-                "show every run: of those that run not only 20, of those that wait or have ended not only 10",
+                "--all",
+                "of those that run not only 20, of those that wait or have ended not only 10",
             ),
         ),
     ),
@@ -155,8 +148,8 @@ VERBS: Mapping[str, Verb] = {
         "what a run has printed",
         "RUN",
         flags=(
-            Flag("follow", "go on printing until the run has ended", short="f"),
-            Flag("rank", "the output of rank N", "N"),
+            Flag("-f, --follow", "go on printing until the run has ended"),
+            Flag("--rank N", "the output of rank N"),
         ),
     ),
     "wait": Verb("runs.wait", "follow a run to its end, and report the speedup", "RUN|SWEEP"),
@@ -167,8 +160,8 @@ VERBS: Mapping[str, Verb] = {
         "the speedup table again, from stored runs",
         "RUN ...",
         flags=(
-            Flag("base", "the run to compare with, normally on one device", "RUN"),
-            Flag("json", "the same for programs"),
+            Flag("--base RUN", "the run to compare with, normally on one device"),
+            Flag("--json", "the same for programs"),
         ),
     ),
     "recipe": Verb(
@@ -182,15 +175,14 @@ VERBS: Mapping[str, Verb] = {
         {"collectives": "[key=value ...]"},
         groups=("cluster", "device", "executor", "site", "run"),
         flags=(
-            Flag("sizes", "bytes, also as 64KB, 1MB (decimal) or 64KiB, 1MiB", "SIZE,..."),
-            Flag("ranks", "sizes of the groups", "N,..."),
-            Flag("json", "all numbers", "FILE"),
-            Flag("plot", "bus bandwidth over size, as a picture: FILE.svg", "FILE"),
+            Flag("--sizes SIZE,...", "bytes, also as 64KB, 1MB (decimal) or 64KiB, 1MiB"),
+            Flag("--ranks N,...", "sizes of the groups"),
+            Flag("--json FILE", "all numbers"),
+            Flag("--plot FILE", "bus bandwidth over size, as a picture: FILE.svg"),
             Flag(
-                "save",
+                "--save NAME",
                 "write what was found as a cluster, after which cluster=NAME is known to every plan; a path, "
                 "such as cluster/NAME.yaml beside your recipes, writes there",
-                "NAME",
             ),
         ),
     ),
@@ -200,16 +192,11 @@ VERBS: Mapping[str, Verb] = {
         {"init": "NAME [key=value ...]", "check": "SITE [RECIPE] [key=value ...]"},
         flags=(
             Flag(
-                "out",
-                "write here, such as site/NAME.yaml beside your recipes, instead of in your own folder",
-                "FILE",
-                actions=("init",),
+                "--out FILE", "such as site/NAME.yaml beside your recipes, not in your own folder", ("init",)
             ),
         ),
     ),
     "doctor": Verb("cluster.doctor", "what this machine has, and how to mend what is missing"),
-    "completion": Verb(
-        "completion.completion", "complete verbs, recipes and settings on TAB", "bash|zsh|fish"
-    ),
+    "completion": Verb("completion.completion", "complete the command line on TAB", "bash|zsh|fish"),
 }
 """By name, in the order in which a newcomer meets them."""

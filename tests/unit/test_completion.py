@@ -10,6 +10,7 @@ from launcher.base.errors import LauncherError
 from launcher.cli.completion.answers import answers
 from launcher.cli.completion.bash_line import read_line, replies
 from launcher.cli.completion.completion import answer, run
+from launcher.cli.help import TOPICS
 from launcher.cli.main import main
 from launcher.cli.verbs import VERBS
 from launcher.config.recipes import shipped
@@ -38,9 +39,15 @@ def touch(*names):
 
 
 def test_the_first_word_is_a_verb_with_what_it_is_for():
-    assert answers([""]) == [(name, verb.line) for name, verb in VERBS.items()]
+    assert answers([""])[:-1] == [(name, verb.line) for name, verb in VERBS.items()]
+    assert words_for("hel") == ["help"]
     assert words_for("--v") == ["--version"]
     assert words_for("no_such_verb", "") == []
+
+
+def test_behind_help_stand_the_topics_and_the_verbs():
+    assert {*words_for("help", "")} == {*VERBS, *TOPICS}
+    assert words_for("help", "conf", "") == []
 
 
 @pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.actions])
@@ -99,6 +106,13 @@ def test_a_site_is_checked_by_its_name():
 def test_a_name_that_is_not_printable_is_never_offered(name):
     touch(name)
     assert [word for word in words_for("plan", "") if ".yaml" in word] == []
+
+
+def test_a_choice_and_what_is_told_of_it_cannot_change_the_terminal():
+    touch("lab/r.yaml", "lab/model/new\nline.yaml")
+    Path("lab/model/odd.yaml").write_text("# \x1b[31mred\ttab\n")
+    assert answers(["plan", "lab/r.yaml", "model=n"]) == []
+    assert answers(["plan", "lab/r.yaml", "model=o"]) == [("model=odd", "\\x1b[31mred\\ttab")]
 
 
 def test_a_folder_that_may_not_be_read_has_nothing_to_offer(monkeypatch):
@@ -272,11 +286,18 @@ def test_answers_are_lines_with_what_each_means_or_what_bash_inserts(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("words", [[], ["bash"]])
+def test_without_words_there_is_nothing_to_answer(words):
+    with pytest.raises(LauncherError, match=r"asked by the scripts of trireme completion: bash, zsh"):
+        answer(words)
+
+
 def test_what_a_plugin_prints_is_no_answer(tmp_path):
     code = (
         "import sys; from launcher.base import registry; load = registry.load;"
         "registry.load = lambda *names: print('noise') or load(*names);"
-        "from launcher.cli.main import main; main(['__complete', 'zsh', 'plan', 'executor.starter'])"
+        "from launcher.cli.help import TOPICS
+from launcher.cli.main import main; main(['__complete', 'zsh', 'plan', 'executor.starter'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "executor.starter=\t\n"

@@ -17,7 +17,7 @@ from contextlib import suppress
 import pytest
 
 PROMPT = "READY> "
-TIMEOUT_S = 60
+TIMEOUT_S = 30
 COMMANDS = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],
@@ -54,7 +54,7 @@ class Shell:
     """An interactive shell behind a pseudo-terminal."""
 
     def __init__(self, name, folder):
-        self.printed, self.folder = "", folder
+        self.printed, self.folder, self.is_open = "", folder, False
         start = folder.parent / f"start.{name}"
         script = folder.parent / f"trireme.{name}"
         printed = subprocess.run(
@@ -88,9 +88,12 @@ class Shell:
 
     def completed(self, line):
         """The words that the line has after TAB, each in angle brackets."""
-        self.type(line + "\t\r")
+        assert not self.is_open, "an earlier line has not ended"
+        self.is_open = True
+        self.type(f"{line}\t\r")
         words = self.read_until(r"WORDS (.*)\r*\n")[1].rstrip("\r")
         self.read_until(PROMPT)
+        self.is_open = False
         return words
 
     def close(self):
@@ -112,6 +115,7 @@ def shell(request, tmp_path_factory):
         "k=v:w.yaml",
         "`x`'\"q.yaml",
         "new\nline.yaml",
+        "bang!x.yaml",
     ):
         (folder / name).touch()
     for name in ("runs/quickstart-20250102-030405/job.json", "runs/of a sweep/sweep.json", "../office/x"):
@@ -145,6 +149,8 @@ def shell(request, tmp_path_factory):
         ("trireme plan a\\;", "<plan><a;touch hacked.yaml>"),
         ("trireme plan ./k", "<plan><./k=v:w.yaml>"),
         ("trireme plan 'my ", "<plan><my recipe.yaml>"),
+        ('trireme plan "bang', "<plan><bang!x.yaml>"),
+        ("trireme plan bang\\!", "<plan><bang!x.yaml>"),
         ("trireme plan my\\ r", "<plan><my recipe.yaml>"),
     ],
 )

@@ -4,7 +4,7 @@ from launcher.base.errors import LauncherError
 from launcher.cli.arguments import parse, request, split_flags
 from launcher.cli.verbs import Flag
 
-FLAGS = (Flag("json", "as JSON"), Flag("base", "compared with it", "RUN"), Flag("follow", "", short="f"))
+FLAGS = (Flag("--json", "as JSON"), Flag("--base RUN", "compared with it"), Flag("-f, --follow", ""))
 
 
 def test_without_words_the_recipe_is_the_quickstart():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
+from launcher.base.redaction import escaped
 from launcher.cli.arguments import is_override
 from launcher.cli.completion import files, settings
 from launcher.cli.verbs import VERBS, Verb
@@ -14,21 +15,30 @@ _ENDINGS = (".yaml", ".yml")
 def answers(words: Sequence[str]) -> list[files.Candidate]:
     """The words that ``words[-1]`` can become, each with what it means.
 
-    ``words`` are those behind ``trireme``, up to the cursor.
+    ``words`` are those behind ``trireme``, up to the cursor. A name with a control character, or that is no
+    text, is never offered: it could change what the terminal shows, or be taken for several names.
 
     >>> [word for word, _ in answers(["recipe", "s"])]
     ['show']
     """
     *before, word = words or [""]
-    return [found for found in dict.fromkeys(_candidates(before, word)) if found[0].startswith(word)]
+    found = dict(_candidates(before, word))
+    return [
+        (text, escaped(told)) for text, told in found.items() if text.startswith(word) and text.isprintable()
+    ]
 
 
 def _candidates(before: Sequence[str], word: str) -> Iterator[files.Candidate]:
     if not before:
         yield from ((name, verb.line) for name, verb in VERBS.items())
+        yield "help", "a page of the documentation, or the help of a verb"
         yield from (("--help", "the verbs"), ("--version", "the version")) if word else ()
         return
     name, *rest = before
+    if name == "help" and not rest:
+        from launcher.cli.help import TOPICS
+
+        yield from ({name: verb.line for name, verb in VERBS.items()} | TOPICS).items()
     verb, action = VERBS.get(name), ""
     if verb is None:
         return

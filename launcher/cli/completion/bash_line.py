@@ -66,7 +66,7 @@ def replies(line: Line, candidates: Iterable[str]) -> Iterator[str]:
         if line.quote == "'":
             yield rest.replace("'", "'\\''")
         elif line.quote:
-            yield re.sub(r'["\\$`]', r"\\\g<0>", rest)
+            yield re.sub(r'["\\$`]', r"\\\g<0>", rest).replace("!", '"\\!"')  # else it recalls a command
         else:
             # A tilde at the start is that of a home folder, which only a bare one is.
             is_home = rest.startswith("~/")

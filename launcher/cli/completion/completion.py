@@ -90,8 +90,13 @@ def answer(words: list[str]) -> int:
 
     The first word names the shell. Behind it stand the words behind ``trireme`` up to the cursor, of which
     fish gives the last with its quotes; or for bash the line, and at which characters a new word begins.
+
+    Raises:
+        LauncherError: without words.
     """
-    shell, *typed = words
+    shell, *typed = words or [""]
+    if not typed:
+        raise LauncherError(f"this is asked by the scripts of trireme completion: {', '.join(_SCRIPTS)}.")
     if shell == "bash":
         line = read_line(*typed)
         typed = line.words[1:]

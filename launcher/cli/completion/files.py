@@ -1,8 +1,4 @@
-"""Names of files and runs at the cursor.
-
-A name with a control character, or that is no text, is never offered: it could change what the terminal
-shows or be taken for several names.
-"""
+"""Names of files and runs at the cursor."""
 
 from __future__ import annotations
 
@@ -53,7 +49,7 @@ def _entries(word: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         return
     for entry in entries:
         is_hidden = entry.name.startswith(".") and not start.startswith(".")
-        if entry.name.startswith(start) and entry.name.isprintable() and not is_hidden:
+        if entry.name.startswith(start) and not is_hidden:
             yield prefix + entry.name, entry
 
 

@@ -31,7 +31,8 @@ _RUNS = {"report.baseline": ("auto", "none"), "device.measured_in": ("null",)}
 def settings(word: str, given: Sequence[str], recipe: str) -> Iterator[files.Candidate]:
     """What a setting can go on with: keys, and behind ``=`` values; of several values, the last.
 
-    ``given`` are the settings before it, which choose the plugins whose options are known.
+    ``given`` are the settings before it, which choose the plugins whose options are known; ``recipe`` is the
+    path of the recipe's file, beside which groups are looked for, or "".
     """
     mark = word[: len(word) - len(word.lstrip("+~"))]
     key, equals, value = word.removeprefix(mark).partition("=")
@@ -126,7 +127,7 @@ def _groups(recipe: str) -> Mapping[str, Mapping[str, Path]]:
     known = [item.name for item in dataclasses.fields(LaunchConfig)]
     found: dict[str, dict[str, Path]] = {}
     places = [resources.user_folder(), resources.folder("conf")]
-    if "/" in recipe or recipe.endswith(SUFFIX):
+    if recipe:
         places.append(Path(recipe).expanduser().parent)
     for place in places:
         for group in known:
