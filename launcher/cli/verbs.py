@@ -200,3 +200,14 @@ VERBS: Mapping[str, Verb] = {
     "completion": Verb("completion.completion", "complete the command line on TAB", "bash|zsh|fish"),
 }
 """By name, in the order in which a newcomer meets them."""
+
+TOPICS = {
+    "readme": "what Trireme is, a plan, a report, the flow, the verbs",
+    "conf": "every setting with its range, its default and what it does; the choices of each group",
+    "recipes": "write a recipe, sweep over one, bring a model and data of your own",
+    "slurm": "a cluster: sites, submitting, what a run survives, a Slurm on this machine to try it on",
+    "plugins": "write a schedule, an architecture, an executor; what goes together; servers and gossip",
+    "launcher": "the design: packages, the flow of data, where to add what",
+    "tests": "what is proved and where; benchmarks",
+}
+"""Every page of ``trireme help`` with its line in the list; a page is named after the folder that it is about."""

@@ -10,9 +10,8 @@ from launcher.base.errors import LauncherError
 from launcher.cli.completion.answers import answers
 from launcher.cli.completion.bash_line import read_line, replies
 from launcher.cli.completion.completion import answer, run
-from launcher.cli.help import TOPICS
 from launcher.cli.main import main
-from launcher.cli.verbs import VERBS
+from launcher.cli.verbs import TOPICS, VERBS
 from launcher.config.recipes import shipped
 from launcher.contract.config import LaunchConfig, ParallelConfig
 from launcher.typed.read import field_types
@@ -296,8 +295,7 @@ def test_what_a_plugin_prints_is_no_answer(tmp_path):
     code = (
         "import sys; from launcher.base import registry; load = registry.load;"
         "registry.load = lambda *names: print('noise') or load(*names);"
-        "from launcher.cli.help import TOPICS
-from launcher.cli.main import main; main(['__complete', 'zsh', 'plan', 'executor.starter'])"
+        "from launcher.cli.main import main; main(['__complete', 'zsh', 'plan', 'executor.starter'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "executor.starter=\t\n"

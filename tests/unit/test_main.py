@@ -9,7 +9,8 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.cli import main as command
 from launcher.cli import terminal
-from launcher.cli.main import VERBS, main
+from launcher.cli.main import main
+from launcher.cli.verbs import VERBS
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from launcher.base.redaction import escaped
 from launcher.cli.arguments import is_override
 from launcher.cli.completion import files, settings
-from launcher.cli.verbs import VERBS, Verb
+from launcher.cli.verbs import TOPICS, VERBS, Verb
 
 _ENDINGS = (".yaml", ".yml")
 
@@ -36,8 +36,6 @@ def _candidates(before: Sequence[str], word: str) -> Iterator[files.Candidate]:
         return
     name, *rest = before
     if name == "help" and not rest:
-        from launcher.cli.help import TOPICS
-
         yield from ({name: verb.line for name, verb in VERBS.items()} | TOPICS).items()
     verb, action = VERBS.get(name), ""
     if verb is None:
