@@ -39,7 +39,7 @@ _SIZES = {
     "cuda": (4_096, 65_536, 1_048_576, 16_777_216, 268_435_456),
 }
 """Sizes by kind of device: those of training's messages, and small ones, which show the latency."""
-_MEASURED_GROUPS = ("cluster", "device", "executor", "site", "run")
+MEASURED_GROUPS = ("cluster", "device", "executor", "site", "run")
 """Groups of settings that a measurement depends on."""
 
 
@@ -92,8 +92,8 @@ def _compose(words: Sequence[str]) -> Composed:
         key = word.lstrip("+~").partition("=")[0]
         if "=" not in word and not word.startswith("~"):
             raise LauncherError(f"bench collectives takes no recipe, given {word!r}: it trains nothing.")
-        if key.partition(".")[0] not in _MEASURED_GROUPS:
-            allowed = f"has no effect here: what is measured depends on {', '.join(_MEASURED_GROUPS)}"
+        if key.partition(".")[0] not in MEASURED_GROUPS:
+            allowed = f"has no effect here: what is measured depends on {', '.join(MEASURED_GROUPS)}"
             faults.append(Fault(key, word.partition("=")[2], allowed, "Leave it out.", f"override {word}"))
     if faults:
         raise ConfigError(faults)

@@ -1,135 +1,185 @@
-"""The words after a verb: the recipe, the overrides and the flags.
+"""The words after a verb, told apart by argparse: flags, settings, and plain words such as the recipe.
 
-The recipe is the first word without ``=`` that begins with none of ``+ ~ - \\``. A path may hold
-``=`` or begin with ``~`` when it is written from ``/``, ``./``, ``../`` or ``~/``.
+A flag may stand anywhere. A setting holds ``=`` or begins with one of ``+ ~ - \\``; a path may hold ``=`` or
+begin with ``~``, too, when it is written from ``/``, ``./``, ``../`` or ``~/``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import argparse
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any
 
 from launcher.app.request import Request
 from launcher.base.errors import LauncherError, nearest
+from launcher.cli.verbs import VERBS, Flag
 
 DEFAULT_RECIPE = "quickstart"
 _PATH_STARTS = ("/", "./", "../", "~/")
 _OVERRIDE_STARTS = ("+", "~", "-", "\\")
+_WIDTH = 104
+_AS_RECIPE = "A recipe is a word of its own: trireme run RECIPE."
+_AS_SWEEP = "Several values are a sweep: trireme sweep run RECIPE key=A,B."
+_OF_HYDRA = {
+    **dict.fromkeys(("config-name", "cn", "config-path", "cp", "config-dir", "cd"), _AS_RECIPE),
+    **dict.fromkeys(("multirun", "m"), _AS_SWEEP),
+}
+"""What stands here for a flag of Hydra's own command line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Words:
-    """What was typed after a verb."""
+class _Once(argparse.Action):
+    """Keeps a flag, or its value; neither may be given twice, and no value be empty."""
 
-    recipe: str
-    """Name or path of the recipe."""
-    overrides: tuple[str, ...]
-    """``key=value``, ``+key=value`` and ``~key`` words, in their order."""
-    flags: Mapping[str, str | bool]
-    """Every flag of the verb by its name without dashes; False where it was not given."""
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        flag = self.option_strings[-1]
+        if getattr(namespace, self.dest):
+            raise LauncherError(f"{flag} is given twice. Give it once.")
+        if self.nargs is None and not values.strip():
+            raise LauncherError(f"{flag} needs a value, given an empty one. Write {flag}=VALUE.")
+        setattr(namespace, self.dest, values if self.nargs is None else True)
 
 
-def split_words(words: Sequence[str], flags: Mapping[str, bool]) -> Words:
-    """Tells recipe, overrides and flags apart.
+def parse(verb: str, words: Sequence[str]) -> argparse.Namespace:
+    """What was typed after a verb.
 
-    ``flags`` names the flags that the verb knows, without dashes: True for one that takes a value.
+    ``action``: that of a verb with actions, else ""; ``names``: the plain words; ``overrides``: the settings;
+    ``recipe``, of what begins with a recipe; and every flag by its name: None or False where it is not given.
 
-    >>> split_words(["gpt", "parallel.tp=2", "--json"], {"json": False})
-    Words(recipe='gpt', overrides=('parallel.tp=2',), flags={'json': True})
+    >>> given = parse("plan", ["gpt", "parallel.tp=2", "--json"])
+    >>> given.recipe, given.overrides, given.json, given.out
+    ('gpt', ('parallel.tp=2',), True, None)
 
     Raises:
-        LauncherError: for a flag that the verb does not know, and for a second recipe.
+        LauncherError: for an action or a flag that is not known, a flag given twice, a missing or an empty
+            value, a value that is not taken, and a second recipe.
     """
-    rest, found = split_flags(words, flags)
-    recipes = [word for word in rest if not _is_override(word)]
-    if len(recipes) > 1:
+    actions = VERBS[verb].actions
+    action = ""
+    if actions:
+        action, *words = words or [""]
+        if action not in actions:
+            raise LauncherError(_unknown_action(verb, action))
+    flags, usage = VERBS[verb].flags_of(action), VERBS[verb].words_of(action)
+    given, rest = split_flags(words, flags)
+    takes_settings = "key=value" in usage
+    given.action = action
+    given.names = tuple(word for word in rest if not (takes_settings and is_override(word)))
+    given.overrides = tuple(word for word in rest if takes_settings and is_override(word))
+    if usage.lstrip("[").startswith("RECIPE"):
+        given.recipe = one_recipe(given.names)
+    return given
+
+
+def split_flags(words: Sequence[str], flags: Sequence[Flag]) -> tuple[argparse.Namespace, list[str]]:
+    """The flags, and the other words in their order.
+
+    Raises:
+        LauncherError: as `parse`, for a flag.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in flags:
+        kind: dict[str, Any] = {} if flag.value else {"nargs": 0, "default": False}
+        parser.add_argument(*flag.options, action=_Once, **kind)
+    try:
+        given, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        flag = next(flag for flag in flags if "/".join(flag.options) == error.argument_name)
+        raise LauncherError(_wrong_value(flag, words)) from None
+    for word in rest:
+        if word.startswith("-"):
+            raise LauncherError(unknown_flag(word, [flag.name for flag in flags]))
+    return given, rest
+
+
+def one_recipe(names: Sequence[str]) -> str:
+    """The recipe among the plain words; without one it is the quickstart.
+
+    Raises:
+        LauncherError: for a second one.
+    """
+    if len(names) > 1:
         raise LauncherError(
-            f"two recipes: {recipes[0]!r} and {recipes[1]!r}. Give one; a setting is written key=value."
+            f"two recipes: {names[0]!r} and {names[1]!r}. Give one; a setting is written key=value."
         )
-    return Words(
-        recipe=recipes[0] if recipes else DEFAULT_RECIPE,
-        overrides=tuple(word for word in rest if _is_override(word)),
-        flags=found,
-    )
+    return names[0] if names else DEFAULT_RECIPE
 
 
-def request(given: Words) -> Request:
-    """What the words ask for; a flag that the verb does not know is as if it was not given.
+def request(given: argparse.Namespace) -> Request:
+    """What is to be started; a flag that the verb does not know is as if it was not given.
 
     Raises:
         LauncherError: for a number of points that is none.
     """
-    flags = given.flags
-    at_once = flags.get("at-once") or None
-    if at_once and (not str(at_once).isdecimal() or int(at_once) < 1):
+    flags = vars(given)
+    at_once = flags.get("at_once")
+    if at_once and (not at_once.isdecimal() or int(at_once) < 1):
         raise LauncherError(f"--at-once={at_once}: must be a whole number of at least 1.")
     return Request(
-        recipe=given.recipe,
+        recipe=flags.get("recipe", ""),
         overrides=given.overrides,
-        resume=bool(flags.get("resume")),
-        overwrite=bool(flags.get("overwrite")),
-        wants_baseline=not flags.get("no-baseline"),
-        dry_run=bool(flags.get("dry-run")),
-        require_clean=bool(flags.get("require-clean")),
-        untracked=tuple(filter(None, str(flags.get("untracked") or "").split(","))),
+        resume=flags.get("resume", False),
+        overwrite=flags.get("overwrite", False),
+        wants_baseline=not flags.get("no_baseline"),
+        dry_run=flags.get("dry_run", False),
+        require_clean=flags.get("require_clean", False),
+        untracked=tuple(filter(None, (flags.get("untracked") or "").split(","))),
         at_once=int(at_once) if at_once else None,
     )
 
 
-def split_flags(
-    words: Sequence[str], flags: Mapping[str, bool]
-) -> tuple[tuple[str, ...], dict[str, str | bool]]:
-    """Takes the flags out: what is left, and every flag by name (False where it was not given).
-
-    >>> split_flags(["runs/a", "--base", "runs/b"], {"base": True, "json": False})
-    (('runs/a',), {'base': 'runs/b', 'json': False})
-
-    Raises:
-        LauncherError: for an unknown flag or one given twice, for a missing or an empty value, or for
-            a value that is not taken.
-    """
-    rest: list[str] = []
-    found: dict[str, str | bool] = dict.fromkeys(flags, False)
-    queue = list(words)
-    while queue:
-        word = queue.pop(0)
-        if not word.startswith("-"):
-            rest.append(word)
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        _check_flag(word, name, flags, has_value=bool(equals))
-        if found[name]:
-            raise LauncherError(f"--{name} is given twice. Give it once.")
-        if not flags[name]:
-            found[name] = True
-            continue
-        if not equals:
-            if not queue or queue[0].startswith("--"):
-                raise LauncherError(f"{word} needs a value. Write --{name}=VALUE.")
-            value = queue.pop(0)
-        if not value.strip():
-            raise LauncherError(f"--{name} needs a value, given an empty one. Write --{name}=VALUE.")
-        found[name] = value
-    return tuple(rest), found
+def help_text(verb: str, description: str, examples: str) -> str:
+    """The help of a verb: usage, description, flags, examples."""
+    told = VERBS[verb]
+    usages = []
+    for action in told.actions or ("",):
+        flags = (f"[{flag.usage}]" for flag in told.flags_of(action))
+        words = filter(None, ("trireme", verb, action, told.words_of(action), *flags))
+        usages.append(fill(" ".join(words), _WIDTH, subsequent_indent=" " * 15, break_on_hyphens=False))
+    rows = [(flag.usage, ", ".join(flag.actions), flag.help) for flag in told.flags]
+    width = max((len(usage) for usage, _, _ in rows), default=0)
+    lines = [
+        fill(
+            f"{actions}: {text}" if actions else text,
+            _WIDTH,
+            initial_indent=f"  {usage:{width}}  ",
+            subsequent_indent=" " * (width + 4),
+        )
+        for usage, actions, text in rows
+    ]
+    return "\n".join([*usages, "", description, *lines, *([""] if lines else []), examples])
 
 
-def _check_flag(word: str, name: str, flags: Mapping[str, bool], *, has_value: bool) -> None:
-    if name not in flags or not word.startswith("--"):
-        raise LauncherError(f"unknown flag {word}. {_flag_hint(word, name, flags)}")
-    if has_value and not flags[name]:
-        raise LauncherError(f"--{name} takes no value, given {word}. Write --{name}.")
+def is_override(word: str) -> bool:
+    """Whether a word is a setting, where settings are taken."""
+    return not word.startswith(_PATH_STARTS) and ("=" in word or word.startswith(_OVERRIDE_STARTS))
 
 
-def _flag_hint(word: str, name: str, flags: Mapping[str, bool]) -> str:
+def unknown_flag(word: str, known: Sequence[str]) -> str:
+    """The message for a flag that is not known."""
+    name = word.lstrip("-").partition("=")[0]
     if "." in name:
-        return f"Settings are written without dashes: {word.lstrip('-')}."
-    match = nearest(name, flags)
-    if match:
-        return f"Did you mean --{match}?"
-    return f"Known: {', '.join(f'--{flag}' for flag in (*sorted(flags), 'help'))}."
+        hint = f"Settings are written without dashes: {word.lstrip('-')}."
+    elif name in _OF_HYDRA:
+        hint = _OF_HYDRA[name]
+    elif match := nearest(name, known):
+        hint = f"Did you mean --{match}?"
+    else:
+        hint = f"Known: {', '.join(f'--{flag}' for flag in (*sorted(known), 'help'))}."
+    return f"unknown flag {word}. {hint}"
 
 
-def _is_override(word: str) -> bool:
-    if word.startswith(_PATH_STARTS):
-        return False
-    return "=" in word or word.startswith(_OVERRIDE_STARTS)
+def _unknown_action(verb: str, action: str) -> str:
+    known = list(VERBS[verb].actions)
+    names = " and ".join(known) if len(known) == 2 else ", ".join(known)
+    near = nearest(action, known)
+    hint = f" Did you mean {near}?" if near else ""
+    return f"{f'{verb} {action}'.strip()}: known {'is' if len(known) == 1 else 'are'} {names}.{hint}"
+
+
+def _wrong_value(flag: Flag, words: Sequence[str]) -> str:
+    """The message for a flag without its value, or with one that it does not take."""
+    if flag.value:
+        return f"--{flag.name} needs a value. Write --{flag.name}=VALUE."
+    given = next(word for word in words if word.startswith(tuple(flag.options)) and word not in flag.options)
+    return f"--{flag.name} takes no value, given {given}. Write --{flag.name}."

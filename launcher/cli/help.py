@@ -6,18 +6,9 @@ import re
 
 from launcher.base import resources
 from launcher.base.errors import LauncherError, did_you_mean
-from launcher.cli.main import HELP, VERBS, main
+from launcher.cli.main import HELP, main
+from launcher.cli.verbs import TOPICS, VERBS
 
-TOPICS = {
-    "readme": "what Trireme is, a plan, a report, the flow, the verbs",
-    "conf": "every setting with its range, its default and what it does; the choices of each group",
-    "recipes": "write a recipe, sweep over one, bring a model and data of your own",
-    "slurm": "a cluster: sites, submitting, what a run survives, a Slurm on this machine to try it on",
-    "plugins": "write a schedule, an architecture, an executor; what goes together; servers and gossip",
-    "launcher": "the design: packages, the flow of data, where to add what",
-    "tests": "what is proved and where; benchmarks",
-}
-"""Every page with its line in the list; a page is named after the folder that it is about."""
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 

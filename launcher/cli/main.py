@@ -4,48 +4,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from launcher.base.errors import LauncherError, did_you_mean
 from launcher.base.redaction import escaped, hide_secrets
+from launcher.cli.arguments import help_text, unknown_flag
 from launcher.cli.terminal import protect_output
+from launcher.cli.verbs import VERBS
+from launcher.config.recipes import shipped
 
-VERBS = {
-    "plan": "check a recipe and show what it would do: mesh, schedule, memory, traffic",
-    "run": "plan, start the ranks on this machine, follow them, and report the speedup",
-    "submit": "plan, freeze the code, and hand the job to Slurm",
-    "sweep": "the same recipe with several values: plan, run, compare, in one table",
-    "status": "how the runs stand",
-    "logs": "what a run has printed",
-    "wait": "follow a run to its end, and report the speedup",
-    "cancel": "end a run",
-    "export": "a trained model in Hugging Face's format",
-    "report": "the speedup table again, from stored runs",
-    "recipe": "list the recipes, or show one composed, with the origin of every value",
-    "bench": "measure what plans assume: the links between devices",
-    "site": "write down what is particular to a cluster, or have the cluster check it",
-    "doctor": "what this machine has, and how to mend what is missing",
-}
-"""Every verb with its line in the help, in the order in which a newcomer meets them."""
-
-_FOLDERS = {
-    **dict.fromkeys(
-        ("run", "submit", "sweep", "status", "logs", "wait", "cancel", "export", "report"), "runs"
-    ),
-    **dict.fromkeys(("bench", "site", "doctor"), "cluster"),
-    "plan": "plans",
-    "recipe": "recipes",
-}
-"""The package below ``launcher.cli`` that holds the module of each verb."""
+_WIDTH = max(map(len, VERBS))
 
 HELP = f"""\
 trireme VERB [RECIPE] [key=value ...] [--flags]
 
 Plans, starts and explains training across many devices, from one recipe.
 
-{chr(10).join(f"  {verb:8} {line}" for verb, line in VERBS.items())}
+{chr(10).join(f"  {name:{_WIDTH}} {verb.line}" for name, verb in VERBS.items())}
 
 RECIPE is a shipped name or the path of a YAML file; without one it is quickstart.
 key=value overrides a setting of the recipe, such as parallel.pp=2 or model=gpt2_124m.
@@ -55,6 +33,9 @@ key=value overrides a setting of the recipe, such as parallel.pp=2 or model=gpt2
   trireme recipe show quickstart
   trireme VERB --help
   trireme help TOPIC
+
+The exit code is 0 when it is done, 1 when a run or a check failed, 2 when what was asked for is wrong or
+cannot be done here, and 130 after Ctrl-C.
 """
 
 EXIT_FAULT = 2
@@ -62,12 +43,17 @@ EXIT_FAULT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 _HELP_FLAGS = ("-h", "--help")
+ANSWER = "__complete"
+"""What the scripts of shell completion ask with."""
 
 
-class Verb(Protocol):
+class VerbModule(Protocol):
     """What a module of a verb holds."""
 
     HELP: str
+    """What it does, and what its exit code says."""
+    EXAMPLES: str
+    """Command lines."""
 
     def run(self, words: list[str]) -> int:
         """Does it; returns the exit code."""
@@ -109,13 +95,30 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in _HELP_FLAGS:
         print(HELP, end="")
         return 0
-    verb, *rest = words
-    if verb == "help":
-        return cast(Verb, importlib.import_module("launcher.cli.help")).run(rest)
-    if verb not in VERBS:
-        raise LauncherError(f"unknown verb {verb!r}. {did_you_mean(verb, VERBS)}")
-    module = cast(Verb, importlib.import_module(f"launcher.cli.{_FOLDERS[verb]}.{verb}"))
+    name, *rest = words
+    if name == "--version":
+        from importlib import metadata  # takes 20 ms
+
+        print(f"trireme {metadata.version('trireme-launcher')}")
+        return 0
+    if name == "help":
+        return cast(VerbModule, importlib.import_module("launcher.cli.help")).run(rest)
+    if name == ANSWER:
+        from launcher.cli.completion.completion import answer
+
+        return answer(rest)
+    if name not in VERBS:
+        raise LauncherError(_unknown_verb(name))
+    module = cast(VerbModule, importlib.import_module(f"launcher.cli.{VERBS[name].module}"))
     if any(word in _HELP_FLAGS for word in rest):
-        print(module.HELP.rstrip())
+        print(help_text(name, module.HELP, module.EXAMPLES), end="")
         return 0
     return module.run(rest)
+
+
+def _unknown_verb(word: str) -> str:
+    if word.startswith("-"):
+        return unknown_flag(word, ["version"])
+    if word.endswith((".yaml", ".yml")) or word in shipped():
+        return f"unknown verb {word!r}. Did you mean: trireme run {shlex.quote(word)}?"
+    return f"unknown verb {word!r}. {did_you_mean(word, VERBS)}"

@@ -45,7 +45,9 @@ def cpu_s(*words):
     "words",
     [
         *("--help", "plan --help", "run --help", "submit --help", "sweep --help", "bench --help", "status"),
-        *("recipe ls", "doctor", "help", "help conf"),
+        *("recipe ls", "doctor", "help", "help conf", "--version", "completion bash"),
+        *("__complete zsh plan q", "__complete zsh plan model=", "__complete zsh plan parallel.schedule="),
+        *("__complete zsh plan executor.", "__complete zsh status x"),
     ],
 )
 def test_verbs_that_compose_nothing_load_neither_torch_nor_hydra(words):
@@ -78,6 +80,10 @@ def test_a_refused_plan_never_loads_torch():
         ("--help", 0.2),
         ("recipe ls", 0.2),
         ("help conf", 0.2),
+        ("__complete zsh plan q", 0.2),
+        ("__complete zsh plan model=", 0.2),
+        ("__complete zsh plan parallel.schedule=", 0.2),
+        ("__complete zsh plan executor=slurm executor.", 0.2),
         ("plan quickstart", 0.9),
         (SUBMIT, 0.9),
         ("plan gpt_1t_3072xa100", 1.8),

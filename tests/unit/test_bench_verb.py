@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.app.bench import MEASURED_GROUPS
 from launcher.app.prepared_run import make_plan
 from launcher.base.errors import LauncherError
 from launcher.bench.link_file import cluster_text
@@ -16,6 +17,7 @@ from launcher.bench.placements import default_sizes, placements, world_size
 from launcher.bench.plot import svg_text
 from launcher.bench.tables import json_text, result_text
 from launcher.cli.main import main
+from launcher.cli.verbs import VERBS
 from launcher.contract.bench import OPERATIONS, NotMeasured
 from tests.unit.bench_results import BANDWIDTH, LATENCY_S, SIZES, result
 from tests.unit.plan_jobs import launch_config
@@ -82,7 +84,7 @@ def test_a_size_that_no_link_connects_is_refused():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "bench: give what to measure: collectives.\n"),
+        ([], "bench: known is collectives.\n"),
         (["collective"], "bench collective: known is collectives. Did you mean collectives?\n"),
         (["collectives", "quickstart"], "bench collectives takes no recipe, given 'quickstart': it trains "),
         (
@@ -198,3 +200,7 @@ def test_sizes_that_tell_no_bandwidth_are_refused_before_anything_is_measured(tm
     assert main(["bench", "collectives", "--sizes", "4KB", "--save", "links.yaml"]) == 2
     assert "--save: no bandwidth can be told from these sizes. Give several" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_settings_that_are_completed_are_those_that_a_measurement_depends_on():
+    assert VERBS["bench"].groups == MEASURED_GROUPS

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.cli.help import TOPICS, as_text
-from launcher.cli.main import VERBS, main
+from launcher.cli.help import as_text
+from launcher.cli.main import main
+from launcher.cli.verbs import TOPICS, VERBS
 
 
 def test_help_lists_the_verbs_and_the_topics(capsys: pytest.CaptureFixture[str]) -> None:

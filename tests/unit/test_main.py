@@ -2,13 +2,15 @@ import io
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
 from launcher.base.errors import LauncherError
 from launcher.cli import main as command
 from launcher.cli import terminal
-from launcher.cli.main import VERBS, main
+from launcher.cli.main import main
+from launcher.cli.verbs import VERBS
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
@@ -21,12 +23,46 @@ def test_help_lists_every_verb(words, capsys):
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb, capsys):
     assert main([verb, "--help"]) == 0
-    assert f"trireme {verb}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"trireme {verb}")
+    assert f"\n  trireme {verb}" in printed
+    assert all(f"--{flag.name}" in printed and flag.help[:40] in printed for flag in VERBS[verb].flags)
 
 
 def test_unknown_verb_names_the_nearest_without_a_traceback(capsys):
     assert main(["rnu", "quickstart"]) == 2
     assert capsys.readouterr().err == "unknown verb 'rnu'. Did you mean run?\n"
+
+
+def test_the_version_is_that_of_the_distribution(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"trireme {metadata.version('trireme-launcher')}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [
+        ("quickstart", "trireme run quickstart"),
+        ("./mine.yaml", "trireme run ./mine.yaml"),
+        ("my own.yml", "trireme run 'my own.yml'"),
+    ],
+)
+def test_a_recipe_where_a_verb_should_stand_is_answered_with_the_command(word, command, capsys):
+    assert main([word, "parallel.tp=2"]) == 2
+    assert capsys.readouterr().err == f"unknown verb {word!r}. Did you mean: {command}?\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--config-name", "A recipe is a word of its own: trireme run RECIPE."),
+        ("--verison", "Did you mean --version?"),
+        ("-x", "Known: --version, --help."),
+    ],
+)
+def test_a_flag_where_a_verb_should_stand_is_answered_as_a_flag(word, hint, capsys):
+    assert main([word, "quickstart"]) == 2
+    assert capsys.readouterr().err == f"unknown flag {word}. {hint}\n"
 
 
 def test_a_launcher_error_is_printed_as_its_text_alone(capsys, monkeypatch):

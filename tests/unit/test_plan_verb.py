@@ -15,7 +15,7 @@ from launcher.plan.text import plan_text
 
 def test_the_help_shows_commands_that_plan(capsys, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    commands = [line.split()[2:] for line in verb.HELP.splitlines() if line.startswith("  trireme plan")]
+    commands = [line.split()[2:] for line in verb.EXAMPLES.splitlines() if line.startswith("  trireme plan")]
     assert commands[0] == []
     for words in commands:
         assert verb.run(words) == 0

@@ -1,49 +1,50 @@
 import pytest
 
 from launcher.base.errors import LauncherError
-from launcher.cli.arguments import split_flags, split_words
+from launcher.cli.arguments import parse, request, split_flags
+from launcher.cli.verbs import Flag
 
-FLAGS = {"json": False, "base": True}
+FLAGS = (Flag("--json", "as JSON"), Flag("--base RUN", "compared with it"), Flag("-f, --follow", ""))
 
 
 def test_without_words_the_recipe_is_the_quickstart():
-    words = split_words([], FLAGS)
-    assert (words.recipe, words.overrides) == ("quickstart", ())
-    assert words.flags == {"json": False, "base": False}
+    given = parse("plan", [])
+    assert (given.recipe, given.overrides) == ("quickstart", ())
+    assert (given.json, given.out) == (False, None)
 
 
 def test_recipe_overrides_and_flags_are_told_apart_in_any_order():
-    words = split_words(["--json", "parallel.tp=2", "mine", "+x=1", "~data", "--base", "runs/a"], FLAGS)
-    assert words.recipe == "mine"
-    assert words.overrides == ("parallel.tp=2", "+x=1", "~data")
-    assert words.flags == {"json": True, "base": "runs/a"}
+    given = parse("plan", ["--json", "parallel.tp=2", "mine", "+x=1", "~data", "--out", "plan.json"])
+    assert given.recipe == "mine"
+    assert given.overrides == ("parallel.tp=2", "+x=1", "~data")
+    assert (given.json, given.out, given.draw) == (True, "plan.json", None)
 
 
 @pytest.mark.parametrize("path", ["./a=b.yaml", "../a=b.yaml", "/tmp/a=b/c.yaml", "~/a=b.yaml"])
 def test_a_path_written_as_a_path_may_hold_an_equals_sign(path):
-    assert split_words([path], FLAGS).recipe == path
+    assert parse("plan", [path]).recipe == path
 
 
 def test_a_recipe_with_a_space_stays_one_word():
-    assert split_words(["my run copy.yaml"], FLAGS).recipe == "my run copy.yaml"
+    assert parse("plan", ["my run copy.yaml"]).recipe == "my run copy.yaml"
 
 
 def test_a_word_with_a_pasted_backslash_is_left_to_the_overrides():
-    assert split_words(["\\parallel.tp=4"], FLAGS).overrides == ("\\parallel.tp=4",)
+    assert parse("plan", ["\\parallel.tp=4"]).overrides == ("\\parallel.tp=4",)
 
 
 def test_two_recipes_are_refused():
     with pytest.raises(
         LauncherError, match=r"two recipes: 'a' and 'b'\. Give one; a setting is .* key=value"
     ):
-        split_words(["a", "b"], FLAGS)
+        parse("plan", ["a", "b"])
 
 
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
         ("--jsn", r"unknown flag --jsn\. Did you mean --json\?"),
-        ("--quite", r"unknown flag --quite\. Known: --base, --json, --help\."),
+        ("--quite", r"unknown flag --quite\. Known: --base, --follow, --json, --help\."),
         ("-json", r"unknown flag -json\. Did you mean --json\?"),
         (
             "--parallel.tp=4",
@@ -57,7 +58,7 @@ def test_two_recipes_are_refused():
 )
 def test_a_flag_that_cannot_be_taken_is_refused_with_what_to_write(word, hint):
     with pytest.raises(LauncherError, match=hint):
-        split_words([word], FLAGS)
+        split_flags([word], FLAGS)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +76,69 @@ def test_an_empty_word_is_no_value():
 
 def test_a_flag_is_never_swallowed_as_the_value_of_another():
     with pytest.raises(LauncherError, match=r"--base needs a value"):
-        split_words(["--base", "--json"], FLAGS)
+        split_flags(["--base", "--json"], FLAGS)
 
 
 def test_flags_alone_leave_every_other_word_in_order():
-    rest, flags = split_flags(["runs/a", "--base=runs/b=c", "runs/d"], FLAGS)
-    assert rest == ("runs/a", "runs/d")
-    assert flags == {"base": "runs/b=c", "json": False}
+    given, rest = split_flags(["runs/a", "--base=runs/b=c", "runs/d"], FLAGS)
+    assert rest == ["runs/a", "runs/d"]
+    assert vars(given) == {"base": "runs/b=c", "json": False, "follow": False}
+
+
+@pytest.mark.parametrize("word", ["-f", "--follow"])
+def test_a_flag_of_one_letter_is_the_flag(word):
+    assert split_flags(["a", word], FLAGS)[0].follow is True
+    with pytest.raises(LauncherError, match=r"--follow is given twice"):
+        split_flags(["-f", word], FLAGS)
+
+
+@pytest.mark.parametrize("word", ["--bas", "--fol=1", "--", "-1", "-x y", "-rf"])
+def test_what_begins_with_a_dash_is_a_known_flag_or_refused(word):
+    with pytest.raises(LauncherError, match=rf"unknown flag {word}\. (Did you mean --|Known: )"):
+        split_flags([word, "a"], FLAGS)
+
+
+def test_where_no_settings_are_taken_a_word_may_hold_an_equals_sign():
+    assert parse("report", ["a=b", "~c", "--json"]).names == ("a=b", "~c")
+
+
+def test_an_action_has_its_own_flags_and_words():
+    given = parse("sweep", ["best", "--by", "loss", "mine"])
+    assert (given.action, given.names, given.by) == ("best", ("mine",), "loss")
+    with pytest.raises(LauncherError, match=r"unknown flag --by\. Known: --help\."):
+        parse("sweep", ["plan", "--by", "loss"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"recipe: known are ls and show\.$"),
+        (["shwo"], r"recipe shwo: known are ls and show\. Did you mean show\?$"),
+    ],
+)
+def test_an_action_that_is_not_known_is_refused_with_the_known_ones(words, message):
+    with pytest.raises(LauncherError, match=message):
+        parse("recipe", words)
+
+
+@pytest.mark.parametrize("flag", ["--config-name", "-cn", "--config-path=x", "--config-dir"])
+def test_a_recipe_given_as_hydra_takes_it_is_refused_with_what_to_write(flag):
+    message = rf"unknown flag {flag}\. A recipe is a word of its own: trireme run RECIPE\."
+    with pytest.raises(LauncherError, match=message):
+        parse("run", [flag, "quickstart"])
+
+
+@pytest.mark.parametrize("flag", ["--multirun", "-m"])
+def test_a_sweep_asked_for_as_hydra_does_is_refused_with_what_to_write(flag):
+    message = rf"unknown flag {flag}\. Several values are a sweep: trireme sweep run RECIPE key=A,B\."
+    with pytest.raises(LauncherError, match=message):
+        parse("run", ["quickstart", flag, "parallel.tp=1,2"])
+
+
+def test_what_is_asked_for_is_read_from_the_flags():
+    asked = request(
+        parse("sweep", ["run", "mine", "a=1,2", "--at-once=3", "--untracked", "x,y", "--dry-run"])
+    )
+    assert (asked.recipe, asked.overrides, asked.at_once) == ("mine", ("a=1,2",), 3)
+    assert (asked.untracked, asked.dry_run, asked.wants_baseline) == (("x", "y"), True, True)
+    assert not request(parse("run", ["--no-baseline"])).wants_baseline

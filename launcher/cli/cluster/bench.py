@@ -5,26 +5,23 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 from launcher.app.output import shown
 from launcher.base import resources
-from launcher.base.errors import LauncherError, did_you_mean
+from launcher.base.errors import LauncherError
 from launcher.base.files import check_new, write_new
 from launcher.bench.link_file import cluster_text
 from launcher.bench.plot import svg_text
 from launcher.bench.tables import json_text, not_measured_lines, result_text
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.contract.bench import BenchResult
 from launcher.contract.config import LaunchConfig
 
 HELP = """\
-trireme bench collectives [key=value ...] [--sizes SIZE,...] [--ranks N,...]
-                          [--json FILE] [--plot FILE.svg] [--save NAME]
-
 Starts ranks, checks that every collective operation gives the right value, and times it: broadcast,
 scatter, reduce, all-reduce, gather, all-gather, reduce-scatter, all-to-all, send and receive. Bandwidths
 are those of nccl-tests; to the times a latency and a bandwidth are fitted, with their error.
@@ -32,22 +29,14 @@ are those of nccl-tests; to the times a latency and a bandwidth are fitted, with
 key=value sets what belongs to cluster, device, executor, site or run: gloo is measured on device.kind=cpu,
 NCCL on cuda. With several nodes, which executor=slurm reserves, the link between them is measured, too.
 
-  --sizes SIZE,...  bytes, also as 64KB, 1MB (decimal) or 64KiB, 1MiB
-  --ranks N,...     sizes of the groups
-  --json FILE       all numbers
-  --plot FILE.svg   bus bandwidth over size
-  --save NAME       write what was found as a cluster, after which cluster=NAME is known to every plan;
-                    a path, such as cluster/NAME.yaml beside your recipes, writes there
-
 The exit code is 0 when everything was right, and 1 when a value was wrong or a rank failed.
-
+"""
+EXAMPLES = """\
   trireme bench collectives
   trireme bench collectives --ranks 2,4 --sizes 4KB,64KB,1MB,16MB --plot links.svg
   trireme bench collectives --save this_machine
   trireme plan quickstart cluster=this_machine
 """
-_ACTIONS = ("collectives",)
-_FLAGS = {"sizes": True, "ranks": True, "json": True, "plot": True, "save": True}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(I?)B?|B)?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -67,23 +56,17 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: for other words, and for what cannot be measured here.
     """
-    action, *rest = words or [""]
-    if action not in _ACTIONS:
-        known = f"known is {_ACTIONS[0]}" if action else f"give what to measure: {_ACTIONS[0]}"
-        hint = f" {did_you_mean(action, _ACTIONS)}" if action else ""
-        raise LauncherError(f"{f'bench {action}'.strip()}: {known}.{hint}")
-    overrides, flags = split_flags(rest, _FLAGS)
-    return _collectives(overrides, flags)
+    return _collectives(parse("bench", words))
 
 
-def _collectives(words: Sequence[str], flags: Mapping[str, str | bool]) -> int:
+def _collectives(given: Namespace) -> int:
     from launcher.app.bench import measure_collectives  # imports hydra, which the help does not need
 
-    outputs = _outputs(flags)
+    outputs = _outputs(given)
     measured = measure_collectives(
-        words,
-        sizes=parsed_sizes(str(flags["sizes"])) if flags["sizes"] else None,
-        ranks=parsed_ranks(str(flags["ranks"])) if flags["ranks"] else None,
+        (*given.names, *given.overrides),
+        sizes=parsed_sizes(given.sizes) if given.sizes else None,
+        ranks=parsed_ranks(given.ranks) if given.ranks else None,
         tells_bandwidth=outputs.save is not None,
     )
     result = measured.result
@@ -132,10 +115,13 @@ def parsed_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _outputs(flags: Mapping[str, str | bool]) -> _Outputs:
+def _outputs(given: Namespace) -> _Outputs:
     """The files to write, none of which is there yet."""
-    paths = {flag: Path(str(flags[flag])) if flags[flag] else None for flag in ("json", "plot")}
-    paths["save"] = _saved_path(str(flags["save"])) if flags["save"] else None
+    paths = {
+        "json": Path(given.json) if given.json else None,
+        "plot": Path(given.plot) if given.plot else None,
+        "save": _saved_path(given.save) if given.save else None,
+    }
     if paths["plot"] and paths["plot"].suffix != ".svg":
         raise LauncherError(
             f"--plot {paths['plot']}: the plot is an SVG picture. Give a name ending in .svg."

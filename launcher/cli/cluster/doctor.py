@@ -15,16 +15,15 @@ from typing import Literal
 from launcher.base.compilers import cxx_compiler, missing_for_compile
 from launcher.base.errors import LauncherError
 from launcher.base.units import format_bytes
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.runs.devices import installed_gpus, num_visible
 from launcher.runs.facts import cpu_model, memory_bytes, num_cores, version
 
 HELP = """\
-trireme doctor
-
 Looks at this machine, one line each: ok, or how to mend it. "none" is a part that only some runs
 need. The exit code is 1 when something has to be mended.
-
+"""
+EXAMPLES = """\
   trireme doctor
 """
 _SLURM_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
@@ -42,7 +41,7 @@ class Finding:
 
 def run(words: list[str]) -> int:
     """Prints every finding; returns 1 when something has to be mended."""
-    rest, _ = split_flags(words, {})
+    rest = parse("doctor", words).names
     if rest:
         raise LauncherError(f"doctor takes no words, given {' '.join(rest)}")
     verdicts = []

@@ -5,32 +5,28 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 
 from launcher.base import resources
-from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean
+from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import check_new, write_new
-from launcher.cli.arguments import split_words
+from launcher.cli.arguments import one_recipe, parse
 from launcher.cli.cluster.site_dialog import ask_person, given_answers, settle
 from launcher.contract.executor import KnowsSite
 
 HELP = """\
-trireme site init NAME [key=value ...] [--out FILE]
-trireme site check NAME [RECIPE] [key=value ...]
-
   init   asks the cluster what it is like, and you for what it leaves open; writes the file of a site,
          after which site=NAME is known. key=value answers a question beforehand. Without a terminal
          nothing is asked: what is proposed is taken.
   check  plans a small job for a site, or the one of a recipe, and has the scheduler check it. Nothing
          is submitted.
-
-  --out FILE  write here, such as site/NAME.yaml beside your recipes, instead of in your own folder
-
+"""
+EXAMPLES = """\
   trireme site init alps
   trireme site init alps partition=gpu account=physics time_limit=12:00:00
   trireme site check box
 """
-_ACTIONS = ("init", "check")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _EXECUTOR = "slurm"
 _SMALL = ("parallel.pp=1", "cluster.devices_per_node=1", "report.baseline=none")
@@ -43,23 +39,18 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: for other words, a scheduler that gives no answer, or a site that is refused.
     """
-    action, *rest = words or [""]
-    if action not in _ACTIONS:
-        raise LauncherError(f"site {action}: known are init and check. {did_you_mean(action, _ACTIONS)}")
-    names = [word for word in rest if "=" not in word and not word.startswith("-")]
-    if not names:
+    given = parse("site", words)
+    action = given.action
+    if not given.names:
         raise LauncherError(f"site {action} needs the name of a site. Write trireme site {action} NAME.")
-    rest.remove(names[0])
-    return _init(names[0], rest) if action == "init" else _check(names[0], rest)
+    return _init(given) if action == "init" else _check(given)
 
 
-def _init(name: str, words: list[str]) -> int:
-    given = split_words(words, {"out": True})
-    path = (
-        Path(str(given.flags["out"]))
-        if given.flags["out"]
-        else resources.user_folder() / "site" / f"{name}.yaml"
-    )
+def _init(given: Namespace) -> int:
+    name, *more = given.names
+    if more:
+        raise LauncherError(f"site init takes one name, given {' '.join(given.names)}.")
+    path = Path(given.out) if given.out else resources.user_folder() / "site" / f"{name}.yaml"
     _check_name(name)
     check_new(path, "out")
     survey = _cluster().survey()
@@ -87,17 +78,19 @@ def _check_name(name: str) -> None:
         raise LauncherError(f"site init {name}: a site of this name ships with Trireme. Choose another name.")
 
 
-def _check(name: str, words: list[str]) -> int:
+def _check(given: Namespace) -> int:
     from launcher.app.prepared_run import make_plan  # imports hydra, which the help does not need
     from launcher.plan.rules.checks import with_sources
     from launcher.runs.render import render
 
-    given = split_words(words, {})
-    small = () if words else _SMALL
+    name, *recipes = given.names
+    is_small = not recipes and not given.overrides
+    small = _SMALL if is_small else ()
     overrides = (f"executor={_EXECUTOR}", f"site={name}", *small, *given.overrides)
-    planned = make_plan(given.recipe, overrides)
-    if not words and planned.plan.config.site.gpu_request != "none":
-        planned = make_plan(given.recipe, (*overrides, "device.kind=cuda"))
+    recipe = one_recipe(recipes)
+    planned = make_plan(recipe, overrides)
+    if is_small and planned.plan.config.site.gpu_request != "none":
+        planned = make_plan(recipe, (*overrides, "device.kind=cuda"))
     with tempfile.TemporaryDirectory() as folder:
         try:
             script = render(planned.plan, Path(folder))

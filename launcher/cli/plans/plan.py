@@ -6,20 +6,14 @@ import sys
 from pathlib import Path
 
 from launcher.base.files import check_new, write_new
-from launcher.cli.arguments import split_words
+from launcher.cli.arguments import parse
 
 HELP = """\
-trireme plan [RECIPE] [key=value ...] [--json] [--out FILE] [--draw FILE]
-
 Checks a recipe and shows what it would do: the mesh of ranks, the batch, the layers of every stage,
 the drawn schedule, memory and traffic per rank, and the predicted time of a step. Starts nothing.
 What cannot run is refused, with the rule and the nearest valid choice.
-
-  --json       the plan as JSON: what the ranks would be given
-  --out FILE   write to a new file instead of the screen
-  --draw FILE  also write the simulated schedule, to a new file: FILE.svg a picture, FILE.json a trace
-               for ui.perfetto.dev, FILE.csv a table
-
+"""
+EXAMPLES = """\
   trireme plan
   trireme plan quickstart parallel.pp=4
   trireme plan gpt_1t_3072xa100
@@ -38,16 +32,16 @@ def run(words: list[str]) -> int:
     from launcher.cli.plans.drawing import check_drawing, draw_plan
     from launcher.plan.text import plan_text
 
-    given = split_words(words, {"json": False, "out": True, "draw": True})
-    drawing = Path(str(given.flags["draw"])) if given.flags["draw"] else None
+    given = parse("plan", words)
+    drawing = Path(given.draw) if given.draw else None
     if drawing:
         check_drawing(drawing)
-    out = Path(str(given.flags["out"])) if given.flags["out"] else None
+    out = Path(given.out) if given.out else None
     if out:
         check_new(out, "out")
     planned = make_plan(given.recipe, given.overrides)
     is_screen = not out and sys.stdout.isatty()
-    text = planned.plan.to_json() if given.flags["json"] else plan_text(planned.plan, color=is_screen)
+    text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_screen)
     for note in planned.composed.notes:
         print(f"note: {note}", file=sys.stderr)
     if out:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.base.errors import LauncherError, nearest
+from launcher.base.errors import LauncherError
+from launcher.cli.arguments import parse
 from launcher.config.recipes import description, shipped
 
 HELP = """\
-trireme recipe ls
-trireme recipe show [RECIPE] [overrides]
-
   ls    the shipped recipes, one line each
   show  every value of a recipe, with the file and line or the override that it comes from
 
 RECIPE is a shipped name or the path of a YAML file; without it, quickstart.
-
-Examples:
+"""
+EXAMPLES = """\
   trireme recipe ls
   trireme recipe show quickstart parallel.tp=2
   trireme recipe show llama3_8b_tp4_dp2_8xh100 model=llama3_70b
 """
-_ACTIONS = ("ls", "show")
 
 
 def run(words: list[str]) -> int:
@@ -30,19 +27,15 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: for another word, or for a recipe with faults (after it is shown).
     """
-    action, *rest = words or [""]
-    if action == "ls" and not rest:
-        print(*_shipped_lines(), sep="\n")
-        return 0
-    if action == "show":
+    given = parse("recipe", words)
+    if given.action == "show":
         from launcher.cli.recipes.show import show  # Hydra is slow to import, and `ls` needs none of it
 
-        return show(rest)
-    if action == "ls":
-        raise LauncherError(f"recipe ls takes no more words, given {' '.join(rest)!r}.")
-    near = nearest(action, _ACTIONS)
-    hint = f" Did you mean {near}?" if near else ""
-    raise LauncherError(f"{f'recipe {action}'.strip()}: known are ls and show.{hint}")
+        return show(given.recipe, given.overrides)
+    if given.names:
+        raise LauncherError(f"recipe ls takes no more words, given {' '.join(given.names)!r}.")
+    print(*_shipped_lines(), sep="\n")
+    return 0
 
 
 def _shipped_lines() -> Iterator[str]:

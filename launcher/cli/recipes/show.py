@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.base.redaction import escaped, hide_secrets, without_secrets
-from launcher.cli.arguments import split_words
 from launcher.config.compose import draft
 from launcher.config.load import load
 from launcher.config.save import scalar_text
@@ -16,14 +15,13 @@ from launcher.typed.read import Source
 _MAX_WIDTH = 56
 
 
-def show(words: Sequence[str]) -> int:
+def show(recipe: str, overrides: Sequence[str]) -> int:
     """Shows a recipe under overrides; returns the exit code.
 
     Raises:
         LauncherError: for a recipe with faults, after it is shown.
     """
-    given = split_words(words, {})
-    composed = draft(given.recipe, given.overrides)
+    composed = draft(recipe, overrides)
     print(escaped(f"# {composed.recipe_path}"))
     for note in composed.notes:
         print(escaped(f"note: {note}"), file=sys.stderr)

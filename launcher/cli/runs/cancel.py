@@ -9,16 +9,15 @@ from launcher.app.lookup import one_run, sweep_at
 from launcher.app.output import shown
 from launcher.app.sweep.store import read_sweep
 from launcher.base.units import counted
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.runs.state import current_state
 
 HELP = """\
-trireme cancel RUN|SWEEP
-
 Ends all ranks of a run and takes it out of the queue; of a sweep those of every point that has not ended.
 On this machine they save first, as on Ctrl-C.
 The exit code is 0 when it has ended.
-
+"""
+EXAMPLES = """\
   trireme cancel runs/quickstart-20250102-030405
   trireme cancel runs/quickstart-sweep-20250102-030405
 """
@@ -30,7 +29,7 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when there is no such run, or it cannot be ended from here.
     """
-    rest, _ = split_flags(words, {})
+    rest = parse("cancel", words).names
     sweep = sweep_at(rest[0]) if len(rest) == 1 else None
     if sweep is None:
         directories = [one_run(rest, "cancel")]

@@ -7,16 +7,15 @@ import sys
 
 from launcher.app.lookup import find_run
 from launcher.base.errors import LauncherError
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.runs.store import absolute
 
 HELP = """\
-trireme export RUN FOLDER
-
 Writes the weights of a run's newest checkpoint, with their sizes, as Hugging Face's transformers library
 reads them: config.json and model.safetensors, or several such files where the model is large. For the
 families gpt (as GPT-2) and llama. FOLDER must be new.
-
+"""
+EXAMPLES = """\
   trireme export runs/quickstart-20250102-030405 my-model
   trireme run quickstart train.init_from=my-model      trains on from these weights
 """
@@ -29,7 +28,7 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when there is no such run, or the folder is there already.
     """
-    rest, _ = split_flags(words, {})
+    rest = parse("export", words).names
     if len(rest) != 2:
         given = f"given {' '.join(rest)}" if rest else "none given"
         raise LauncherError(f"trireme export takes a run directory and a folder to write, {given}.")

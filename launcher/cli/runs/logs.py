@@ -13,20 +13,16 @@ from pathlib import Path
 from launcher.app.lookup import one_run
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.contract.job import EXECUTOR_LOG
 from launcher.runs.state import current_state
 from launcher.runs.store import ACTIVE, RunDirectory, read_json
 
 HELP = """\
-trireme logs [-f] RUN [--rank N]
-
 Prints the output of a run: what started its ranks, then what each rank printed, or with --rank only that
 of one rank. Of many ranks the first 16 are printed.
-
-  -f, --follow  go on printing until the run has ended
-  --rank N      the output of rank N
-
+"""
+EXAMPLES = """\
   trireme logs -f runs/quickstart-20250102-030405
   trireme logs runs/quickstart-20250102-030405 --rank 3
 """
@@ -65,13 +61,11 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when there is no such run, rank or output.
     """
-    rest, flags = split_flags(
-        ["--follow" if word == "-f" else word for word in words], {"follow": False, "rank": True}
-    )
-    directory = one_run(rest, "logs")
-    rank = _rank(str(flags["rank"]), directory) if flags["rank"] else None
+    given = parse("logs", words)
+    directory = one_run(given.names, "logs")
+    rank = _rank(given.rank, directory) if given.rank else None
     sources: dict[Path, _Source] = {}
-    if flags["follow"]:
+    if given.follow:
         _follow(directory, rank, sources)
         return 0
     if not any(path.is_file() for path, _ in _files(directory, rank)):

@@ -10,23 +10,18 @@ from launcher.app.baseline import unfinished_baseline
 from launcher.app.lookup import DEFAULT_ROOT
 from launcher.app.output import text_width
 from launcher.base.errors import LauncherError
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.report.speedup import compare, to_json
 from launcher.report.tables import report_text
 
 HELP = """\
 Shows the speedup of finished runs, and where every missing device went.
 
-  trireme report RUN... [--base RUN] [--json]
-
 RUN is a run directory, or its name below runs/. Runs of one layout are repeats of each other: the
 median is shown, with the smallest and the largest. Without --base each run is compared with the
 baseline that it was started with.
-
-  --base RUN   the run to compare with, normally on one device
-  --json       the same for programs
-
-Examples:
+"""
+EXAMPLES = """\
   trireme report runs/quickstart
   trireme report runs/quickstart --base runs/quickstart-baseline
   trireme report runs/a runs/b runs/c --base runs/one --json
@@ -40,16 +35,16 @@ def run(words: Sequence[str]) -> int:
     Raises:
         LauncherError: no run given, or runs that cannot be read or compared.
     """
-    names, flags = split_flags(words, {"base": True, "json": False})
-    if not names:
+    given = parse("report", words)
+    if not given.names:
         raise LauncherError("report: no run given. Give at least one run directory: trireme report RUN...")
-    base = _found(str(flags["base"])) if flags["base"] else None
-    paths = [_found(name) for name in names]
-    for name, path in zip(names, paths, strict=True) if base is None else ():
+    base = _found(given.base) if given.base else None
+    paths = [_found(name) for name in given.names]
+    for name, path in zip(given.names, paths, strict=True) if base is None else ():
         if problem := unfinished_baseline(path):
             raise LauncherError(f"{name}: {problem}")
     report = compare(paths, base)
-    if flags["json"]:
+    if given.json:
         print(to_json(report))
     else:
         print(report_text(report, width=max(_MIN_WIDTH, text_width())), end="")

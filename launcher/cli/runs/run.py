@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from launcher.cli.arguments import request, split_words
+from launcher.cli.arguments import parse, request
 
 HELP = """\
-trireme run [RECIPE] [key=value ...] [--resume | --overwrite] [--no-baseline]
-
 Plans the recipe, starts its ranks on this machine, shows the training live, and ends with the
 speedup against one device. Everything is kept in the run directory: run.dir, or a new one under
 run.root. Ctrl-C ends all ranks; with train.checkpoint_interval they save first, which is waited for
 at most executor.save_wait_s, and a second Ctrl-C ends them at once. SIGTERM and SIGUSR1 do the same.
 
-  --resume       go on from the newest checkpoint in run.dir
-  --overwrite    move an existing run.dir aside to <run.dir>.<time>, then start anew
-  --no-baseline  do not look for the run on one device, and do not make it
-
 The exit code is 0 when every rank succeeded, 1 when one failed, 2 when nothing could be started,
 and 130 after Ctrl-C.
-
+"""
+EXAMPLES = """\
   trireme run quickstart
   trireme run quickstart parallel.pp=1 parallel.dp=2
   trireme run quickstart run.dir=runs/mine train.checkpoint_interval=20
@@ -32,7 +27,7 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when nothing could be started.
     """
-    given = split_words(words, {"resume": False, "overwrite": False, "no-baseline": False})
+    given = parse("run", words)
     from launcher.app.launch import launch  # imports hydra, which the help does not need
 
     return launch(request(given)).exit_code

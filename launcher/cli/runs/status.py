@@ -14,21 +14,17 @@ from launcher.app.sweep.store import stored_sweeps
 from launcher.base.columns import columns
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
-from launcher.cli.arguments import split_flags
+from launcher.cli.arguments import parse
 from launcher.contract.job import JobState, Phase
 from launcher.runs.failure import failure_line
 from launcher.runs.state import current_states
 from launcher.runs.store import RunDirectory, read_json
 
 HELP = """\
-trireme status [RUN ...] [--root DIR] [--all]
-
 Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
 ended first, then the newest that have. RUN is a run directory, or its name below runs/.
-
-  --root DIR  look for runs here instead of in runs/
-  --all       show every run: of those that run not only 20, of those that wait or have ended not only 10
-
+"""
+EXAMPLES = """\
   trireme status
   trireme status runs/quickstart-20250102-030405
 """
@@ -54,17 +50,17 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: for a run that is not there, or a scheduler that gives no answer.
     """
-    rest, flags = split_flags(words, {"root": True, "all": False})
-    root = str(flags["root"] or DEFAULT_ROOT)
-    directories = [find_run(word, root) for word in rest] or all_runs(root)
-    sweeps = [] if rest else [path.name for path in stored_sweeps(root)]
+    given = parse("status", words)
+    root = given.root or DEFAULT_ROOT
+    directories = [find_run(word, root) for word in given.names] or all_runs(root)
+    sweeps = [] if given.names else [path.name for path in stored_sweeps(root)]
     if not directories and not sweeps:
         print(f"no runs in {root}")
         return 0
     states = current_states(directories)
     rows = [_row(directory, state) for directory, state in zip(directories, states, strict=True)]
     if rows:
-        print("\n".join(table(rows, is_whole=bool(rest) or bool(flags["all"]))))
+        print("\n".join(table(rows, is_whole=bool(given.names) or given.all)))
     if sweeps:
         where = f", the newest {sweeps[-1]}" if len(sweeps) > 1 else f", {sweeps[0]}"
         print(f"{counted(len(sweeps), 'sweep')}{where}: trireme sweep status")

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from launcher.cli.arguments import request, split_words
+from launcher.cli.arguments import parse, request
 
 HELP = """\
-trireme submit [RECIPE] [key=value ...] [--dry-run] [--resume | --overwrite] [--no-baseline]
-               [--untracked GLOB,...] [--require-clean]
-
 Plans the recipe and submits it as one job to Slurm, or to the scheduler that executor= names. What
 belongs to the cluster is given by site=. The job runs a copy of the code that is made now, in the
 run directory: later changes do not reach it. The training on one device that the run is measured
 against is found among the stored runs, or submitted as a job of its own.
 
-  --dry-run         print the job script, byte for byte, and submit nothing; needs no Slurm
-  --resume          go on from the newest checkpoint in run.dir
-  --overwrite       move an existing run.dir aside to <run.dir>.<time>, then start anew
-  --no-baseline     do not look for the run on one device, and do not submit it
-  --require-clean   refuse code that differs from its commit
-  --untracked GLOB  copy these files too, which git does not track; untracked Python files always are
-
 The exit code is 0 when the job was submitted, and 2 when not.
-
+"""
+EXAMPLES = """\
   trireme submit quickstart site=box cluster.devices_per_node=2
   trireme submit quickstart site=box cluster.devices_per_node=2 --dry-run
   trireme submit llama3_8b_tp4_dp2_8xh100 site=none site.account=physics site.time_limit=12:00:00
 """
-_FLAGS = {
-    "dry-run": False,
-    "resume": False,
-    "overwrite": False,
-    "no-baseline": False,
-    "require-clean": False,
-    "untracked": True,
-}
 
 
 def run(words: list[str]) -> int:
@@ -42,7 +25,7 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when it cannot be submitted.
     """
-    given = split_words(words, _FLAGS)
+    given = parse("submit", words)
     from launcher.app.launch import submit  # imports hydra, which the help does not need
 
     submit(request(given))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 
-from launcher.base.errors import LauncherError, nearest
+from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.cli.arguments import Words, request, split_flags, split_words
+from launcher.cli.arguments import parse, request
 
 HELP = """\
-trireme sweep plan|run RECIPE key=A,B ... [key=value ...] [--flags]
-trireme sweep status|retry|best [SWEEP] [--flags]
-
 Runs a recipe with every combination of some values: key=A,B,C or key=range(FROM,TO,STEP), as many such
 words as there are settings to vary. A group of files is varied like a setting: model=tiny,gpt2_124m.
 A recipe may hold the values itself (sweep: {key: "A,B"}).
@@ -26,33 +24,18 @@ A recipe may hold the values itself (sweep: {key: "A,B"}).
 SWEEP is the sweep's directory, its name below runs/, or a recipe for its newest sweep; without it the
 newest of all. Each point has a directory of its own in it.
 
-  --no-baseline     run, retry: do not look for the run on one device, and do not make it
-  --dry-run         run: on Slurm print what would be submitted, here what would run; start nothing
-  --at-once N       run, retry: on Slurm let at most N points run at a time
-  --require-clean   run: on Slurm refuse code that differs from its commit
-  --untracked GLOB  run: on Slurm copy these files too, which git does not track
-  --by loss         best: that of the lowest loss in the end, not the fastest
-
 The exit code is 0 when every point that can run succeeded (or was submitted), 1 when one failed, 2 when
 there is none that can run, and 130 after Ctrl-C.
-
+"""
+EXAMPLES = """\
   trireme sweep plan quickstart parallel.pp=1,2,4 parallel.schedule=gpipe,1f1b
   trireme sweep run quickstart parallel.pp=1,2 train.num_steps=30
   trireme sweep run quickstart site=box cluster.nodes=1,2 cluster.devices_per_node=2 parallel.dp=auto \\
       cluster.allow_idle_devices=false
   trireme sweep status
 """
-_RUN_FLAGS = {"no-baseline": False, "at-once": True}
-_ACTIONS: dict[str, dict[str, bool]] = {
-    "plan": {},
-    "run": {**_RUN_FLAGS, "dry-run": False, "require-clean": False, "untracked": True},
-    "status": {},
-    "retry": _RUN_FLAGS,
-    "best": {"by": True},
-}
-"""Every action with its flags."""
 _OF_RECIPES = ("plan", "run")
-"""Those that are about a recipe and not about a sweep that is there."""
+"""The actions that are about a recipe and not about a sweep that is there."""
 _WAYS = ("speed", "loss")
 
 
@@ -62,22 +45,15 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: for another word, or when there is nothing that can run.
     """
-    action, *rest = words or [""]
-    if action not in _ACTIONS:
-        near = nearest(action, _ACTIONS)
-        hint = f" Did you mean {near}?" if near else ""
-        raise LauncherError(f"{f'sweep {action}'.strip()}: known are {', '.join(_ACTIONS)}.{hint}")
-    if action in _OF_RECIPES:
-        given = split_words(rest, _ACTIONS[action])
-        return _plan(given) if action == "plan" else _run(given)
-    names, flags = split_flags(rest, _ACTIONS[action])
-    if len(names) > 1:
-        raise LauncherError(f"sweep {action} takes one sweep, given {' '.join(names)}.")
-    given = Words(recipe=names[0] if names else "", overrides=(), flags=flags)
-    return {"status": _status, "retry": _retry, "best": _best}[action](given)
+    given = parse("sweep", words)
+    if given.action not in _OF_RECIPES and len(given.names) > 1:
+        raise LauncherError(f"sweep {given.action} takes one sweep, given {' '.join(given.names)}.")
+    given.sweep = given.names[0] if given.names else ""
+    actions = {"plan": _plan, "run": _run, "status": _status, "retry": _retry, "best": _best}
+    return actions[given.action](given)
 
 
-def _plan(given: Words) -> int:
+def _plan(given: Namespace) -> int:
     """Shows every point, predicted or refused; starts nothing."""
     from launcher.app.sweep.planning import plan_sweep  # imports hydra, which the other actions do not need
     from launcher.app.sweep.run import NONE_CAN_RUN
@@ -90,42 +66,42 @@ def _plan(given: Words) -> int:
     return 0 if planned.points else NONE_CAN_RUN
 
 
-def _run(given: Words) -> int:
+def _run(given: Namespace) -> int:
     """Starts every point that can run."""
     from launcher.app.sweep.run import run_sweep
 
     return run_sweep(request(given)).exit_code
 
 
-def _status(given: Words) -> int:
+def _status(given: Namespace) -> int:
     """Shows the states of the points, and what they measured."""
     from launcher.app.output import TERMINAL, shown
     from launcher.app.sweep.store import find_sweep
     from launcher.app.sweep.summary import say_results
 
-    sweep = find_sweep(given.recipe)
+    sweep = find_sweep(given.sweep)
     print(f"{shown(sweep.path)}: {counted(len(sweep.points), 'point')} of {sweep.recipe}\n")
     say_results(sweep, TERMINAL)
     return 0
 
 
-def _retry(given: Words) -> int:
+def _retry(given: Namespace) -> int:
     """Runs the points again that failed, or did not start."""
     from launcher.app.sweep.run import retry_sweep
     from launcher.app.sweep.store import find_sweep
 
-    return retry_sweep(find_sweep(given.recipe), request(given)).exit_code
+    return retry_sweep(find_sweep(given.sweep), request(given)).exit_code
 
 
-def _best(given: Words) -> int:
+def _best(given: Namespace) -> int:
     """Shows the point to go on with, and the command that runs it."""
     from launcher.app.sweep.store import find_sweep
     from launcher.app.sweep.tables import best, command, results, with_results
 
-    by = str(given.flags["by"] or "speed")
+    by = given.by or "speed"
     if by not in _WAYS:
         raise LauncherError(f"--by={by}: known are {' and '.join(_WAYS)}.")
-    sweep = find_sweep(given.recipe)
+    sweep = find_sweep(given.sweep)
     points = with_results(sweep)
     chosen = best(points, by)
     print("\n".join(results([chosen])))
