@@ -1,6 +1,6 @@
 """How close our executor, torch's and DeepSpeed's come to the ideal of a schedule, side by side in one run.
 
-    python tests/bench/pipeline_executor.py [--ranks 4] [--microbatches 8] [--repeats 7]
+    python -m tests.bench.pipeline_executor [--ranks 4] [--microbatches 8] [--repeats 7]
 
 Each rank's stage sleeps 25 ms in a forward and 50 ms in a backward (over all its chunks) and passes
 on [1, 256, 256] fp32. The ideal of a step is the simulated makespan of the schedule with the time that
@@ -21,11 +21,9 @@ import itertools
 import logging
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
 import deepspeed
@@ -33,10 +31,13 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
-_ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
-from ranks import run_ranks
-from sleeping_stages import (
+from launcher.base.registry import load
+from launcher.contract.actions import PipelineShape
+from launcher.runtime.model.split_backward import SplitBackward
+from launcher.schedule.passes import lower
+from launcher.schedule.simulate import replay
+from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
+from tests.bench.sleeping_stages import (
     CPU,
     MESSAGE,
     Costs,
@@ -46,13 +47,7 @@ from sleeping_stages import (
     SleepTimes,
     transport,
 )
-
-from launcher.base.registry import load
-from launcher.contract.actions import PipelineShape
-from launcher.runtime.model.split_backward import SplitBackward
-from launcher.schedule.passes import lower
-from launcher.schedule.simulate import replay
-from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
+from tests.helpers.ranks import run_ranks
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
 
 from launcher.base.errors import JobError
 from launcher.contract.plan import Plan
@@ -27,6 +25,8 @@ from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.native_update import NativeUpdate
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import RankError, run_ranks
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 NUM_STEPS, INTERVAL, NUM_KILLS = 24, 3, 5

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import run_ranks
 
 from launcher.base.errors import JobError
 from launcher.contract.plan import Plan
@@ -21,6 +19,8 @@ from launcher.runtime.checkpoint.shard import save_shard, sha256_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import run_ranks
 
 HALF, STEPS = 2, 4
 

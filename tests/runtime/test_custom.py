@@ -8,13 +8,11 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from factories import make_config, make_context, make_plan
 from torch import Tensor, nn
 
 from launcher.base.errors import ConfigError
@@ -25,15 +23,12 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model import measure_shape as describe
 from launcher.runtime.model.build import build_chunks
 from launcher.typed.read import Reading, plain, read
+from tests.helpers.contexts import make_config, make_context, make_plan
+
+pytestmark = pytest.mark.usefixtures("user_models")
 
 CNN = {"family": "custom", "target": "digits_cnn:build", "options": {"channels": 4}}
 DIGITS = {"target": "digits_cnn:Digits"}
-
-
-@pytest.fixture(autouse=True)
-def user_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn ships the digits")
-    monkeypatch.syspath_prepend(Path(__file__).parent / "user_models")
 
 
 def cnn(**sections: Any) -> LaunchConfig:

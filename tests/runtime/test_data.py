@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from factories import make_config, make_context, make_plan
 from torch import Tensor
 
 from launcher.base.errors import ConfigError
@@ -16,6 +15,7 @@ from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.data.samples import SampleOrder, TokenWindows
 from launcher.runtime.data.tokens import open_tokens
 from launcher.runtime.process import process_rank as place
+from tests.helpers.contexts import make_config, make_context, make_plan
 
 SEQ = 6
 NUM_WINDOWS = 40

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train
-from ranks import RankError, run_ranks
 from torch import Tensor
 
 from launcher.contract.plan import Plan
@@ -22,6 +20,8 @@ from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
+from tests.helpers.equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train
+from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"family": "gpt"}
 LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -24,6 +22,8 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.pretrained import Pretrained
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, _begin
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import RankError, run_ranks
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt", "num_layers": 2},

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, assert_equal, job, reference, train
-from ranks import RankError, run_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +23,8 @@ from launcher.runtime.model.compile import layer_calls
 from launcher.runtime.process.process_rank import prepare_compiler
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, assert_equal, job, reference, train
+from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"num_layers": 2}
 GROUPED = GPT | {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
@@ -181,10 +181,8 @@ def scores_loss(output: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, targets, reduction="sum")
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("compiler", "user_models")
 def test_a_users_layers_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn ships the digits")
-    monkeypatch.syspath_prepend(Path(__file__).parent / "user_models")
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Tanh=Tanh))
     layer = LayerShape(
         name="linear",

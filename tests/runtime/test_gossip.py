@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from equality import Sabotage, _assemble, _weights, job
-from ranks import RankError, run_ranks
 from torch import Tensor
 
 from launcher.contract.plan import Plan
@@ -19,6 +17,8 @@ from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.optimizer import learning_rate
+from tests.helpers.equality import Sabotage, _assemble, _weights, job
+from tests.helpers.ranks import RankError, run_ranks
 
 CPU = torch.device("cpu")
 NUM_STEPS = 4

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from equality import CPU, job
-from ranks import RankError, run_ranks
-from servers import servers_job
 
 from launcher.base.registry import resolve
 from launcher.contract.plan import Plan
@@ -26,6 +23,9 @@ from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
 from launcher_plugins.architectures.parameter_server.runtime import server as parameter_server_serve_runtime
 from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.servers import servers_job
 
 TIMEOUT_S = 2.5
 START_TIMEOUT_S = 20.0

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from equality import Sabotage, assert_equal, job, reference, train
-from ranks import RankError, run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher_plugins.architectures.decentralized.runtime import HierarchicalSum
+from tests.helpers.equality import Sabotage, assert_equal, job, reference, train
+from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"family": "gpt"}
 TWO_BY_TWO = {"nodes": 2, "devices_per_node": 2}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from factories import CPU, make_config, make_context, make_plan
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -18,6 +17,7 @@ from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.blocks import Block, Norm, Rotary, Sizes
 from launcher.runtime.model.build import build_chunks
+from tests.helpers.contexts import CPU, make_config, make_context, make_plan
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {"family": "gpt"},

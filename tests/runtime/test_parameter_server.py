@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from equality import assert_equal, reference
-from ranks import RankError
-from servers import Work, serve_and_train, servers_job
 
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.train.loop import Trainer
 from launcher_plugins.architectures.parameter_server.runtime.rules import Desk
+from tests.helpers.equality import assert_equal, reference
+from tests.helpers.ranks import RankError
+from tests.helpers.servers import Work, serve_and_train, servers_job
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "two workers, one server": {"model": {"dropout": 0.1}},

@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from servers import Served, serve_and_train
 
 from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.plan.build import build
 from launcher_plugins.architectures.parameter_server.runtime.rules import Apart
+from tests.helpers.servers import Served, serve_and_train
 
 STEPS = 40
 WORDS = (

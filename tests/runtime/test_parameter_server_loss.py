@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
-from server_simulation import Simulation
-from servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job
 from test_checkpoint import MODEL, first_half, losses_of, second_half, uninterrupted
 
 from launcher.base.registry import resolve
@@ -26,6 +22,10 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, train
 from launcher_plugins.architectures.parameter_server.runtime.server import Server
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.server_simulation import Simulation
+from tests.helpers.servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job
 
 STEPS = 4
 SOON_S = 15.0

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, run_ranks
 from torch import Tensor, nn
 
 from launcher.base.registry import load
@@ -20,6 +19,7 @@ from launcher.runtime.process.groups import Group
 from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
 from launcher.schedule.passes import lower
 from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
+from tests.helpers.ranks import RankError, run_ranks
 
 CPU = torch.device("cpu")
 SIZE = (1, 4)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, Trained, job, train
-from ranks import RankError, run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context, set_tf32
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, Trained, job, train
+from tests.helpers.ranks import RankError, run_ranks
 
 BF16 = {"name": "bf16", "compute": "bf16"}
 FP16 = {"name": "fp16", "compute": "fp16"}

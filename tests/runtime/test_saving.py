@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
 
 from launcher.base.errors import JobError
 from launcher.contract.plan import Plan
@@ -22,6 +20,8 @@ from launcher.runtime.checkpoint.saving import HostCopy
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import RankError, run_ranks
 
 NUM_STEPS, INTERVAL = 6, 2
 Arrange = Callable[[int], None]

@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from equality import Trained, assert_equal, train
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,6 +21,7 @@ from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.model.slow_device import Points, SlowLinear, build
 from launcher.runtime.model.split_backward import SplitBackward
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import Trained, assert_equal, train
 
 WORDS = ("~sweep", "model.options.flops_per_s=1e12", "model.options.num_layers=4", "data.prefetch_batches=0")
 

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from factories import WHOLE
-from ranks import run_ranks
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,6 +15,9 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.split_backward import SplitBackward
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.contexts import WHOLE
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import run_ranks
 
 NUM_MICROBATCHES = 8
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from equality import CPU, job
-from ranks import run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.metrics.read import read_run
@@ -21,6 +19,8 @@ from launcher.runtime.process.rank import make_context
 from launcher.runtime.process.stop import StopRequest
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import run_ranks
 
 NUM_STEPS = 6
 Signals = Mapping[int, Mapping[int, signal.Signals]]

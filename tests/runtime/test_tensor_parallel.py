@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch._dynamo  # recomputation imports it at its first use: here, once for all forked ranks
 import torch.distributed as dist
-from factories import make_config, make_context, make_plan
-from ranks import run_ranks
 from torch import Tensor
 
 from launcher.contract.actions import PipelineShape
@@ -24,6 +22,8 @@ from launcher.runtime.model.build import build_chunks
 from launcher_plugins.parallel.tensor.plan import TensorParallel
 from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
 from launcher_plugins.parallel.tensor.runtime.layers import apply
+from tests.helpers.contexts import make_config, make_context, make_plan
+from tests.helpers.ranks import run_ranks
 
 GPT = {"family": "gpt"}
 LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False, "ffn_size": 40}

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
-from ranks import RankError, run_ranks
 from torch import Tensor, nn
 
 from launcher.contract.plan import LayerShape, ModelShape, Plan
@@ -32,6 +30,8 @@ from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
 from launcher_plugins.parallel.zero.runtime.engine import check_alike
 from launcher_plugins.parallel.zero.runtime.state import num_good_steps, set_num_good_steps
 from launcher_plugins.parallel.zero.runtime.update import Zero1Update
+from tests.helpers.equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
+from tests.helpers.ranks import RankError, run_ranks
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 GPT = {"num_layers": 2}

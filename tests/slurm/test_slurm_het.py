@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.slurm.harness import SAVES, saving_rank, wait_until
+from tests.helpers.slurm_cluster import SAVES, saving_rank, wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 SERVERS = (

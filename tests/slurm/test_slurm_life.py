@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.slurm.harness import REPOSITORY, SAVES, TWO_BY_TWO, job_of, saving_rank, wait_until
+from tests.helpers.slurm_cluster import REPOSITORY, SAVES, TWO_BY_TWO, job_of, saving_rank, wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 

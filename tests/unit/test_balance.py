@@ -13,7 +13,7 @@ from launcher.plan.build import build, job_shape
 from launcher.plan.layout.balance import balanced_split, layer_costs, stage_sums
 from launcher.plan.layout.partition import split_layers
 from launcher.plan.plugins import choose
-from tests.unit.plan_jobs import GPT2, LLAMA3_8B, MIXED, launch_config
+from tests.helpers.configs import GPT2, LLAMA3_8B, MIXED, launch_config
 
 
 def least_possible(costs, num_stages):

@@ -19,7 +19,7 @@ from launcher.bench.model import (
 )
 from launcher.contract.bench import OPERATIONS
 from launcher.plan.cost.traffic import num_steps, sent_bytes
-from tests.unit.bench_results import BANDWIDTH, LATENCY_S, SIZES, measurement, result
+from tests.helpers.bench_results import BANDWIDTH, LATENCY_S, SIZES, measurement, result
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from launcher.plan.build import build
 from launcher.plan.plugins import plugin_errors
 from launcher_plugins.executors.torchrun import Torchrun
 from launcher_plugins.schedules.gpipe import GPipe
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
 
 LAYOUTS = [
     (dp, tp, pp) for dp, tp, pp in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)) if dp * tp * pp in (1, 2, 4, 8)

@@ -16,7 +16,7 @@ from launcher.plan.build import build, job_shape
 from launcher.plan.cost.memory import kept_bytes
 from launcher.plan.text import plan_text
 from launcher.runs.fingerprint import identity
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
 
 COMPILED = {"fusion": FusionConfig(compile="block"), "report": ReportConfig(baseline="none", warmup_steps=1)}
 CPU = {"kind": "cpu"}

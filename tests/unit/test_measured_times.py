@@ -20,8 +20,8 @@ from launcher.plan.layout.balance import balanced_split, layer_costs
 from launcher.plan.plugins import choose
 from launcher.runs.fingerprint import identity
 from launcher.typed.read import plain
-from tests.unit.fake_runs import FakeRun, write_records
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
+from tests.helpers.fake_runs import FakeRun, write_records
 
 MODEL = {"num_layers": 8, "hidden_size": 128, "vocab_size": 512, "tied_embeddings": False}
 RUN = "runs/even"

@@ -10,7 +10,7 @@ from launcher.base.units import format_bytes
 from launcher.contract.config import PrecisionConfig, TrainConfig
 from launcher.plan.build import build, job_shape
 from launcher.plan.cost.memory import kept_bytes, optimizer_bytes, part_bytes
-from tests.unit.plan_jobs import FP32, LLAMA3_8B, MIXED, launch_config
+from tests.helpers.configs import FP32, LLAMA3_8B, MIXED, launch_config
 
 S, H, HEADS, FFN, VOCAB, LAYERS = 32, 64, 4, 256, 256, 4
 BF16_ALONE = PrecisionConfig(name="bf16", compute="bf16", gradients="bf16", master_weights=False)

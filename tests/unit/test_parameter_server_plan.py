@@ -14,7 +14,7 @@ from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.text import plan_text
 from launcher_plugins.architectures.parameter_server.cost import Exchange
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
 
 LINK = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
 

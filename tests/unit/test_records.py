@@ -12,7 +12,7 @@ from launcher.contract.records import (
 )
 from launcher.metrics.read import step_problem
 from launcher.typed.read import Reading, plain, read
-from tests.unit.fake_runs import FakeRun
+from tests.helpers.fake_runs import FakeRun
 
 
 def test_header_survives_being_written_and_read():

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.contract.job import GroupRequest
 from launcher_plugins.executors.slurm.executor import Slurm
-from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO
+from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO
 
 REQUESTED = GroupRequest(
     name="mine-sweep",

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.base.errors import PlanError
 from launcher_plugins.executors.slurm.executor import Slurm
-from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
+from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 
 SAVES = ("train.checkpoint_interval=20",)
 CHAIN = ("executor.continuation=chain", "executor.max_starts=3")

@@ -7,7 +7,7 @@ import pytest
 from launcher.base.errors import ConfigError, LauncherError
 from launcher.contract.mesh import Mesh
 from launcher.report.speedup import compare, to_json
-from tests.unit.fake_runs import CUDA, FakeRun
+from tests.helpers.fake_runs import CUDA, FakeRun
 
 BASE = FakeRun(kinds_ms={0: {"compute": 90, "replicated": 10}})
 DP2 = Mesh(pp=1, dp=2, tp=1)

@@ -7,7 +7,7 @@ from launcher.contract.mesh import AXES, Mesh
 from launcher.contract.records import REPORT_KINDS
 from launcher.metrics.blocked_time import groups, split_step
 from launcher.metrics.read import RunRecords, read_run
-from tests.unit.fake_runs import MS, FakeRun
+from tests.helpers.fake_runs import MS, FakeRun
 
 
 def records_of(run: FakeRun) -> RunRecords:

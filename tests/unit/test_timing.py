@@ -6,7 +6,7 @@ import pytest
 
 from launcher.plan.build import build, job_shape
 from launcher.plan.cost.memory import again_bytes, part_bytes
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
 
 RATE = 1e12 * 0.5
 """Attainable FLOP/s of the test device."""

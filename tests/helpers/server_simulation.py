@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import factories
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.train.gradients import GradientBuckets
 from launcher.runtime.train.optimizer import learning_rate
+from tests.helpers.contexts import make_context
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Simulation:
         """``lost``: workers that were gone, and the steps they had done."""
         self.lost = lost or {}
         self.plan, self.options = plan, plan.config.architecture.options
-        contexts = [factories.make_context(plan, worker) for worker in range(plan.mesh.dp)]
+        contexts = [make_context(plan, worker) for worker in range(plan.mesh.dp)]
         (self.model,) = build_chunks(contexts[0])
         self.batches = [loader.steps(0) for loader in map(Loader, contexts)]
         buckets = GradientBuckets(

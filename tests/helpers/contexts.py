@@ -16,7 +16,7 @@ from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.layers import WholeLayers
 from launcher.runtime.model.split_backward import SplitBackward
 from launcher.runtime.process.groups import Group, Groups, make_groups
-from tests.unit.plan_jobs import launch_config, with_settings
+from tests.helpers.configs import launch_config, with_settings
 
 CPU = torch.device("cpu")
 WHOLE = SplitBackward(is_enabled=False)

@@ -14,7 +14,7 @@ from launcher.contract.mesh import Mesh
 from launcher.contract.plan import BatchPlan, MemoryPlan, Plan, RolePlan, SchedulePlan
 from launcher.contract.records import EvalRecord, Header, MemoryRecord, StepRecord
 from launcher.typed.read import plain
-from tests.unit.plan_jobs import launch_config, with_settings
+from tests.helpers.configs import launch_config, with_settings
 
 CUDA = {"device": {"kind": "cuda"}}
 """For ``config``: a device that is allocated whether a rank uses it or not."""

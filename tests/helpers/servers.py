@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from equality import CPU, NUM_STEPS, Trained, job
-from ranks import run_ranks
 from torch import Tensor
 
 from launcher.base.registry import resolve
@@ -21,6 +19,8 @@ from launcher.runtime.checkpoint.store import Checkpoint, folder_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, restore
+from tests.helpers.equality import CPU, NUM_STEPS, Trained, job
+from tests.helpers.ranks import run_ranks
 
 Work = Callable[[Trainer, Loader, int], Any]
 """What a worker does between two steps, or instead of them; gets the step."""

@@ -11,8 +11,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from factories import make_config
-from ranks import TIMEOUT_S, run_ranks
 from torch import Tensor, nn
 
 from launcher.contract.plan import Plan
@@ -24,6 +22,8 @@ from launcher.runtime.checkpoint.fragments import MOMENTS
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.contexts import make_config
+from tests.helpers.ranks import TIMEOUT_S, run_ranks
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
