@@ -40,12 +40,12 @@ def planned(*, keep: int = 9, is_async: bool = True, **layout: Any) -> Plan:
     return job(model={"num_layers": 2}, parallel=layout, train=train)
 
 
-def trained(rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None) -> None:
+def trained(rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None, resume: bool = False) -> None:
     """The whole run, as a rank makes it."""
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
     if arrange is not None:
         arrange(rank)
-    loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=(run_dir / "checkpoints").exists())
+    loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=resume)
     torch.distributed.barrier()
 
 
@@ -55,27 +55,39 @@ def saved(run_dir: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def write_late(rank: int) -> None:
-    """Holds every write back until the training is a step on, or has ended."""
-    num_steps, write, step = [0], saving.save_shard, Trainer.step
+def write_late(rank: int, *, holds_training: bool = False) -> None:
+    """Holds every write back until the training is a step on, or has ended. ``holds_training``: it then
+    stands still until that is written."""
+    write, step, changed = saving.save_shard, Trainer.step, threading.Condition()
+    num_steps, num_written = 0, 0
 
     def counting(trainer: Trainer, *args: Any) -> Any:
+        nonlocal num_steps
         done = step(trainer, *args)
-        num_steps[0] += 1
+        with changed:
+            num_steps += 1
+            changed.notify_all()
+            if holds_training:
+                changed.wait_for(lambda: num_written >= (num_steps - 1) // INTERVAL)
         return done
 
     def late(folder: Path, *args: Any) -> int:
-        due, waited = int(folder.stem.removeprefix("step-")) + 1, threading.Event()
-        while num_steps[0] < min(due, NUM_STEPS):
-            assert not waited.wait(0.001), "nobody sets it"
-        return write(folder, *args)
+        nonlocal num_written
+        due = int(folder.stem.removeprefix("step-")) + 1
+        with changed:
+            changed.wait_for(lambda: num_steps >= min(due, NUM_STEPS))
+        size = write(folder, *args)
+        with changed:
+            num_written += 1
+            changed.notify_all()
+        return size
 
     Trainer.step, saving.save_shard = counting, late
 
 
 def take_no_copy(rank: int) -> None:
     HostCopy.take = lambda copy, fragments: list(fragments)
-    write_late(rank)
+    write_late(rank, holds_training=True)  # what changes under the write, the reading back would find
 
 
 @pytest.mark.parametrize("layout", [{"pp": 2}, {"dp": 2}], ids=str)
@@ -189,7 +201,7 @@ def test_a_crash_in_mid_write_leaves_the_earlier_checkpoint_and_no_litter(tmp_pa
         run_ranks(1, trained, planned(keep=1), tmp_path, lambda rank: at_step(4, die_in_mid_write))
     root = tmp_path / "checkpoints"
     assert checkpoint.newest(root) == (2, [])
-    run_ranks(1, trained, planned(keep=2), tmp_path)
+    run_ranks(1, trained, planned(keep=2), tmp_path, None, True)
     assert sorted(path.name for path in root.iterdir()) == ["step-00000004", "step-00000006"]
 
 
