@@ -118,7 +118,7 @@ def _stages(config: LaunchConfig, counts: Sequence[int]) -> list[StagePlan]:
 
 def _default_config() -> LaunchConfig:
     link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "model": {
             "name": "test",
             "num_layers": 2,

@@ -143,7 +143,8 @@ class FakeRun:
 
     def _step(self, rank: int, step: int, start_ns: int) -> StepRecord:
         kinds = {kind: ms * MS for kind, ms in self.kinds_ms[rank].items()}
-        calls = {kind: (kinds[kind],) for kind in ("tp", "dp", "model", "tied") if kind in kinds}
+        calls: dict[str, tuple[int, ...]] = {}
+        calls |= {kind: (kinds[kind],) for kind in ("tp", "dp", "model", "tied") if kind in kinds}
         for kind, times in self.calls_ms.get(rank, {}).items():
             calls[kind] = tuple(ms * MS for ms in times)
             kinds[kind] = sum(calls[kind])
@@ -198,7 +199,7 @@ def write_records(path: Path, rank: int, records: list[dict[str, Any]]) -> None:
 def base_config(run: FakeRun) -> LaunchConfig:
     """Every setting of the fake recipe."""
     link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "model": {"hidden_size": 32, "tied_embeddings": True},
         "data": {"name": "corpus", "source": "package:corpus/*.txt", "prefetch_batches": 2},
         "batch": {"global_size": run.global_size, "seq_length": SEQ_LENGTH},

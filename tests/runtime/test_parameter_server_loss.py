@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_checkpoint import MODEL, first_half, losses_of, second_half, uninterrupted
 
 from launcher.base.registry import resolve
 from launcher.contract.job import STOP_NOTE
@@ -23,6 +22,7 @@ from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, train
 from launcher_plugins.architectures.parameter_server.runtime.server import Server
 from tests.helpers.equality import CPU, job
+from tests.helpers.halves import MODEL, first_half, losses_of, second_half, uninterrupted
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.server_simulation import Simulation
 from tests.helpers.servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job

@@ -40,7 +40,9 @@ def planned(*, keep: int = 9, is_async: bool = True, **layout: Any) -> Plan:
     return job(model={"num_layers": 2}, parallel=layout, train=train)
 
 
-def trained(rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None, resume: bool = False) -> None:
+def trained(
+    rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None, resume: bool = False
+) -> None:
     """The whole run, as a rank makes it."""
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
     if arrange is not None:

@@ -102,7 +102,7 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     rank = tree / "launcher" / "runtime" / "process" / "rank.py"
     rank.write_text(rank.read_text() + "\nprint('the tree as it was')\n")
     slurm.trireme("submit", "quickstart", *TWO_BY_TWO, *SMALL, *data, *hold, "run.dir=run")
-    for module in (tree / "launcher" / "runtime").glob("*.py"):
+    for module in (tree / "launcher" / "runtime").rglob("*.py"):
         module.write_text("raise SystemExit('the broken tree was used')\n")
     run = slurm.folder / "run"
     (base,) = (slurm.folder / "runs").iterdir()
