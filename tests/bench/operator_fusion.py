@@ -24,6 +24,7 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.equality import job
+from tests.helpers.objects import inside
 from tests.helpers.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ class Timed:
         return time.perf_counter() - start
 
     def _time_the_update(self) -> None:
-        optimizer: Any = self.trainer.update._optimizer
+        optimizer: Any = inside(self.trainer.update)._optimizer
         step = optimizer.step
 
         def timed() -> None:

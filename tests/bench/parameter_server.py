@@ -38,6 +38,7 @@ from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
 from launcher_plugins.architectures.parameter_server.runtime.worker import update
 from tests.bench.emulated_links import links, run_behind_links
 from tests.helpers.equality import job
+from tests.helpers.objects import inside, substitute, there
 from tests.helpers.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -114,7 +115,7 @@ def steps_s(rank: int, plan: Plan, work: Work, run_dir: str) -> list[float]:
     if ctx.plan.role.serve:
         serve(ctx, Path(run_dir), resume=False)
         return []
-    worker = update(ctx)
+    worker = inside(update(ctx))
     model = nn.Sequential(*(Sleeper(index, work) for index in range(work.num_layers)))
     worker.prepare([model])
     taken = []
@@ -141,7 +142,7 @@ def steps_s(rank: int, plan: Plan, work: Work, run_dir: str) -> list[float]:
         if work.in_step:
             worker._take(worker._pulled)
         taken.append(time.perf_counter() - start)
-    ctx.replicas.leave(work.num_steps + 2)
+    there(ctx.replicas).leave(work.num_steps + 2)
     return taken[2:]
 
 
@@ -153,7 +154,7 @@ def all_reduces_s(rank: int, work: Work) -> list[float]:
         dist.barrier()
         start = time.perf_counter()
         for handle in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
-            handle.wait()
+            there(handle).wait()
         taken.append(time.perf_counter() - start)
     return taken[2:]
 
@@ -177,7 +178,7 @@ def raw_s(rank: int, num_workers: int, work: Work) -> list[float]:
             waits.append(dist.irecv(back[peer][tag_], peer, tag=tag_))
             waits.append(dist.isend(out[peer][tag_], peer, tag=tag_))
         for handle in waits:
-            handle.wait()
+            there(handle).wait()
         taken.append(time.perf_counter() - start)
     return taken[2:]
 
@@ -204,10 +205,10 @@ def without(owner: Any, *names: str) -> Iterator[None]:
 def without_sums() -> Iterator[None]:
     """Inside, a server sends its parameters as soon as all workers have pushed, and computes nothing."""
     kept = LockStep._sum
-    LockStep._sum = lambda rule, bucket: 0.0
+    substitute(LockStep, "_sum", lambda rule, bucket: 0.0)
     with without(Piece, "update"):
         yield
-    LockStep._sum = kept
+    substitute(LockStep, "_sum", kept)
 
 
 def transport() -> None:

@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
 import deepspeed
@@ -63,7 +64,7 @@ def torchs(schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int
     rank, p, v, m = dist.get_rank(), shape.num_pp_ranks, shape.num_chunks, shape.num_microbatches
     times, whole = SleepTimes(), SplitBackward(is_enabled=False)
     each = Costs(costs.forward_s / v, costs.input_s / v, costs.weight_s / v)
-    stages = [
+    stages: list[Any] = [
         pipelining.PipelineStage(
             SleepingStage(each, times, whole), stage, p * v, CPU, input_args=(torch.zeros(message),)
         )
@@ -77,7 +78,7 @@ def torchs(schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int
     )
     inputs = torch.zeros((m, *message[1:]), requires_grad=True)
     arguments = (inputs,) if rank == 0 else ()
-    targets = {"target": torch.zeros(m)} if rank == p - 1 else {}
+    targets: dict[str, Any] = {"target": torch.zeros(m)} if rank == p - 1 else {}
 
     def step() -> Measured:
         times.spans.clear()
@@ -199,7 +200,11 @@ class _Done:
 @contextlib.contextmanager
 def no_messages() -> Iterator[None]:
     """Sends, receives and barriers that do nothing: no thread sleeps, what is left is an executor's own."""
-    places = (dist.ProcessGroup, "send"), (dist.ProcessGroup, "recv"), (dist, "barrier")
+    places: list[tuple[Any, str]] = [
+        (dist.ProcessGroup, "send"),
+        (dist.ProcessGroup, "recv"),
+        (dist, "barrier"),
+    ]
     kept = [vars(owner)[name] for owner, name in places]
     for owner, name in places:
         setattr(owner, name, lambda *_, **__: _Done())

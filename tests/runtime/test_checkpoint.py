@@ -28,9 +28,10 @@ from tests.helpers.halves import (
     started,
     uninterrupted,
 )
+from tests.helpers.objects import inside
 from tests.helpers.ranks import run_ranks
 
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the same": ({"dp": 2, "pp": 2}, {"dp": 2, "pp": 2}),
     "one device": ({"tp": 2, "pp": 2}, {}),
     "from one device to interleaved": ({}, {"pp": 2, "num_chunks": 2, "schedule": "interleaved_1f1b"}),
@@ -198,13 +199,13 @@ def test_a_damaged_checkpoint_from_before_a_resume_does_not_push_out_a_good_one(
 def fp16_after_an_overflow(rank: int, plan: Plan, root: Path) -> tuple[float, int]:
     """The loss scale and its counter, restored from a checkpoint made before any update."""
     first, steps = started(rank, plan)
-    first.update._scale.value = 2.0**40
+    inside(first.update)._scale.value = 2.0**40
     assert first.step(0, next(steps)).outcome.skipped
-    first.update._scale.num_good_steps = 5
+    inside(first.update)._scale.num_good_steps = 5
     save(first, root, 1)
     second = Trainer(make_context(plan.rank(rank), CPU))
     restore(second, root)
-    return second.update.loss_scale, second.update._scale.num_good_steps
+    return second.update.loss_scale, inside(second.update)._scale.num_good_steps
 
 
 def test_a_loss_scale_is_restored_even_where_every_step_was_skipped(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
@@ -152,7 +153,7 @@ class OneByOne:
     """The CNN, its layers made when they are asked for, with some other use of the generator between."""
 
     def __init__(self) -> None:
-        from digits_cnn import build as build_whole
+        build_whole = importlib.import_module("digits_cnn").build
 
         def layers():
             torch.randn(3)

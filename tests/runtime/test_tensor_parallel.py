@@ -23,6 +23,7 @@ from launcher_plugins.parallel.tensor.plan import TensorParallel
 from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
 from launcher_plugins.parallel.tensor.runtime.layers import apply
 from tests.helpers.contexts import make_config, make_context, make_plan
+from tests.helpers.objects import inside
 from tests.helpers.ranks import run_ranks
 
 GPT = {"family": "gpt"}
@@ -103,7 +104,7 @@ def forward_backward(rank: int, config: LaunchConfig, skip: int | None = None) -
     Saboteur.skip, Saboteur.num_calls = skip, 0
     if config.parallel.tp > 1:
         apply(ctx)
-        ctx.layers._wire.__class__ = Saboteur
+        inside(ctx.layers)._wire.__class__ = Saboteur
     (chunk,) = build_chunks(ctx)
     loss = chunk(None, make_batch(config.model.vocab_size or 0))
     loss.backward()
@@ -212,7 +213,7 @@ def _messages(rank: int, case: str) -> dict[str, int]:
     config = config_of(case, 2)
     ctx = make_context(make_plan(config), rank)
     apply(ctx)
-    ctx.layers._wire.__class__ = Counting
+    inside(ctx.layers)._wire.__class__ = Counting
     (chunk,) = build_chunks(ctx)
     chunk(None, make_batch(37)).backward()
     return sent

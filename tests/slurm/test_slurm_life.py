@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 
@@ -46,12 +47,16 @@ def test_a_job_whose_node_crashes_goes_on_on_other_nodes(slurm):
     assert [name for name, _ in slurm.rendezvous()] == [f"{job}.0", f"{job}.1"]
 
 
+def has_told(slurm, num_ranks):
+    return len(slurm.told()) == num_ranks
+
+
 def test_a_chain_of_jobs_goes_on_and_cancels_those_that_are_not_needed(slurm):
     chain = ("executor.continuation=chain", "executor.max_starts=4")
     _, jobs = slurm.submit(saving_rank(3), SAVES, *chain)
     first, second, third, fourth = jobs.split(",")
     for number, job in enumerate((first, second), 1):
-        wait_until(lambda expected=4 * number: len(slurm.told()) == expected)
+        wait_until(partial(has_told, slurm, 4 * number))
         slurm.ask("scancel", "--batch", "--signal=USR1", job)
     slurm.trireme("wait", "run")
     assert [name for name, _ in slurm.rendezvous()] == [f"{first}.0", f"{second}.0", f"{third}.0"]

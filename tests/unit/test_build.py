@@ -8,8 +8,9 @@ from itertools import product
 import pytest
 
 from launcher.base.errors import LauncherError, PluginError
+from launcher.base.registry import PluginRecord
 from launcher.contract.config import ModelConfig
-from launcher.contract.plan import LayerShape, ModelShape, Plan, PluginRecord
+from launcher.contract.plan import LayerShape, ModelShape, Plan
 from launcher.plan.build import build
 from launcher.plan.plugins import plugin_errors
 from launcher_plugins.executors.torchrun import Torchrun

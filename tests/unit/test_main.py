@@ -9,6 +9,7 @@ from launcher.base.errors import LauncherError
 from launcher.cli import main as command
 from launcher.cli import terminal
 from launcher.cli.main import VERBS, main
+from tests.helpers.objects import there
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
@@ -52,8 +53,8 @@ def test_a_reader_that_goes_away_gets_no_traceback():
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
+        there(process.stdout).close()
+        assert there(process.stderr).read() == b""
     assert process.returncode == 141
 
 

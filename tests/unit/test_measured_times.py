@@ -120,8 +120,8 @@ def test_layers_are_balanced_by_what_was_measured(head_s: float) -> None:
     ],
 )
 def test_a_run_of_other_work_is_refused(changed: dict[str, Any], message: str) -> None:
-    device = {"measured_in": RUN}
-    config = launch_config(**{"model": MODEL, "parallel": {"pp": 2}, "device": device} | changed)
+    settings: dict[str, Any] = {"model": MODEL, "parallel": {"pp": 2}, "device": {"measured_in": RUN}}
+    config = launch_config(**settings | changed)
     fault = re.escape(f"device.measured_in={RUN}: measured other work: {message}. ")
     with pytest.raises(PlanError, match=f"{fault}.*Set device.measured_in=null"):
         build(config, read_run=lambda path: measured(planned()))

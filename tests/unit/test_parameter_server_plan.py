@@ -164,11 +164,12 @@ def test_what_the_servers_can_take_in_bounds_workers_on_their_own() -> None:
 
 def test_compression_shows_in_the_bytes_that_are_pushed() -> None:
     pushed = {}
-    for name, options in {
+    compressions: dict[str, dict[str, Any]] = {
         "none": {},
         "bf16": {"compression": "bf16"},
         "top_k": {"compression": "top_k", "top_k_fraction": 0.01},
-    }.items():
+    }
+    for name, options in compressions.items():
         rows = planned(**options).traffic
         pushed[name] = next(row.sent_bytes for row in rows if row.purpose == "gradients")
         assert all(row.operation in ("push", "pull") for row in rows), "there is no all-reduce"

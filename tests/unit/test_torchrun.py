@@ -12,6 +12,7 @@ from launcher.base.errors import PlanError
 from launcher.contract.job import EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
 from launcher_plugins.executors import torchrun
 from launcher_plugins.executors.torchrun import Torchrun, failed_state
+from tests.helpers.objects import there
 
 REQUEST = JobRequest(run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python")
 
@@ -313,7 +314,7 @@ def test_a_job_ends_when_its_launcher_is_killed(run_dir):
         "time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
-        job_pid = int(launcher.stdout.readline())
+        job_pid = int(there(launcher.stdout).readline())
         assert is_alive(job_pid)
         os.kill(launcher.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(job_pid))
