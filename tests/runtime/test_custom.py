@@ -24,7 +24,8 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model import measure_shape as describe
 from launcher.runtime.model.build import build_chunks
 from launcher.typed.read import Reading, plain, read
-from tests.helpers.contexts import make_config, make_context, make_plan
+from tests.helpers.contexts import make_config, make_context
+from tests.helpers.plans import staged_plan
 
 pytestmark = pytest.mark.usefixtures("user_models")
 
@@ -38,7 +39,7 @@ def cnn(**sections: Any) -> LaunchConfig:
 
 
 def build(config: LaunchConfig, layers_per_stage: list[int]) -> list[nn.Module]:
-    plan = make_plan(config, layers_per_stage)
+    plan = staged_plan(config, layers_per_stage)
     ranks = range(config.parallel.pp)
     return [chunk for rank in ranks for chunk in build_chunks(make_context(plan, rank))]
 
@@ -46,7 +47,7 @@ def build(config: LaunchConfig, layers_per_stage: list[int]) -> list[nn.Module]:
 def loss_and_gradients(config: LaunchConfig, layers_per_stage: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
     chunks = build(config, layers_per_stage)
     whole = replace(config, parallel=replace(config.parallel, pp=1))  # its rank reads inputs and targets
-    (batch,) = next(Loader(make_context(make_plan(whole, [sum(layers_per_stage)]))).steps(0))
+    (batch,) = next(Loader(make_context(staged_plan(whole, [sum(layers_per_stage)]))).steps(0))
     hidden = None
     for chunk in chunks:
         hidden = chunk(hidden, batch)
@@ -102,7 +103,7 @@ def test_the_digits_are_learnt() -> None:
     (chunk,) = build(config, [4])
     optimizer = torch.optim.AdamW(chunk.parameters(), lr=1e-2)
     losses = []
-    steps = Loader(make_context(make_plan(config, [4]))).steps(0)
+    steps = Loader(make_context(staged_plan(config, [4]))).steps(0)
     for _, (batch,) in zip(range(80), steps, strict=False):
         loss = chunk(None, batch)
         losses.append(float(loss.detach()) / 6)
@@ -186,7 +187,7 @@ def test_layers_of_other_stages_are_let_go(monkeypatch: pytest.MonkeyPatch) -> N
 
         return SimpleNamespace(layers=layers(), loss=loss_of)
 
-    plan = make_plan(cnn(model=built_by(monkeypatch, one_by_one), parallel={"pp": 2}), [1, 3])
+    plan = staged_plan(cnn(model=built_by(monkeypatch, one_by_one), parallel={"pp": 2}), [1, 3])
     chunks = build_chunks(make_context(plan, rank=0))
     assert [layer() is not None for layer in made] == [True, False, False, False], chunks
 
