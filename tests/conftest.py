@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("COLUMNS", None)  # what is printed is as wide as where there is no terminal
     config.addinivalue_line("markers", f"needs(part): skipped where the part is absent: {', '.join(PARTS)}")
     unknown = required_parts(config) - set(PARTS)
     if unknown:

@@ -17,12 +17,11 @@ from launcher.contract.plan import Plan
 from launcher.runtime.checkpoint import saving, shard
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.saving import HostCopy
-from launcher.runtime.checkpoint.shard import save_shard
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.equality import CPU, job
-from tests.helpers.objects import substitute
+from tests.helpers.objects import inside, substitute
 from tests.helpers.ranks import RankError, run_ranks
 
 NUM_STEPS, INTERVAL = 6, 2
@@ -62,7 +61,7 @@ def saved(run_dir: Path) -> dict[str, bytes]:
 def write_late(rank: int, *, holds_training: bool = False) -> None:
     """Holds every write back until the training is a step on, or has ended. ``holds_training``: it then
     stands still until that is written."""
-    write, step, changed = save_shard, Trainer.step, threading.Condition()
+    write, step, changed = inside(saving).save_shard, Trainer.step, threading.Condition()
     num_steps, num_written = 0, 0
 
     def counting(trainer: Trainer, *args: Any) -> Any:
@@ -115,7 +114,7 @@ def test_a_state_that_is_not_copied_is_told_apart(tmp_path: Path) -> None:
 def spans_of_saves(rank: int, plan: Plan, run_dir: Path) -> list[str]:
     """What began and what ended, in order."""
     events: list[str] = []
-    write, take = save_shard, HostCopy.take
+    write, take = inside(saving).save_shard, HostCopy.take
 
     def slow(*args: Any) -> int:
         size = write(*args)
@@ -140,7 +139,7 @@ def test_a_save_waits_for_the_one_before_and_the_end_for_the_last(tmp_path: Path
 
 def at_step(step: int, action: Callable[..., int]) -> None:
     """Does something else in place of writing the shard of a step."""
-    write = save_shard
+    write = inside(saving).save_shard
 
     def instead(folder: Path, *args: Any) -> int:
         if folder.stem == f"step-{step:08d}":
