@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,11 +99,3 @@ class Slurm:
 def job_of(run: Path) -> str:
     """The id of the job of a run."""
     return str(json.loads((run / "handle.json").read_text())["id"])
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 300) -> None:
-    """Returns when the condition holds; the time is that of a fault, not of a busy machine."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.2)

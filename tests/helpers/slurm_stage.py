@@ -99,7 +99,7 @@ class Stage:
 
     def end(self, process: subprocess.Popen[str]) -> None:
         """Waits for the script."""
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=120)
         self.done = subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
     def run(self, **variables: str) -> list[list[str]]:

@@ -9,19 +9,13 @@ from collections.abc import Generator
 import pytest
 
 from launcher.runtime.data.prefetch import Prefetcher
+from tests.helpers.waiting import wait_until
 
 
 def counting(made: list[int], end: int = 100) -> Generator[int, None, None]:
     for number in range(end):
         made.append(number)
         yield number
-
-
-def wait_until(made: list[int], count: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(made) < count:
-        assert time.monotonic() < deadline, f"{len(made)} of {count} items were made"
-        time.sleep(0.001)
 
 
 def test_items_come_in_order_and_end() -> None:
@@ -31,11 +25,11 @@ def test_items_come_in_order_and_end() -> None:
 def test_no_more_than_the_given_number_is_made_ahead() -> None:
     made: list[int] = []
     ahead = Prefetcher(counting(made), 3)
-    wait_until(made, 3)
+    wait_until(lambda: len(made) == 3)
     time.sleep(0.02)
     assert len(made) == 3
     next(ahead)
-    wait_until(made, 4)
+    wait_until(lambda: len(made) == 4)
     time.sleep(0.02)
     assert len(made) == 4
     ahead.close()
@@ -44,9 +38,11 @@ def test_no_more_than_the_given_number_is_made_ahead() -> None:
 def test_the_next_item_is_made_while_the_one_before_is_in_use() -> None:
     made: list[int] = []
     ahead = Prefetcher(counting(made), 1)
-    for number in range(8):
-        assert next(ahead) == number
-        wait_until(made, number + 2)
+    used: list[int] = []
+    while len(used) < 8:
+        used.append(next(ahead))
+        wait_until(lambda: len(made) == len(used) + 1)
+    assert used == list(range(8))
     ahead.close()
 
 

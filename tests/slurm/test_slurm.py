@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from launcher_plugins.executors.slurm.nodelist import expand
-from tests.helpers.slurm_cluster import TWO_BY_TWO, wait_until
+from tests.helpers.slurm_cluster import TWO_BY_TWO
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 
@@ -52,6 +53,7 @@ def test_a_failed_rank_is_named_with_its_exit_code_though_srun_ends_the_others(s
 GONE = f"""exec {sys.executable} - "$run" <<'PYTHON'
 import os, pathlib, signal, sys, time
 from launcher.runtime.process.supervise import supervise
+from tests.helpers.waiting import wait_until
 run, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 def work():
     if rank in "01":

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from tests.helpers.slurm_cluster import REPOSITORY, SAVES, TWO_BY_TWO, job_of, saving_rank, wait_until
+from tests.helpers.slurm_cluster import REPOSITORY, SAVES, TWO_BY_TWO, job_of, saving_rank
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 
