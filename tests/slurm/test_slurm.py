@@ -53,7 +53,6 @@ def test_a_failed_rank_is_named_with_its_exit_code_though_srun_ends_the_others(s
 GONE = f"""exec {sys.executable} - "$run" <<'PYTHON'
 import os, pathlib, signal, sys, time
 from launcher.runtime.process.supervise import supervise
-from tests.helpers.waiting import wait_until
 run, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
 def work():
     if rank in "01":
