@@ -9,6 +9,7 @@ from launcher.app import launch as launching
 from launcher.app import starts
 from launcher.app.ending import reporting_records
 from launcher.app.request import Request
+from launcher.base.errors import JobError
 from launcher.cli.main import main
 from launcher.contract.job import JobState
 from launcher.runs.store import RunDirectory, read_json
@@ -151,9 +152,7 @@ def test_a_restart_without_checkpoints_is_refused(run, capsys):
 
 def test_a_failed_baseline_stops_the_run_and_says_how_to_go_without(run, tmp_path):
     run.states = [JobState(phase="failed", exit_code=1, reason="ended with exit code 1", rank=0)]
-    with pytest.raises(
-        launching.JobError, match=r"the baseline failed; --no-baseline runs without it\nrank 0"
-    ):
+    with pytest.raises(JobError, match=r"the baseline failed; --no-baseline runs without it\nrank 0"):
         run.start()
     assert [read_json(path / "status.json")["phase"] for path in stored(tmp_path)] == ["failed"] * 2
 
