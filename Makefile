@@ -1,5 +1,6 @@
 # `make run` trains the quickstart, `make test` runs the tests; each first makes the environment.
 #   make run ARGS="parallel.pp=4"      make test ARGS="-k words"      make PYTHON=python3.12 venv
+# Tests run on as many workers as suit the machine; ARGS="-n 0" has them run in one process.
 
 PYTHON ?= python3
 ARGS ?=
@@ -16,7 +17,7 @@ run: venv
 	@$(BIN)/trireme run quickstart $(ARGS)
 
 test: venv
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 venv: .venv/.made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -40,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("COLUMNS", None)  # what is printed is as wide as where there is no terminal
     config.addinivalue_line("markers", f"needs(part): skipped where the part is absent: {', '.join(PARTS)}")
     unknown = required_parts(config) - set(PARTS)
     if unknown:
@@ -54,6 +56,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if part in required_parts(item.config):
             pytest.fail(f"{part} is required and absent", pytrace=False)
         pytest.skip(f"{part} is absent; --require={part} makes this a failure")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For ``-n auto``: one worker for each core, at most four, as many tests have ranks of their own; and
+    one more where a cluster can be started, whose tests mostly wait."""
+    return min(os.cpu_count() or 1, 4) + PARTS["slurm"]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that wait for a cluster come first: the other workers compute meanwhile."""
+    items.sort(key=lambda item: item.path.parent.name != "slurm")
 
 
 def required_parts(config: pytest.Config) -> set[str]:

@@ -210,4 +210,4 @@ TOPICS = {
     "launcher": "the design: packages, the flow of data, where to add what",
     "tests": "what is proved and where; benchmarks",
 }
-"""Every page of ``trireme help`` with its line in the list; a page is named after the folder that it is about."""
+"""Every page of ``trireme help`` with its line in the list, named after the folder that it is about."""

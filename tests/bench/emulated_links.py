@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ranks import run_ranks
+from tests.helpers.ranks import run_ranks
 
 _CLONE_NEWNET = 0x40000000
 _TIMEOUT_S = 60.0

@@ -1,6 +1,6 @@
 """Neighbour averaging measured: how much of the exchange of weights the compute hides.
 
-    python tests/bench/gossip.py      four replicas that sleep, over emulated links (root)
+    python -m tests.bench.gossip      four replicas that sleep, over emulated links (root)
 
 Every number is a median over steps and replicas, and the ways take turns. Ranks run the real update, with
 layers that sleep instead of computing.
@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-_ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
-from emulated_links import links, run_behind_links
-from equality import job
-from parameter_server import CPU, Sleeper, Work
-
 from launcher.contract.plan import Plan
 from launcher.runtime.process.rank import make_context
 from launcher_plugins.architectures.gossip.runtime import update
+from tests.bench.emulated_links import links, run_behind_links
+from tests.bench.parameter_server import CPU, Sleeper, Work
+from tests.helpers.equality import job
 
 REPLICAS, RATE, ROUNDS = 4, 10e6, 3
 

@@ -1,6 +1,6 @@
 """Layers split by time against layers split evenly, where the last stage has a large vocabulary.
 
-    python tests/bench/layer_balance.py [--repeats 9]
+    python -m tests.bench.layer_balance [--repeats 9]
 
 Layers are split evenly, by times that the device's figures predict, and by times that a short run of the even
 split measured of its two stages. Two pipeline ranks of one thread hold the model in every way and train it in
@@ -13,16 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-_ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "tests" / "runtime"), str(_ROOT)]
-from equality import job
-from ranks import run_ranks
 
 from launcher.contract.actions import from_text
 from launcher.contract.plan import Plan
@@ -31,6 +24,8 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher.schedule.simulate import replay
+from tests.helpers.equality import job
+from tests.helpers.ranks import run_ranks
 
 P, M = 2, 8
 SHORT = 8

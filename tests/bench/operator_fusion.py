@@ -1,6 +1,6 @@
 """A training step with and without each kind of operator fusion.
 
-    python tests/bench/operator_fusion.py [--repeats 7] [--seq 256]
+    python -m tests.bench.operator_fusion [--repeats 7] [--seq 256]
 
 One rank with one thread trains the same model under every choice of ``fusion``. In each repeat every choice
 makes one step, in an order that turns from repeat to repeat, so that all of them meet the same load. Printed
@@ -14,22 +14,18 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-_ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "tests" / "runtime"), str(_ROOT)]
-from equality import job
-from ranks import run_ranks
-
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import job
+from tests.helpers.objects import inside
+from tests.helpers.ranks import run_ranks
 
 CPU = torch.device("cpu")
 DEFAULT = "default: all fused, not compiled"
@@ -74,7 +70,7 @@ class Timed:
         return time.perf_counter() - start
 
     def _time_the_update(self) -> None:
-        optimizer: Any = self.trainer.update._optimizer
+        optimizer: Any = inside(self.trainer.update)._optimizer
         step = optimizer.step
 
         def timed() -> None:

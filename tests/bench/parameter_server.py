@@ -1,9 +1,9 @@
 """Parameter servers measured: their transport, their overlap, and who wins over slow links.
 
-    python tests/bench/parameter_server.py transport      push and pull beside raw gloo messages
-    python tests/bench/parameter_server.py overlap        sleeping compute over emulated links (root)
-    python tests/bench/parameter_server.py alone          workers on their own, one of them late
-    python tests/bench/parameter_server.py links          servers against an all-reduce over emulated links
+    python -m tests.bench.parameter_server transport      push and pull beside raw gloo messages
+    python -m tests.bench.parameter_server overlap        sleeping compute over emulated links (root)
+    python -m tests.bench.parameter_server alone          workers on their own, one of them late
+    python -m tests.bench.parameter_server links          servers against an all-reduce over emulated links
 
 Every number is a median over steps, and both sides of a comparison run in turn. Ranks are the real worker
 and the real server with layers that sleep instead of computing.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,12 +26,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
-from emulated_links import links, run_behind_links
-from equality import job
-from ranks import run_ranks
-
 from launcher.contract.config import LinkConfig
 from launcher.contract.plan import Plan
 from launcher.runtime.api import GlobalSlice, tag
@@ -43,6 +36,10 @@ from launcher_plugins.architectures.parameter_server.runtime.rules import LockSt
 from launcher_plugins.architectures.parameter_server.runtime.server import serve
 from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
 from launcher_plugins.architectures.parameter_server.runtime.worker import update
+from tests.bench.emulated_links import links, run_behind_links
+from tests.helpers.equality import job
+from tests.helpers.objects import inside, substitute, there
+from tests.helpers.ranks import run_ranks
 
 CPU = torch.device("cpu")
 Run = Callable[..., list[Any]]
@@ -118,7 +115,7 @@ def steps_s(rank: int, plan: Plan, work: Work, run_dir: str) -> list[float]:
     if ctx.plan.role.serve:
         serve(ctx, Path(run_dir), resume=False)
         return []
-    worker = update(ctx)
+    worker = inside(update(ctx))
     model = nn.Sequential(*(Sleeper(index, work) for index in range(work.num_layers)))
     worker.prepare([model])
     taken = []
@@ -145,7 +142,7 @@ def steps_s(rank: int, plan: Plan, work: Work, run_dir: str) -> list[float]:
         if work.in_step:
             worker._take(worker._pulled)
         taken.append(time.perf_counter() - start)
-    ctx.replicas.leave(work.num_steps + 2)
+    there(ctx.replicas).leave(work.num_steps + 2)
     return taken[2:]
 
 
@@ -157,7 +154,7 @@ def all_reduces_s(rank: int, work: Work) -> list[float]:
         dist.barrier()
         start = time.perf_counter()
         for handle in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
-            handle.wait()
+            there(handle).wait()
         taken.append(time.perf_counter() - start)
     return taken[2:]
 
@@ -181,7 +178,7 @@ def raw_s(rank: int, num_workers: int, work: Work) -> list[float]:
             waits.append(dist.irecv(back[peer][tag_], peer, tag=tag_))
             waits.append(dist.isend(out[peer][tag_], peer, tag=tag_))
         for handle in waits:
-            handle.wait()
+            there(handle).wait()
         taken.append(time.perf_counter() - start)
     return taken[2:]
 
@@ -208,10 +205,10 @@ def without(owner: Any, *names: str) -> Iterator[None]:
 def without_sums() -> Iterator[None]:
     """Inside, a server sends its parameters as soon as all workers have pushed, and computes nothing."""
     kept = LockStep._sum
-    LockStep._sum = lambda rule, bucket: 0.0
+    substitute(LockStep, "_sum", lambda rule, bucket: 0.0)
     with without(Piece, "update"):
         yield
-    LockStep._sum = kept
+    substitute(LockStep, "_sum", kept)
 
 
 def transport() -> None:

@@ -1,6 +1,6 @@
 """How close our executor, torch's and DeepSpeed's come to the ideal of a schedule, side by side in one run.
 
-    python tests/bench/pipeline_executor.py [--ranks 4] [--microbatches 8] [--repeats 7]
+    python -m tests.bench.pipeline_executor [--ranks 4] [--microbatches 8] [--repeats 7]
 
 Each rank's stage sleeps 25 ms in a forward and 50 ms in a backward (over all its chunks) and passes
 on [1, 256, 256] fp32. The ideal of a step is the simulated makespan of the schedule with the time that
@@ -21,11 +21,10 @@ import itertools
 import logging
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 os.environ |= {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
 import deepspeed
@@ -33,10 +32,13 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
-_ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
-from ranks import run_ranks
-from sleeping_stages import (
+from launcher.base.registry import load
+from launcher.contract.actions import PipelineShape
+from launcher.runtime.model.split_backward import SplitBackward
+from launcher.schedule.passes import lower
+from launcher.schedule.simulate import replay
+from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
+from tests.bench.sleeping_stages import (
     CPU,
     MESSAGE,
     Costs,
@@ -46,13 +48,7 @@ from sleeping_stages import (
     SleepTimes,
     transport,
 )
-
-from launcher.base.registry import load
-from launcher.contract.actions import PipelineShape
-from launcher.runtime.model.split_backward import SplitBackward
-from launcher.schedule.passes import lower
-from launcher.schedule.simulate import replay
-from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
+from tests.helpers.ranks import run_ranks
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled first
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -68,7 +64,7 @@ def torchs(schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int
     rank, p, v, m = dist.get_rank(), shape.num_pp_ranks, shape.num_chunks, shape.num_microbatches
     times, whole = SleepTimes(), SplitBackward(is_enabled=False)
     each = Costs(costs.forward_s / v, costs.input_s / v, costs.weight_s / v)
-    stages = [
+    stages: list[Any] = [
         pipelining.PipelineStage(
             SleepingStage(each, times, whole), stage, p * v, CPU, input_args=(torch.zeros(message),)
         )
@@ -82,7 +78,7 @@ def torchs(schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int
     )
     inputs = torch.zeros((m, *message[1:]), requires_grad=True)
     arguments = (inputs,) if rank == 0 else ()
-    targets = {"target": torch.zeros(m)} if rank == p - 1 else {}
+    targets: dict[str, Any] = {"target": torch.zeros(m)} if rank == p - 1 else {}
 
     def step() -> Measured:
         times.spans.clear()
@@ -204,7 +200,11 @@ class _Done:
 @contextlib.contextmanager
 def no_messages() -> Iterator[None]:
     """Sends, receives and barriers that do nothing: no thread sleeps, what is left is an executor's own."""
-    places = (dist.ProcessGroup, "send"), (dist.ProcessGroup, "recv"), (dist, "barrier")
+    places: list[tuple[Any, str]] = [
+        (dist.ProcessGroup, "send"),
+        (dist.ProcessGroup, "recv"),
+        (dist, "barrier"),
+    ]
     kept = [vars(owner)[name] for owner, name in places]
     for owner, name in places:
         setattr(owner, name, lambda *_, **__: _Done())

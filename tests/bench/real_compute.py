@@ -1,6 +1,6 @@
 """A pipeline of two ranks that really compute, against one rank and against what this machine allows.
 
-    python tests/bench/real_compute.py [--repeats 5]
+    python -m tests.bench.real_compute [--repeats 5]
 
 Every rank has one thread. In each repeat, one after the other: the model on one rank; two independent
 copies at once (the machine's own factor: what two busy ranks reach together, over twice one alone); the
@@ -12,22 +12,17 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-_ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT / "tests" / "bench"), str(_ROOT / "tests" / "runtime"), str(_ROOT)]
-from equality import job
-from ranks import run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import job
+from tests.helpers.ranks import run_ranks
 
 P, M = 2, 16
 CPU = torch.device("cpu")

@@ -1,6 +1,6 @@
 """CPU time to generate, validate and simulate a large schedule.
 
-    python tests/bench/schedule_speed.py [--ranks 64] [--chunks 4] [--microbatches 512] [--repeats 5]
+    python -m tests.bench.schedule_speed [--ranks 64] [--chunks 4] [--microbatches 512] [--repeats 5]
 
 Bar: at the default sizes, 784,384 actions, under 2 s of one core. Times are CPU seconds of this
 process, so that other work on the machine is not charged, only its use of shared caches.

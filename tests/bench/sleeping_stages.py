@@ -61,9 +61,12 @@ class _Sleep(torch.autograd.Function):
         stage: SleepingStage = ctx.stage
         if stage.split.is_enabled:
             stage.times.sleep(stage.costs.input_s)
-            stage.split.put_off(
-                stage.weight, lambda: stage.times.sleep(stage.costs.weight_s) or grads[0], grads
-            )
+
+            def weight_gradient() -> Tensor:
+                stage.times.sleep(stage.costs.weight_s)
+                return grads[0]
+
+            stage.split.put_off(stage.weight, weight_gradient, grads)
         else:
             stage.times.sleep(stage.costs.input_s + stage.costs.weight_s)
         return grads[0].contiguous(), torch.zeros(1), None

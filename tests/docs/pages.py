@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from launcher.cli.help import TOPICS
+from launcher.cli.verbs import TOPICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {name: ROOT / ("README.md" if name == "readme" else f"{name}/README.md") for name in TOPICS}

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from launcher.base.registry import GROUPS
-from launcher.cli.help import TOPICS
 from launcher.cli.main import main
-from launcher.cli.verbs import VERBS
+from launcher.cli.verbs import TOPICS, VERBS
 from launcher.contract.config import LaunchConfig
 from launcher.testing.conformance import SHAPES
 from launcher.typed.read import field_types

@@ -1,14 +1,12 @@
-"""Lets the tests of the runtime import their helpers, and keeps torch from starting threads."""
+"""What tests of the runtime share; torch starts no threads in them."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: forked ranks inherit its pool
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +27,12 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         import torch._inductor.compile_fx  # noqa: F401 (forked ranks would each take seconds for it)
 
         yield folder
+
+
+@pytest.fixture
+def user_models(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user's modules, which can be imported as from a recipe beside them."""
+    pytest.importorskip("sklearn", reason="scikit-learn ships the digits")
+    folder = Path(__file__).parent / "user_models"
+    monkeypatch.syspath_prepend(folder)
+    return folder

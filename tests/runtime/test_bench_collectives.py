@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, run_ranks
 
 from launcher.contract.bench import OPERATIONS, BenchRequest, BenchResult, Placement
 from launcher.runtime.measure.collective_cases import make_case, real_bytes
 from launcher.runtime.measure.collectives import Bench
 from launcher.runtime.process.groups import Group
+from tests.helpers.ranks import RankError, run_ranks
 
 CPU = torch.device("cpu")
 PAIR = Placement(link="intra_node", groups=((0, 1),))

@@ -15,18 +15,20 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
 
 from launcher.base.errors import JobError
 from launcher.contract.plan import Plan
 from launcher.runtime.checkpoint import saving
 from launcher.runtime.checkpoint import store as checkpoint
+from launcher.runtime.checkpoint.shard import save_shard
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.native_update import NativeUpdate
+from tests.helpers.equality import CPU, job
+from tests.helpers.objects import substitute
+from tests.helpers.ranks import RankError, run_ranks
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 NUM_STEPS, INTERVAL, NUM_KILLS = 24, 3, 5
@@ -72,28 +74,29 @@ def arm(kill: Kill, run_dir: Path) -> None:
         (run_dir / "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    begin, write, finish = Trainer.step, saving.save_shard, checkpoint.complete
+    begin, write, finish = Trainer.step, save_shard, checkpoint.complete
 
     def step(trainer: Trainer, number: int, *args: Any) -> Any:
         if number == kill.step:
-            trainer.update.apply = die
+            substitute(trainer.update, "apply", die)
         return begin(trainer, number, *args)
 
     def half(folder: Path, rank: int, *args: Any) -> int:
         if folder.stem != f"step-{kill.step:08d}":
             return write(folder, rank, *args)
         (folder / f"shard-{rank:05d}.safetensors").write_bytes(b"half of it")
-        raise AssertionError(die())
+        die()
+        raise AssertionError("it outlived its end")
 
     def complete(root: Path, step: int, *args: Any) -> None:
         (die if step == kill.step else finish)(root, step, *args)
 
     if kill.moment == "in a step":
-        Trainer.step = step
+        substitute(Trainer, "step", step)
     elif kill.moment == "writing a shard":
-        saving.save_shard = half
+        substitute(saving, "save_shard", half)
     else:
-        checkpoint.complete = complete
+        substitute(checkpoint, "complete", complete)
 
 
 def start(rank: int, plan: Plan, run_dir: Path, kill: Kill | None, sabotage: Callable[[], None]) -> None:
@@ -181,7 +184,7 @@ def test_a_run_that_is_killed_again_and_again_computes_the_same(undisturbed: Pat
 
 def read_the_data_from_its_beginning() -> None:
     steps = Loader.steps
-    Loader.steps = lambda loader, first: steps(loader, 0)
+    substitute(Loader, "steps", lambda loader, first: steps(loader, 0))
 
 
 def lose_the_moments() -> None:
@@ -190,7 +193,7 @@ def lose_the_moments() -> None:
     def forgetful(update: NativeUpdate, read: Any) -> None:
         load(update, lambda name, *box: read(name, *box) * (0 if name.startswith("exp_avg/") else 1))
 
-    NativeUpdate.load = forgetful
+    substitute(NativeUpdate, "load", forgetful)
 
 
 @pytest.mark.parametrize("sabotage", [read_the_data_from_its_beginning, lose_the_moments])

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import run_ranks
 
 from launcher.base.errors import JobError
 from launcher.contract.plan import Plan
@@ -18,44 +16,22 @@ from launcher.runtime.api import GlobalFragment, GlobalSlice
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.saving import restore, save
 from launcher.runtime.checkpoint.shard import save_shard, sha256_of
-from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, job
+from tests.helpers.halves import (
+    HALF,
+    MODEL,
+    first_half,
+    losses_of,
+    second_half,
+    started,
+    uninterrupted,
+)
+from tests.helpers.objects import inside
+from tests.helpers.ranks import run_ranks
 
-HALF, STEPS = 2, 4
-
-
-def first_half(rank: int, plan: Plan, root: Path) -> list[float | None]:
-    trainer, steps = started(rank, plan, first_step=0)
-    losses = [trainer.step(step, next(steps)).loss for step in range(HALF)]
-    save(trainer, root, HALF)
-    return losses
-
-
-def second_half(rank: int, plan: Plan, root: Path, restart_from_zero: bool = False) -> list[float | None]:
-    ctx = make_context(plan.rank(rank), CPU)
-    trainer = Trainer(ctx)
-    first_step = restore(trainer, root)
-    steps = Loader(ctx).steps(0 if restart_from_zero else first_step)
-    return [trainer.step(step, next(steps)).loss for step in range(first_step, STEPS)]
-
-
-def uninterrupted(rank: int, plan: Plan) -> list[float | None]:
-    trainer, steps = started(rank, plan, first_step=0)
-    return [trainer.step(step, next(steps)).loss for step in range(STEPS)]
-
-
-def started(rank: int, plan: Plan, first_step: int) -> tuple[Trainer, Any]:
-    ctx = make_context(plan.rank(rank), CPU)
-    return Trainer(ctx), Loader(ctx).steps(first_step)
-
-
-def losses_of(results: list[list[float | None]]) -> list[float]:
-    return [loss for loss in next(r for r in reversed(results) if r[0] is not None) if loss is not None]
-
-
-MODEL = {"vocab_size": 257, "dropout": 0.1}
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the same": ({"dp": 2, "pp": 2}, {"dp": 2, "pp": 2}),
     "one device": ({"tp": 2, "pp": 2}, {}),
     "from one device to interleaved": ({}, {"pp": 2, "num_chunks": 2, "schedule": "interleaved_1f1b"}),
@@ -222,14 +198,14 @@ def test_a_damaged_checkpoint_from_before_a_resume_does_not_push_out_a_good_one(
 
 def fp16_after_an_overflow(rank: int, plan: Plan, root: Path) -> tuple[float, int]:
     """The loss scale and its counter, restored from a checkpoint made before any update."""
-    first, steps = started(rank, plan, first_step=0)
-    first.update._scale.value = 2.0**40
+    first, steps = started(rank, plan)
+    inside(first.update)._scale.value = 2.0**40
     assert first.step(0, next(steps)).outcome.skipped
-    first.update._scale.num_good_steps = 5
+    inside(first.update)._scale.num_good_steps = 5
     save(first, root, 1)
     second = Trainer(make_context(plan.rank(rank), CPU))
     restore(second, root)
-    return second.update.loss_scale, second.update._scale.num_good_steps
+    return second.update.loss_scale, inside(second.update)._scale.num_good_steps
 
 
 def test_a_loss_scale_is_restored_even_where_every_step_was_skipped(tmp_path: Path) -> None:

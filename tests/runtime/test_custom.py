@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from factories import make_config, make_context, make_plan
 from torch import Tensor, nn
 
 from launcher.base.errors import ConfigError
@@ -25,15 +24,13 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model import measure_shape as describe
 from launcher.runtime.model.build import build_chunks
 from launcher.typed.read import Reading, plain, read
+from tests.helpers.contexts import make_config, make_context
+from tests.helpers.plans import staged_plan
+
+pytestmark = pytest.mark.usefixtures("user_models")
 
 CNN = {"family": "custom", "target": "digits_cnn:build", "options": {"channels": 4}}
 DIGITS = {"target": "digits_cnn:Digits"}
-
-
-@pytest.fixture(autouse=True)
-def user_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn ships the digits")
-    monkeypatch.syspath_prepend(Path(__file__).parent / "user_models")
 
 
 def cnn(**sections: Any) -> LaunchConfig:
@@ -42,7 +39,7 @@ def cnn(**sections: Any) -> LaunchConfig:
 
 
 def build(config: LaunchConfig, layers_per_stage: list[int]) -> list[nn.Module]:
-    plan = make_plan(config, layers_per_stage)
+    plan = staged_plan(config, layers_per_stage)
     ranks = range(config.parallel.pp)
     return [chunk for rank in ranks for chunk in build_chunks(make_context(plan, rank))]
 
@@ -50,7 +47,7 @@ def build(config: LaunchConfig, layers_per_stage: list[int]) -> list[nn.Module]:
 def loss_and_gradients(config: LaunchConfig, layers_per_stage: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
     chunks = build(config, layers_per_stage)
     whole = replace(config, parallel=replace(config.parallel, pp=1))  # its rank reads inputs and targets
-    (batch,) = next(Loader(make_context(make_plan(whole, [sum(layers_per_stage)]))).steps(0))
+    (batch,) = next(Loader(make_context(staged_plan(whole, [sum(layers_per_stage)]))).steps(0))
     hidden = None
     for chunk in chunks:
         hidden = chunk(hidden, batch)
@@ -106,7 +103,7 @@ def test_the_digits_are_learnt() -> None:
     (chunk,) = build(config, [4])
     optimizer = torch.optim.AdamW(chunk.parameters(), lr=1e-2)
     losses = []
-    steps = Loader(make_context(make_plan(config, [4]))).steps(0)
+    steps = Loader(make_context(staged_plan(config, [4]))).steps(0)
     for _, (batch,) in zip(range(80), steps, strict=False):
         loss = chunk(None, batch)
         losses.append(float(loss.detach()) / 6)
@@ -157,7 +154,7 @@ class OneByOne:
     """The CNN, its layers made when they are asked for, with some other use of the generator between."""
 
     def __init__(self) -> None:
-        from digits_cnn import build as build_whole
+        build_whole = importlib.import_module("digits_cnn").build
 
         def layers():
             torch.randn(3)
@@ -190,7 +187,7 @@ def test_layers_of_other_stages_are_let_go(monkeypatch: pytest.MonkeyPatch) -> N
 
         return SimpleNamespace(layers=layers(), loss=loss_of)
 
-    plan = make_plan(cnn(model=built_by(monkeypatch, one_by_one), parallel={"pp": 2}), [1, 3])
+    plan = staged_plan(cnn(model=built_by(monkeypatch, one_by_one), parallel={"pp": 2}), [1, 3])
     chunks = build_chunks(make_context(plan, rank=0))
     assert [layer() is not None for layer in made] == [True, False, False, False], chunks
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from factories import make_config, make_context, make_plan
 from torch import Tensor
 
 from launcher.base.errors import ConfigError
@@ -16,6 +15,8 @@ from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.data.samples import SampleOrder, TokenWindows
 from launcher.runtime.data.tokens import open_tokens
 from launcher.runtime.process import process_rank as place
+from tests.helpers.contexts import make_config, make_context
+from tests.helpers.plans import staged_plan
 
 SEQ = 6
 NUM_WINDOWS = 40
@@ -53,7 +54,7 @@ def loader(source: str, *, dp: int = 1, rank: int = 0, **sections: Any) -> Loade
         parallel={"dp": dp},
         **sections,
     )
-    return Loader(make_context(make_plan(config), rank))
+    return Loader(make_context(staged_plan(config), rank))
 
 
 def by_slot(batches: list[list[Microbatch]]) -> list[int]:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train
-from ranks import RankError, run_ranks
 from torch import Tensor
 
 from launcher.contract.plan import Plan
@@ -22,6 +20,9 @@ from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
+from tests.helpers.equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train
+from tests.helpers.objects import inside, substitute, there
+from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"family": "gpt"}
 LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
@@ -101,9 +102,7 @@ def test_the_update_is_that_of_a_plain_loop_over_the_global_batch() -> None:
     found = train(plan)
     torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(expected["losses"]))
     for name, weight in expected["weights"].items():
-        torch.testing.assert_close(
-            found.weights[name], weight, rtol=0, atol=2e-5, msg=lambda m, n=name: n + m
-        )
+        torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=2e-5, msg=f"{name}: {{}}".format)
 
 
 def plain_training(rank: int, plan: Plan) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def plain_training(rank: int, plan: Plan) -> dict[str, Any]:
         loss = sum(model(None, batch) for batch in batches) / sum(batch.targets.numel() for batch in batches)
         gradients = torch.autograd.grad(loss, params)
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-        clip = min(1.0, optim.clip_norm / float(norm))
+        clip = min(1.0, there(optim.clip_norm) / float(norm))
         lr = learning_rate(optim, step, plan.config.train.num_steps)
         with torch.no_grad():
             for param, gradient, (first, second) in zip(params, gradients, moments, strict=True):
@@ -147,7 +146,7 @@ class _Nothing:
 
 
 def skip_one_bucket(trainer: Trainer, loader: Loader) -> None:
-    buckets, calls = trainer.update._buckets, count()
+    buckets, calls = inside(trainer.update)._buckets, count()
     exchange = buckets.exchange
     buckets.exchange = lambda bucket: _Nothing() if next(calls) == 1 else exchange(bucket)
 
@@ -158,7 +157,7 @@ def skip_one_tensor_all_reduce(trainer: Trainer, loader: Loader) -> None:
     def skipping(wire: TensorWire, x: Tensor, *arguments: Any) -> Tensor:
         return x if next(calls) == 3 else all_reduce(wire, x, *arguments)
 
-    TensorWire.all_reduce = skipping
+    substitute(TensorWire, "all_reduce", skipping)
 
 
 def count_the_norm_of_this_rank_only(trainer: Trainer, loader: Loader) -> None:
@@ -167,20 +166,21 @@ def count_the_norm_of_this_rank_only(trainer: Trainer, loader: Loader) -> None:
 
 
 def send_one_stale_message(trainer: Trainer, loader: Loader) -> None:
-    wire, sent = trainer.ctx.transport, []
-    send = wire.send
+    sent: list[Tensor] = []
+    assert trainer.ctx.transport is not None, "it has a pipeline"
+    send = trainer.ctx.transport.send
 
     def sending(tensor: Tensor, *place: int) -> Handle:
         sent.append(tensor.clone())
         return send(sent[1] if len(sent) == 3 else tensor, *place)
 
-    wire.send = sending
+    substitute(trainer.ctx.transport, "send", sending)
 
 
 def change_steps(change: Callable[[list[Microbatch]], list[Microbatch]], shift: int = 0) -> Sabotage:
     def sabotage(trainer: Trainer, loader: Loader) -> None:
         steps = loader.steps
-        loader.steps = lambda first_step: map(change, steps(first_step + shift))
+        substitute(loader, "steps", lambda first_step: map(change, steps(first_step + shift)))
 
     return sabotage
 
@@ -194,7 +194,7 @@ def renumber_samples(microbatches: list[Microbatch]) -> list[Microbatch]:
 
 
 def lose_one_weight_product(trainer: Trainer, loader: Loader) -> None:
-    buckets, calls = trainer.update._buckets, count()
+    buckets, calls = inside(trainer.update)._buckets, count()
     finish = buckets.finish_backward
     buckets.finish_backward = lambda products, **where: finish(products[next(calls) == 2 :], **where)
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -24,6 +22,9 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.pretrained import Pretrained
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, _begin
+from tests.helpers.equality import CPU, job
+from tests.helpers.objects import inside
+from tests.helpers.ranks import RankError, run_ranks
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt", "num_layers": 2},
@@ -57,7 +58,8 @@ def tokens_and_logits(rank: int, plan: Plan, root: Path | None) -> tuple[Tensor,
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
     restore(trainer, root) if root else _begin(trainer)
-    batch, (stage,) = next(Loader(ctx).steps(0))[0], trainer.part.modules.values()
+    batch, (module,) = next(Loader(ctx).steps(0))[0], trainer.part.modules.values()
+    stage = inside(module)
     with torch.no_grad():
         hidden = stage.prologue(batch)
         for block in stage.blocks:

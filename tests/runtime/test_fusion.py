@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, assert_equal, job, reference, train
-from ranks import RankError, run_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +23,9 @@ from launcher.runtime.model.compile import layer_calls
 from launcher.runtime.process.process_rank import prepare_compiler
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, assert_equal, job, reference, train
+from tests.helpers.objects import inside
+from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"num_layers": 2}
 GROUPED = GPT | {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
@@ -82,7 +83,7 @@ def scratch_of_a_step(rank: int, plan: Plan) -> int:
     trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
     trainer.step(0, next(steps))
     with Made() as made:
-        trainer.update._optimizer.step()
+        inside(trainer.update)._optimizer.step()
     return made.peak
 
 
@@ -106,8 +107,10 @@ def test_plain_attention_is_the_fused_one(kv_heads: int) -> None:
     shapes = [(2, 4, 7, 8), (2, kv_heads, 7, 8), (2, kv_heads, 7, 8)]
     fused = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     plain = [tensor.detach().clone().requires_grad_() for tensor in fused]
+    query, key, value = fused
     attention = nn.functional.scaled_dot_product_attention
-    expected, found = attention(*fused, is_causal=True, enable_gqa=True), plain_attention(*plain)
+    expected = attention(query, key, value, is_causal=True, enable_gqa=True)
+    found = plain_attention(*plain)
     torch.testing.assert_close(found, expected)
     weight = torch.randn_like(expected)
     (expected * weight).sum().backward()
@@ -181,10 +184,8 @@ def scores_loss(output: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, targets, reduction="sum")
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("compiler", "user_models")
 def test_a_users_layers_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn ships the digits")
-    monkeypatch.syspath_prepend(Path(__file__).parent / "user_models")
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Tanh=Tanh))
     layer = LayerShape(
         name="linear",
@@ -199,7 +200,7 @@ def test_a_users_layers_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> Non
     shape = ModelShape(
         family="custom", layers=(layer, layer), prologue=None, epilogue=None, num_tied_parameters=0
     )
-    sections = {
+    sections: dict[str, Any] = {
         "describe": lambda *_: shape,
         "data": {"source": None, "target": "digits_cnn:Digits"},
         "batch": {"seq_length": 1},
@@ -213,10 +214,10 @@ def test_a_users_layers_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> Non
 def keep_the_first_steps_dropout(trainer: Trainer, loader: Loader) -> None:
     """As a kernel would that had taken the number of the step for a constant."""
     for stage in trainer.part.modules.values():
-        for block in stage.blocks:
+        for block in inside(stage).blocks:
             first: list[Any] = []
 
-            def rows(batch: Any, block: nn.Module = block, first: list[Any] = first) -> Any:
+            def rows(batch: Any, block: Any = block, first: list[Any] = first) -> Any:
                 first.append(type(block).rows(block, batch))
                 return first[0]
 

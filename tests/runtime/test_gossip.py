@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from equality import Sabotage, _assemble, _weights, job
-from ranks import RankError, run_ranks
 from torch import Tensor
 
 from launcher.contract.plan import Plan
@@ -19,6 +17,9 @@ from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.optimizer import learning_rate
+from tests.helpers.equality import Sabotage, _assemble, _weights, job
+from tests.helpers.objects import inside, there
+from tests.helpers.ranks import RankError, run_ranks
 
 CPU = torch.device("cpu")
 NUM_STEPS = 4
@@ -67,13 +68,13 @@ def simulate(rank: int, plan: Plan, num_replicas: int) -> Weights:
             gradients.append(torch.autograd.grad(loss, list(model.parameters())))
         near = [sorted({r, (r - 1) % num_replicas, (r + 1) % num_replicas}) for r in range(num_replicas)]
         weights = [
-            [sum(weights[other][place] for other in ring) / len(ring) for place in range(len(weights[0]))]
+            [torch.stack([weights[r][place] for r in ring]).mean(0) for place in range(len(weights[0]))]
             for ring in near
         ]
         lr = learning_rate(optim, step, plan.config.train.num_steps)
         for replica, model in enumerate(models):
             norm = torch.cat([gradient.flatten() for gradient in gradients[replica]]).norm()
-            clip = min(1.0, optim.clip_norm / float(norm))
+            clip = min(1.0, there(optim.clip_norm) / float(norm))
             for weight, gradient, (first, second) in zip(
                 weights[replica], gradients[replica], moments[replica], strict=True
             ):
@@ -111,7 +112,7 @@ def assert_same(found: Weights, theirs: Weights, tolerance: float = 2e-5) -> Non
                     tensor,
                     rtol=0,
                     atol=tolerance * scale,
-                    msg=lambda m, n=name, r=replica: f"{n} of replica {r}: {m}",
+                    msg=f"{name} of replica {replica}: {{}}".format,
                 )
 
 
@@ -128,7 +129,7 @@ def test_every_replica_is_what_a_simulation_in_one_process_makes_of_it(parallel:
 
 def skip_one_exchange(trainer: Trainer, loader: Loader) -> None:
     """Every replica keeps its own weights once, in place of the average."""
-    exchange, calls = trainer.update._exchange, iter(range(NUM_STEPS))
+    exchange, calls = inside(trainer.update)._exchange, iter(range(NUM_STEPS))
     average = exchange.average
     exchange.average = lambda: 0.0 if next(calls) == 2 else average()
 
@@ -136,7 +137,7 @@ def skip_one_exchange(trainer: Trainer, loader: Loader) -> None:
 def forget_one_neighbour(trainer: Trainer, loader: Loader) -> None:
     """Replica 1 takes its own weights for those of the replica after it."""
     if trainer.ctx.groups.dp.rank == 1:
-        exchange = trainer.update._exchange
+        exchange = inside(trainer.update)._exchange
         wait = exchange.wait
 
         def waiting() -> None:

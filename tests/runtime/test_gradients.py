@@ -23,7 +23,12 @@ class Recorder:
         self.num_waited += 1
 
 
-def two_layers(dtype: torch.dtype = torch.float32) -> nn.Module:
+def weight_of(layer: nn.Module) -> nn.Parameter:
+    (weight,) = layer.parameters()
+    return weight
+
+
+def two_layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).to(dtype)
 
@@ -60,10 +65,10 @@ def test_only_the_last_backward_exchanges_and_each_bucket_once() -> None:
 def test_the_last_layers_bucket_starts_before_the_first_layer_has_its_gradient() -> None:
     chunk, recorder, first_gradient = two_layers(), Recorder(), []
     buckets = buckets_of(chunk, recorder)
-    chunk[0].weight.register_hook(lambda _: first_gradient.append(len(recorder.started)))
+    weight_of(chunk[0]).register_hook(lambda _: first_gradient.append(len(recorder.started)))
     buckets.backward(chunk(torch.ones(1, 4)).sum(), None, chunk=0, last=True)
     assert first_gradient == [1]
-    torch.testing.assert_close(recorder.started[0].view(4, 4), buckets.view(chunk[1].weight))
+    torch.testing.assert_close(recorder.started[0].view(4, 4), buckets.view(weight_of(chunk[1])))
 
 
 def test_buckets_are_exchanged_in_one_order_whatever_order_they_fill_in() -> None:
@@ -73,7 +78,7 @@ def test_buckets_are_exchanged_in_one_order_whatever_order_they_fill_in() -> Non
     x = torch.ones(1, 4)
     buckets.backward(first(second(x)).sum(), None, chunk=0, last=True)  # the other way through
     assert len(recorder.started) == 2
-    torch.testing.assert_close(recorder.started[0].view(4, 4), buckets.view(second.weight))
+    torch.testing.assert_close(recorder.started[0].view(4, 4), buckets.view(weight_of(second)))
 
 
 def test_a_stage_without_parameters_has_nothing_to_compute() -> None:
@@ -106,7 +111,7 @@ def test_gradients_of_bf16_weights_accumulate_in_fp32() -> None:
     small, big = torch.full((1, 4), 2.0**-9, dtype=torch.bfloat16), torch.ones(1, 4, dtype=torch.bfloat16)
     for x in (big, small):
         buckets.backward(chunk[1](x).sum(), None, chunk=0, last=False)
-    assert buckets.view(chunk[1].weight)[0, 0] == 1 + 2.0**-9  # bf16 would have rounded it away
+    assert buckets.view(weight_of(chunk[1]))[0, 0] == 1 + 2.0**-9  # bf16 would have rounded it away
     assert chunk[1].weight.grad is None
 
 
@@ -115,6 +120,7 @@ def test_clearing_sets_the_gradients_to_zero_in_place() -> None:
     buckets = buckets_of(chunk, None)
     buckets.backward(chunk(torch.ones(1, 4)).sum(), None, chunk=0, last=True)
     buckets.clear()
-    assert not buckets.view(chunk[0].weight).any()
-    assert chunk[0].weight.grad is not None
-    assert chunk[0].weight.grad.data_ptr() == buckets.view(chunk[0].weight).data_ptr()
+    assert not buckets.view(weight_of(chunk[0])).any()
+    gradient = weight_of(chunk[0]).grad
+    assert gradient is not None
+    assert gradient.data_ptr() == buckets.view(weight_of(chunk[0])).data_ptr()

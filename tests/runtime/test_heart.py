@@ -10,22 +10,25 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
-from equality import CPU, job
-from ranks import RankError, run_ranks
-from servers import servers_job
 
 from launcher.base.registry import resolve
 from launcher.contract.plan import Plan
 from launcher.runs.hang import find_hang
+from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.heartbeat import Heart
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
-from launcher_plugins.architectures.parameter_server.runtime import server as parameter_server_serve_runtime
+from launcher_plugins.architectures.parameter_server.runtime import server
 from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
+from tests.helpers.equality import CPU, job
+from tests.helpers.objects import substitute, there
+from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.servers import servers_job
 
 TIMEOUT_S = 2.5
 START_TIMEOUT_S = 20.0
@@ -63,11 +66,11 @@ def trained(
     (run_dir / "metrics").mkdir(exist_ok=True)
     begin = Trainer.step
 
-    def step(trainer: Trainer, number: int, *args: object) -> object:
-        trainer.update.begin = lambda step: doing() if rank == guilty and step else None
+    def step(trainer: Trainer, number: int, *args: Any) -> Any:
+        substitute(trainer.update, "begin", lambda step: doing() if rank == guilty and step else None)
         return begin(trainer, number, *args)
 
-    Trainer.step = step
+    substitute(Trainer, "step", step)
     heart = Heart(run_dir, rank, timeout_s, START_TIMEOUT_S)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
     dist.barrier()
@@ -85,8 +88,7 @@ def test_all_ranks_end_when_one_hangs_and_it_is_named_with_its_place(
     """It is armed against SIGTERM, and nobody ends it: its watchdog does."""
     with pytest.raises(RankError, match=r"died without an answer|closed by peer|reset by peer"):
         run_ranks(2, trained, planned(**layout), tmp_path, doing, 1)
-    hang = find_hang(tmp_path)
-    assert hang is not None
+    hang = there(find_hang(tmp_path))
     assert (hang.rank, hang.heartbeat.step, hang.heartbeat.is_waiting) == (1, 1, False)
     assert hang.silent_s < TIMEOUT_S + 3
     assert doing.__name__ in hang.stack
@@ -95,7 +97,7 @@ def test_all_ranks_end_when_one_hangs_and_it_is_named_with_its_place(
 def test_a_rank_alone_that_hangs_ends_too(tmp_path: Path) -> None:
     with pytest.raises(RankError, match="rank 0 died without an answer"):
         run_ranks(1, trained, planned(), tmp_path, sleep_for_ever, 0)
-    assert find_hang(tmp_path).rank == 0
+    assert there(find_hang(tmp_path)).rank == 0
 
 
 def test_a_rank_that_is_slow_goes_on_and_leaves_no_file(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_a_rank_that_is_slow_goes_on_and_leaves_no_file(tmp_path: Path) -> None:
 
 
 def without_beats(rank: int, plan: Plan, run_dir: Path) -> None:
-    Heart.beat = lambda heart, doing: None
+    substitute(Heart, "beat", lambda heart, doing: None)
     trained(rank, plan, run_dir, be_slow, 0, LONG_TIMEOUT_S)
 
 
@@ -121,7 +123,7 @@ def stop_itself() -> None:
 def test_a_rank_that_is_stopped_by_the_system_is_named_by_those_that_waited(tmp_path: Path) -> None:
     with pytest.raises(RankError):
         run_ranks(2, trained, planned(dp=2), tmp_path, stop_itself, 1, timeout_s=7)
-    assert find_hang(tmp_path).rank == 1
+    assert there(find_hang(tmp_path)).rank == 1
 
 
 START_S = 3.0
@@ -131,8 +133,7 @@ START_S = 3.0
 def started(rank: int, plan: Plan, run_dir: Path) -> None:
     """A run whose rank 1 hangs while it makes its model."""
     (run_dir / "metrics").mkdir(exist_ok=True)
-    build = loop.build_chunks
-    loop.build_chunks = lambda ctx: sleep_for_ever() if rank == 1 else build(ctx)
+    substitute(loop, "build_chunks", lambda ctx: sleep_for_ever() if rank == 1 else build_chunks(ctx))
     heart = Heart(run_dir, rank, LONG_TIMEOUT_S, START_S)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
 
@@ -140,7 +141,7 @@ def started(rank: int, plan: Plan, run_dir: Path) -> None:
 def test_a_rank_that_hangs_before_its_first_step_ends_all_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(RankError):
         run_ranks(2, started, planned(dp=2), tmp_path)
-    hang = find_hang(tmp_path)
+    hang = there(find_hang(tmp_path))
     assert (hang.rank, hang.heartbeat.doing, hang.heartbeat.step) == (1, "building", -1)
     assert "sleep_for_ever" in hang.stack
     assert hang.silent_s < START_S + 3
@@ -161,7 +162,7 @@ def test_a_rank_whose_libraries_do_not_load_ends_too(tmp_path: Path) -> None:
     environment = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     command = [sys.executable, "-c", LAZY_PROGRAM, str(tmp_path / "plan.json")]
     assert subprocess.run(command, env=environment, timeout=30, check=False).returncode == 1
-    hang = find_hang(tmp_path)
+    hang = there(find_hang(tmp_path))
     assert str(hang).startswith("hung in its start: no step within run.start_timeout_s")
     assert "main.py" in hang.stack
 
@@ -182,14 +183,14 @@ def served(rank: int, plan: Plan, run_dir: Path, sabotage: Callable[[], None]) -
 
 
 def hang_in_an_update() -> None:
-    Piece.update = lambda *_: sleep_for_ever()
+    substitute(Piece, "update", lambda *_: sleep_for_ever())
 
 
 def test_a_server_that_hangs_ends_all_and_is_named(tmp_path: Path) -> None:
     plan = servers_job(train={"num_steps": 3})
     with pytest.raises(RankError):
         run_ranks(plan.world_size, served, plan, tmp_path, hang_in_an_update)
-    hang = find_hang(tmp_path)
+    hang = there(find_hang(tmp_path))
     assert (hang.rank, hang.heartbeat.doing) == (2, "updating")
     assert "sleep_for_ever" in hang.stack
 
@@ -198,13 +199,13 @@ def let_the_server_wait() -> None:
     """Longer than the timeout, for workers that are slow and well in their second step."""
     begin = Trainer.step
 
-    def step(trainer: Trainer, number: int, *args: object) -> object:
+    def step(trainer: Trainer, number: int, *args: Any) -> Any:
         for _ in range(8 * number):
             trainer.ctx.clock.beat()
             time.sleep(SERVER_TIMEOUT_S * 0.16)
         return begin(trainer, number, *args)
 
-    Trainer.step = step
+    substitute(Trainer, "step", step)
 
 
 def test_a_server_that_waits_for_slow_workers_goes_on(tmp_path: Path) -> None:
@@ -215,11 +216,11 @@ def test_a_server_that_waits_for_slow_workers_goes_on(tmp_path: Path) -> None:
 
 def wait_without_a_beat() -> None:
     let_the_server_wait()
-    parameter_server_serve_runtime._BEAT_INTERVAL_S = 60
+    substitute(server, "_BEAT_INTERVAL_S", 60)
 
 
 def test_a_server_that_waits_without_a_beat_would_be_ended(tmp_path: Path) -> None:
     plan = servers_job(train={"num_steps": 2})
     with pytest.raises(RankError):
         run_ranks(plan.world_size, served, plan, tmp_path, wait_without_a_beat)
-    assert find_hang(tmp_path).rank == 2
+    assert there(find_hang(tmp_path)).rank == 2

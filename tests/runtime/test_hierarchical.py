@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from equality import Sabotage, assert_equal, job, reference, train
-from ranks import RankError, run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher_plugins.architectures.decentralized.runtime import HierarchicalSum
+from tests.helpers.equality import Sabotage, assert_equal, job, reference, train
+from tests.helpers.objects import inside, substitute
+from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"family": "gpt"}
 TWO_BY_TWO = {"nodes": 2, "devices_per_node": 2}
@@ -41,7 +42,7 @@ def skip_a_level(name: str) -> Sabotage:
     """Leaves one level out for one bucket, on every rank, so that nobody waits for a message."""
 
     def sabotage(trainer: Trainer, loader: object) -> None:
-        levels = trainer.update._buckets.exchange
+        levels = inside(trainer.update)._buckets.exchange
         assert isinstance(levels, HierarchicalSum), "the update uses another exchange"
         calls, whole = count(), getattr(levels, name)
         setattr(levels, name, lambda *tensors: None if next(calls) == 1 else whole(*tensors))
@@ -73,7 +74,7 @@ def test_buckets_that_a_node_cannot_share_evenly_are_summed_whole() -> None:
 def test_a_level_that_fails_is_told_where_the_sum_is_waited_for() -> None:
     def broken(rank: int, plan: Plan) -> str:
         levels = HierarchicalSum(make_context(plan.rank(rank), torch.device("cpu")))
-        levels.sum_across = lambda part: 1 / 0
+        substitute(levels, "sum_across", lambda part: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             levels(torch.ones(4)).wait()
         return "told"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import make_context
 from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.contract.config import FusionConfig
@@ -12,7 +11,8 @@ from launcher.plan.build import build, job_shape
 from launcher.plan.cost.memory import kept_bytes
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.build import build_chunks
-from tests.unit.plan_jobs import FP32, MIXED, launch_config
+from tests.helpers.configs import FP32, MIXED, launch_config
+from tests.helpers.contexts import make_context
 
 MICRO, SEQ = 2, 64
 SIZES = {"hidden_size": 128, "num_layers": 3, "num_heads": 4}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import CPU, WHOLE
 from torch import nn
 from torch.nn import functional
 
 from launcher.runtime.api import IGNORED, slice_of
 from launcher.runtime.model.layers import WholeLayers
+from tests.helpers.contexts import CPU, WHOLE
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from launcher.app.user_model import describer, source_roots
 from launcher.base.errors import PlanError
 from launcher.plan.build import build
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
 
 MODULE = """
 import torch

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from factories import WHOLE
-from ranks import run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.contract.records import MemoryRecord
@@ -26,6 +23,9 @@ from launcher.runtime.measure.memory import (
 from launcher.runtime.process.main import is_out_of_memory
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, train
+from tests.helpers.contexts import WHOLE
+from tests.helpers.equality import CPU, job
+from tests.helpers.ranks import run_ranks
 
 MODEL = {"num_layers": 4, "hidden_size": 64}
 """217 thousand parameters: what is not a state is small beside them."""

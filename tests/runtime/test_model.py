@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from factories import CPU, make_config, make_context, make_plan
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -18,6 +17,8 @@ from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.blocks import Block, Norm, Rotary, Sizes
 from launcher.runtime.model.build import build_chunks
+from tests.helpers.contexts import CPU, make_config, make_context
+from tests.helpers.plans import staged_plan
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {"family": "gpt"},
@@ -34,7 +35,7 @@ BATCH = Microbatch(
 
 def build(config: LaunchConfig, layers_per_stage: list[int] | None = None) -> list[nn.Module]:
     """The chunks of all pipeline ranks, in stage order."""
-    plan = make_plan(config, layers_per_stage)
+    plan = staged_plan(config, layers_per_stage)
     chunks: dict[int, nn.Module] = {}
     for rank in range(config.parallel.pp):
         ctx = make_context(plan, rank)
@@ -228,7 +229,7 @@ def test_bf16_has_bf16_parameters_and_a_near_fp32_loss(family: str) -> None:
 def test_layer_norm_and_rms_norm_follow_their_formulas() -> None:
     x = torch.randn(3, 16)
     for family in FAMILIES:
-        norm = Norm(make_context(make_plan(make_config(model={"family": family}))), "norm", 16)
+        norm = Norm(make_context(staged_plan(make_config(model={"family": family}))), "norm", 16)
         for param in norm.parameters():
             nn.init.normal_(param)
         if norm.bias is None:

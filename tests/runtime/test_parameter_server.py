@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from equality import assert_equal, reference
-from ranks import RankError
-from servers import Work, serve_and_train, servers_job
 
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.train.loop import Trainer
 from launcher_plugins.architectures.parameter_server.runtime.rules import Desk
+from tests.helpers.equality import assert_equal, reference
+from tests.helpers.objects import inside
+from tests.helpers.ranks import RankError
+from tests.helpers.servers import Work, serve_and_train, servers_job
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "two workers, one server": {"model": {"dropout": 0.1}},
@@ -43,7 +44,7 @@ def change_one_push(factor: float) -> Work:
     def change(trainer: Trainer, loader: Loader, step: int) -> None:
         if trainer.ctx.plan.rank != 1 or step != 1:
             return
-        feedback = trainer.update._feedback
+        feedback = inside(trainer.update)._feedback
         pack = feedback.pack
         feedback.pack = lambda values, place: pack(values, place) * (factor if place[0] == 1 else 1)
 
@@ -52,7 +53,7 @@ def change_one_push(factor: float) -> Work:
 
 def forget_one_pull(trainer: Trainer, loader: Loader, step: int) -> None:
     """One bucket of the second step's parameters is still the first's."""
-    pulled = trainer.update._pulled[0]
+    pulled = inside(trainer.update)._pulled[0]
     if step == 0:
         pulled.first = pulled.landing.clone()
     if step == 1:
@@ -94,7 +95,7 @@ def use_a_weight_behind_autograd(trainer: Trainer, loader: Loader, step: int) ->
     """The first layers' backward needs the value of the last one's weight, which autograd is not told."""
     if step == 0 and trainer.ctx.plan.rank == 0:
         (stage,) = trainer.part.modules.values()
-        first, last = stage.prologue.embedding, list(stage.parameters())[-1]
+        first, last = inside(stage).prologue.embedding, list(stage.parameters())[-1]
         first.register_forward_hook(lambda _, __, out: out * last.detach().flatten()[: out.shape[-1]])
 
 

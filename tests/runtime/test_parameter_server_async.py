@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from server_simulation import Simulation
-from servers import Served, assert_nearly_same, assert_same, serve_and_train, servers_job
 from torch import Tensor
 
 from launcher.contract.plan import Plan
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.server_simulation import Simulation
+from tests.helpers.servers import Served, assert_nearly_same, assert_same, serve_and_train, servers_job
 
 STEPS = 5
 MODES: dict[str, dict[str, Any]] = {

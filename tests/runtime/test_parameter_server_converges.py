@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
-from servers import Served, serve_and_train
 
 from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.plan.build import build
 from launcher_plugins.architectures.parameter_server.runtime.rules import Apart
+from tests.helpers.objects import substitute
+from tests.helpers.servers import Served, serve_and_train
 
 STEPS = 40
 WORDS = (
@@ -52,10 +54,10 @@ def test_the_stated_loss_is_missed_where_one_of_two_servers_forgets_its_updates(
 ) -> None:
     done = Apart.done
 
-    def forgetting(rule: Apart, worker: int, notice: object) -> None:
+    def forgetting(rule: Apart, worker: int, notice: Any) -> None:
         if not rule._desk.is_first:
             for piece in rule._shard.pieces.values():
-                piece.update = lambda lr, factor: None
+                substitute(piece, "update", lambda lr, factor: None)
         done(rule, worker, notice)
 
     monkeypatch.setattr(Apart, "done", forgetting)

@@ -11,11 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
-from server_simulation import Simulation
-from servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job
-from test_checkpoint import MODEL, first_half, losses_of, second_half, uninterrupted
 
 from launcher.base.registry import resolve
 from launcher.contract.job import STOP_NOTE
@@ -26,6 +21,12 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, train
 from launcher_plugins.architectures.parameter_server.runtime.server import Server
+from tests.helpers.equality import CPU, job
+from tests.helpers.halves import MODEL, first_half, losses_of, second_half, uninterrupted
+from tests.helpers.objects import substitute
+from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.server_simulation import Simulation
+from tests.helpers.servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job
 
 STEPS = 4
 SOON_S = 15.0
@@ -113,6 +114,7 @@ def half_with_servers(rank: int, plan: Plan, root: Path, resume: bool) -> list[f
     first = restore(trainer, root) if resume else 0
     steps = Loader(ctx).steps(first)
     losses = [trainer.step(step, next(steps)).loss for step in range(first, first + half)]
+    assert ctx.replicas is not None, "workers are replicas"
     ctx.replicas.leave(first + half)
     return losses
 
@@ -146,7 +148,7 @@ def told_to_end(rank: int, plan: Plan, run_dir: Path) -> int:
             os.kill(os.getpid(), signal.SIGUSR1)
         return step(trainer, number, batches)
 
-    Trainer.step = stepping
+    substitute(Trainer, "step", stepping)
     train(ctx, run_dir, resume=False)
     return len(records(run_dir, rank, "step"))
 

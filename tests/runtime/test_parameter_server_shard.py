@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from equality import CPU
-from servers import servers_job
 
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.fragments import STEP
@@ -15,6 +13,8 @@ from launcher.runtime.checkpoint.shard import save_shard
 from launcher.runtime.process.rank import make_context
 from launcher_plugins.architectures.parameter_server.runtime.shard import Shard
 from launcher_plugins.architectures.parameter_server.runtime.wire import Held, Layout
+from tests.helpers.equality import CPU
+from tests.helpers.servers import servers_job
 
 LAYOUT = Layout(buckets=((Held(name="w", shape=(4, 3)),),), num_servers=2)
 NUM_UPDATES = (2, 5)

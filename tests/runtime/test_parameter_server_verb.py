@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.waiting import wait_until
 
 SMALL = (
     "model.num_layers=1",
@@ -53,10 +54,7 @@ def test_the_others_go_on_when_the_process_of_a_worker_is_killed(tmp_path: Path)
     )
     try:
         records = tmp_path / "mine" / "metrics" / "rank-00000.jsonl"
-        deadline = time.monotonic() + 120
-        while not (records.is_file() and records.read_text().count('"step"') > 10):
-            assert time.monotonic() < deadline, "no step was recorded"
-            time.sleep(0.02)
+        wait_until(lambda: records.is_file() and records.read_text().count('"step"') > 10, "a step")
         os.kill(worker_pid(tmp_path / "mine", 0), signal.SIGKILL)
         output, error = process.communicate(timeout=120)
     finally:

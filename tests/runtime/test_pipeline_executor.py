@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, run_ranks
 from torch import Tensor, nn
 
 from launcher.base.registry import load
@@ -20,6 +19,8 @@ from launcher.runtime.process.groups import Group
 from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
 from launcher.schedule.passes import lower
 from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
+from tests.helpers.objects import inside
+from tests.helpers.ranks import RankError, run_ranks
 
 CPU = torch.device("cpu")
 SIZE = (1, 4)
@@ -161,12 +162,13 @@ def test_evaluation_is_right_where_a_stage_hands_on_its_own_input() -> None:
 def through_a_view(rank: int, shape: PipelineShape) -> float:
     runner = executor(rank, "interleaved_1f1b", shape, [2.0] * shape.num_stages)
     if rank == 1:
-        runner._part.modules[1] = ViewStage()
+        inside(runner._part.modules)[1] = ViewStage()
     if rank == 0:  # slow to take its gradients, so that they are long under way
         module = runner._part.modules[0]
         module.register_full_backward_hook(lambda *_: time.sleep(0.02))
     runner.train(batches(shape), PlainUpdate(), loss_scale=lambda: 1.0)  # type: ignore[arg-type]
-    return float(runner._part.modules[rank + 4].weight.grad) if rank else float(module.weight.grad)
+    module = runner._part.modules[rank + 4 if rank else 0]
+    return float(inside(module).weight.grad)
 
 
 def test_a_gradient_under_way_is_not_written_over_by_the_next() -> None:
@@ -203,7 +205,7 @@ def test_an_output_is_let_go_once_it_was_sent() -> None:
 def pass_on_doubles(rank: int) -> None:
     runner = executor(rank, "gpipe", PipelineShape(num_pp_ranks=2, num_microbatches=1), [2.0, 2.0])
     if rank == 0:
-        runner._part.modules[0] = WideStage()
+        inside(runner._part.modules)[0] = WideStage()
     # The other waits for what it never gets: were it to end, the first might still be connecting to it.
     runner.train(batches(runner._part.shape), PlainUpdate(), loss_scale=lambda: 1.0)  # type: ignore[arg-type]
 

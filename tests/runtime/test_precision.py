@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, Trained, job, train
-from ranks import RankError, run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context, set_tf32
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, Trained, job, train
+from tests.helpers.objects import inside
+from tests.helpers.ranks import RankError, run_ranks
 
 BF16 = {"name": "bf16", "compute": "bf16"}
 FP16 = {"name": "fp16", "compute": "fp16"}
@@ -54,24 +55,26 @@ def test_norms_and_steps_are_those_of_fp32(precision: dict[str, Any]) -> None:
 
 
 def start_at_a_scale_of_16(trainer: Trainer, loader: Loader) -> None:
-    if trainer.update._scale is not None:
-        trainer.update._scale.value = 16.0  # fp16 gradients themselves must not overflow
+    if inside(trainer.update)._scale is not None:
+        inside(trainer.update)._scale.value = 16.0  # fp16 gradients themselves must not overflow
 
 
 def overflow_once(rank: int, plan: Plan) -> list[tuple[bool, float, bool]]:
     """Per step: skipped, loss scale after it, and whether the weights moved."""
     ctx = make_context(plan.rank(rank), CPU)
     trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
-    if trainer.update._scale is not None:
-        trainer.update._scale.value = 2.0**40
+    if inside(trainer.update)._scale is not None:
+        inside(trainer.update)._scale.value = 2.0**40
     seen = []
     for step in range(2):
-        before = [param.clone() for param in trainer.update._masters]
+        before = [param.clone() for param in inside(trainer.update)._masters]
         done = trainer.step(step, next(steps))
-        moved = any(not torch.equal(a, b) for a, b in zip(before, trainer.update._masters, strict=True))
+        moved = any(
+            not torch.equal(a, b) for a, b in zip(before, inside(trainer.update)._masters, strict=True)
+        )
         seen.append((done.outcome.skipped, trainer.update.loss_scale, moved))
-        if trainer.update._scale is not None:
-            trainer.update._scale.value = 2.0**10
+        if inside(trainer.update)._scale is not None:
+            inside(trainer.update)._scale.value = 2.0**10
     return seen
 
 
@@ -86,7 +89,7 @@ def infinite_loss(rank: int, plan: Plan) -> None:
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
     with torch.no_grad():
-        next(iter(trainer.update._masters)).fill_(torch.nan)
+        next(iter(inside(trainer.update)._masters)).fill_(torch.nan)
     trainer.step(0, next(Loader(ctx).steps(0)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 import torch
@@ -70,9 +71,12 @@ def test_values_are_normal_with_the_given_deviation() -> None:
 def test_only_the_blocks_of_the_slice_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     draw = randomness._block
-    monkeypatch.setattr(
-        randomness, "_block", lambda where, block, seed: drawn.append(block) or draw(where, block, seed)
-    )
+
+    def noting(where: GlobalSlice, block: int, seed: int) -> Any:
+        drawn.append(block)
+        return draw(where, block, seed)
+
+    monkeypatch.setattr(randomness, "_block", noting)
     filled((640, 0), (100, 8), shape=(100_000, 8))
     assert drawn == [10, 11]
 

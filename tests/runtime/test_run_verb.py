@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import wait_until
+
 SMALL = (
     "model.num_layers=2",
     "model.hidden_size=32",
@@ -70,13 +72,10 @@ def rank_pids(run_dir):
     return pids
 
 
-def wait_for_steps(run_dir, timeout_s=120):
+def wait_for_steps(run_dir):
     """Waits until the reporting rank has recorded a step."""
     records = run_dir / "metrics" / "rank-00001.jsonl"
-    deadline = time.monotonic() + timeout_s
-    while not (records.is_file() and '"step"' in records.read_text()):
-        assert time.monotonic() < deadline, "no step was recorded"
-        time.sleep(0.1)
+    wait_until(lambda: records.is_file() and '"step"' in records.read_text(), "a step")
 
 
 def phase(run_dir):
@@ -90,7 +89,7 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     wait_for_steps(tmp_path / "first")
     wait_for_steps(tmp_path / "second")
     first.send_signal(signal.SIGINT)
-    _, error = first.communicate(timeout=60)
+    _, error = first.communicate(timeout=300)
     assert (first.returncode, error) == (
         130,
         "stopped by SIGINT: all ranks have ended. Run directory: first\n"
@@ -103,7 +102,7 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     os.kill(rank_pids(tmp_path / "second")[0], signal.SIGSTOP)  # this one does not end by itself
     os.kill(rank_pids(tmp_path / "second")[1], signal.SIGKILL)
     killed_at = time.monotonic()
-    _, error = second.communicate(timeout=60)
+    _, error = second.communicate(timeout=300)
     assert time.monotonic() - killed_at < SOON_S
     assert second.returncode == 1
     assert error.startswith("rank 1 failed: killed by signal 9 (SIGKILL)\n")
@@ -138,15 +137,12 @@ def test_an_interrupted_run_saves_first_and_goes_on_from_there(start, tmp_path):
     first = start(*words)
     wait_for_steps(tmp_path / "mine")
     first.send_signal(signal.SIGINT)
-    _, error = first.communicate(timeout=60)
+    _, error = first.communicate(timeout=300)
     (saved,) = re.findall(r"\nSaved after step (\d+): --resume goes on from there\.\n", error)
     second = start(*words, "--resume")
-    deadline = time.monotonic() + 120
-    while not (log.is_file() and "resumed after step" in log.read_text()):
-        assert time.monotonic() < deadline, "the second run did not resume"
-        time.sleep(0.05)
+    wait_until(lambda: log.is_file() and "resumed after step" in log.read_text(), "the resume")
     second.send_signal(signal.SIGTERM)
-    output, _ = second.communicate(timeout=60)
+    output, _ = second.communicate(timeout=300)
     assert f"resumed after step {saved}\n" in log.read_text()
     assert f"\ngoes on after step {saved}\n" in output
 
@@ -155,7 +151,7 @@ def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_pat
     (tmp_path / "mine.py").write_text("def build(**options):\n    raise ValueError('no such planet')\n")
     target = ("data.source=null", "data.target=mine:build")
     process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", *target)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=300)
     raised_at = min(json.loads(path.read_text())["time"] for path in tmp_path.glob("mine/exit/rank-*.json"))
     assert time.time() - raised_at < SOON_S
     assert process.returncode == 1
@@ -174,7 +170,7 @@ def test_a_rank_out_of_memory_is_named_as_such(start, tmp_path):
     )
     target = ("data.source=null", "data.target=mine:Texts")
     process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", "parallel.pp=1", *target)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 1
     assert error.startswith("rank 0 failed: out of memory")
     assert "A smaller batch.micro_size, parallel.recompute=full" in error
@@ -205,7 +201,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(star
     words = ("data.source=null", "data.target=mine:Texts", "parallel.pp=1", "parallel.dp=2")
     saves = ("train.num_steps=20", "train.checkpoint_interval=2", "executor.max_restarts=1")
     process = start(*words, *saves, f"run.timeout_s={TIMEOUT_S}", "run.dir=mine", "--no-baseline")
-    output, error = process.communicate(timeout=180)
+    output, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
     assert re.search(r"\nrank 1 hung waiting for data of step \d+: not heard from for", output)
     assert re.search(r"\nrestart 1 of 1: goes on after step \d+", output)

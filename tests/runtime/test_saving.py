@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from ranks import RankError, run_ranks
 
 from launcher.base.errors import JobError
 from launcher.contract.plan import Plan
@@ -22,6 +20,9 @@ from launcher.runtime.checkpoint.saving import HostCopy
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, job
+from tests.helpers.objects import inside, substitute
+from tests.helpers.ranks import RankError, run_ranks
 
 NUM_STEPS, INTERVAL = 6, 2
 Arrange = Callable[[int], None]
@@ -40,12 +41,14 @@ def planned(*, keep: int = 9, is_async: bool = True, **layout: Any) -> Plan:
     return job(model={"num_layers": 2}, parallel=layout, train=train)
 
 
-def trained(rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None) -> None:
+def trained(
+    rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None, resume: bool = False
+) -> None:
     """The whole run, as a rank makes it."""
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
     if arrange is not None:
         arrange(rank)
-    loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=(run_dir / "checkpoints").exists())
+    loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=resume)
     torch.distributed.barrier()
 
 
@@ -55,32 +58,45 @@ def saved(run_dir: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def write_late(rank: int) -> None:
-    """Holds every write back until the training is a step on, or has ended."""
-    num_steps, write, step = [0], saving.save_shard, Trainer.step
+def write_late(rank: int, *, holds_training: bool = False) -> None:
+    """Holds every write back until the training is a step on, or has ended. ``holds_training``: it then
+    stands still until that is written."""
+    write, step, changed = inside(saving).save_shard, Trainer.step, threading.Condition()
+    num_steps, num_written = 0, 0
 
     def counting(trainer: Trainer, *args: Any) -> Any:
+        nonlocal num_steps
         done = step(trainer, *args)
-        num_steps[0] += 1
+        with changed:
+            num_steps += 1
+            changed.notify_all()
+            if holds_training:
+                changed.wait_for(lambda: num_written >= (num_steps - 1) // INTERVAL)
         return done
 
     def late(folder: Path, *args: Any) -> int:
-        due, waited = int(folder.stem.removeprefix("step-")) + 1, threading.Event()
-        while num_steps[0] < min(due, NUM_STEPS):
-            assert not waited.wait(0.001), "nobody sets it"
-        return write(folder, *args)
+        nonlocal num_written
+        due = int(folder.stem.removeprefix("step-")) + 1
+        with changed:
+            changed.wait_for(lambda: num_steps >= min(due, NUM_STEPS))
+        size = write(folder, *args)
+        with changed:
+            num_written += 1
+            changed.notify_all()
+        return size
 
-    Trainer.step, saving.save_shard = counting, late
+    substitute(Trainer, "step", counting)
+    substitute(saving, "save_shard", late)
 
 
 def take_no_copy(rank: int) -> None:
-    HostCopy.take = lambda copy, fragments: list(fragments)
-    write_late(rank)
+    substitute(HostCopy, "take", lambda copy, fragments: list(fragments))
+    write_late(rank, holds_training=True)  # what changes under the write, the reading back would find
 
 
 @pytest.mark.parametrize("layout", [{"pp": 2}, {"dp": 2}], ids=str)
 def test_what_is_written_while_the_training_goes_on_is_what_a_waiting_run_writes(
-    layout: dict[str, int], tmp_path: Path
+    layout: dict[str, Any], tmp_path: Path
 ) -> None:
     run_ranks(2, trained, planned(**layout), tmp_path / "going on", write_late)
     run_ranks(2, trained, planned(**layout, is_async=False), tmp_path / "waiting")
@@ -98,7 +114,7 @@ def test_a_state_that_is_not_copied_is_told_apart(tmp_path: Path) -> None:
 def spans_of_saves(rank: int, plan: Plan, run_dir: Path) -> list[str]:
     """What began and what ended, in order."""
     events: list[str] = []
-    write, take = saving.save_shard, HostCopy.take
+    write, take = inside(saving).save_shard, HostCopy.take
 
     def slow(*args: Any) -> int:
         size = write(*args)
@@ -109,7 +125,8 @@ def spans_of_saves(rank: int, plan: Plan, run_dir: Path) -> list[str]:
         events.append("copied")
         return take(copy, fragments)
 
-    saving.save_shard, HostCopy.take = slow, noted
+    substitute(saving, "save_shard", slow)
+    substitute(HostCopy, "take", noted)
     write_late(rank)
     trained(rank, plan, run_dir)
     return events
@@ -120,16 +137,16 @@ def test_a_save_waits_for_the_one_before_and_the_end_for_the_last(tmp_path: Path
     assert events == ["copied", "written"] * (NUM_STEPS // INTERVAL)
 
 
-def at_step(step: int, action: Callable[..., Any]) -> None:
+def at_step(step: int, action: Callable[..., int]) -> None:
     """Does something else in place of writing the shard of a step."""
-    write = saving.save_shard
+    write = inside(saving).save_shard
 
     def instead(folder: Path, *args: Any) -> int:
         if folder.stem == f"step-{step:08d}":
             return action(folder, *args)
         return write(folder, *args)
 
-    saving.save_shard = instead
+    substitute(saving, "save_shard", instead)
 
 
 def fill_the_disk(*args: Any) -> int:
@@ -158,7 +175,7 @@ def close_in_the_first_step(root: Path) -> None:
             root.touch()
         return step(trainer, number, *args)
 
-    Trainer.step = closing
+    substitute(Trainer, "step", closing)
 
 
 def test_a_place_that_is_lost_later_is_told_with_its_cause(tmp_path: Path) -> None:
@@ -189,7 +206,7 @@ def test_a_crash_in_mid_write_leaves_the_earlier_checkpoint_and_no_litter(tmp_pa
         run_ranks(1, trained, planned(keep=1), tmp_path, lambda rank: at_step(4, die_in_mid_write))
     root = tmp_path / "checkpoints"
     assert checkpoint.newest(root) == (2, [])
-    run_ranks(1, trained, planned(keep=2), tmp_path)
+    run_ranks(1, trained, planned(keep=2), tmp_path, None, True)
     assert sorted(path.name for path in root.iterdir()) == ["step-00000004", "step-00000006"]
 
 
@@ -204,12 +221,12 @@ def lose_a_byte(rank: int) -> None:
             damaged[-1] ^= 1
             path.write_bytes(damaged)
 
-    shard.bring_to_disk = losing
+    substitute(shard, "bring_to_disk", losing)
 
 
 def lose_a_byte_and_do_not_look(rank: int) -> None:
     lose_a_byte(rank)
-    shard._check_written = lambda *args: None
+    substitute(shard, "_check_written", lambda *args: None)
 
 
 def test_an_older_checkpoint_outlives_a_newer_one_that_is_read_back_damaged(tmp_path: Path) -> None:
@@ -222,12 +239,13 @@ def test_without_reading_back_the_last_good_checkpoint_is_lost(tmp_path: Path) -
     """What the test above sees; the index then holds the checksum of what is damaged."""
     plan = planned(keep=1)
     with pytest.raises(RankError, match="died"):
-        run_ranks(1, trained, plan, tmp_path, lambda rank: (lose_a_byte_and_do_not_look(rank), die_at_6()))
+        run_ranks(1, trained, plan, tmp_path, lose_a_byte_and_die_at_6)
     good = saved(tmp_path)
     assert {Path(name).parent.name for name in good} == {"step-00000004", "step-00000006.unfinished"}
 
 
-def die_at_6() -> None:
+def lose_a_byte_and_die_at_6(rank: int) -> None:
+    lose_a_byte_and_do_not_look(rank)
     at_step(6, die_in_mid_write)
 
 

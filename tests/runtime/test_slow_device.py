@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from equality import Trained, assert_equal, train
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,6 +21,8 @@ from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.model.slow_device import Points, SlowLinear, build
 from launcher.runtime.model.split_backward import SplitBackward
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import Trained, assert_equal, train
+from tests.helpers.objects import substitute
 
 WORDS = ("~sweep", "model.options.flops_per_s=1e12", "model.options.num_layers=4", "data.prefetch_batches=0")
 
@@ -48,7 +49,8 @@ def test_a_pipeline_of_it_computes_what_one_device_computes(schedule: str) -> No
 def test_a_weight_gradient_that_is_never_taken_up_changes_what_is_computed() -> None:
     def sabotage(trainer: Trainer, loader: Loader) -> None:
         finish = trainer.update.finish_backward
-        trainer.update.finish_backward = lambda products, **named: finish(products[1:], **named)
+        shortened = lambda products, **named: finish(products[1:], **named)  # noqa: E731
+        substitute(trainer.update, "finish_backward", shortened)
 
     with pytest.raises(AssertionError, match="Tensor-likes are not close"):
         assert_equal(train(plan("parallel.pp=2", "parallel.schedule=zb_h1"), sabotage), one_device())

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, job
-from factories import WHOLE
-from ranks import run_ranks
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,6 +15,10 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.split_backward import SplitBackward
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.contexts import WHOLE
+from tests.helpers.equality import CPU, job
+from tests.helpers.objects import substitute
+from tests.helpers.ranks import run_ranks
 
 NUM_MICROBATCHES = 8
 
@@ -38,8 +39,8 @@ def products(rank: int, plan: Plan) -> dict[str, list[int]]:
         return run
 
     update = trainer.update
-    update.backward = counting("B", update.backward)
-    update.finish_backward = counting("W", update.finish_backward)
+    substitute(update, "backward", counting("B", update.backward))
+    substitute(update, "finish_backward", counting("W", update.finish_backward))
     for module in trainer.part.modules.values():
         module.forward = counting("F", module.forward)
     trainer.step(0, next(steps))

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from equality import CPU, job
-from ranks import run_ranks
 
 from launcher.contract.plan import Plan
 from launcher.metrics.read import read_run
@@ -21,6 +19,9 @@ from launcher.runtime.process.rank import make_context
 from launcher.runtime.process.stop import StopRequest
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, job
+from tests.helpers.objects import substitute
+from tests.helpers.ranks import run_ranks
 
 NUM_STEPS = 6
 Signals = Mapping[int, Mapping[int, signal.Signals]]
@@ -46,7 +47,8 @@ def planned(interval: int, **layout: int) -> Plan:
 def start(rank: int, plan: Plan, run_dir: Path, told: Signals) -> dict[str, object] | None:
     """One start of the run; the note that it leaves."""
     Told.signals = told.get(rank, {})
-    loop.Trainer, loop.StopRequest = Told, partial(StopRequest, interval_s=0)
+    substitute(loop, "Trainer", Told)
+    substitute(loop, "StopRequest", partial(StopRequest, interval_s=0))
     has_saved = (run_dir / "checkpoints").exists()
     dist.barrier()
     loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=has_saved)
@@ -64,7 +66,9 @@ def starts(rank: int, plan: Plan, run_dir: Path, told: Sequence[Signals]) -> lis
     return [start(rank, plan, run_dir, signals) for signals in told]
 
 
-def cut_and_whole(rank: int, plan: Plan, folder: Path, told: Sequence[Signals]) -> list[object]:
+def cut_and_whole(
+    rank: int, plan: Plan, folder: Path, told: Sequence[Signals]
+) -> list[dict[str, object] | None]:
     """A run that is cut short by signals, and one that is not."""
     for name in ("cut", "whole"):
         (folder / name).mkdir(exist_ok=True)
@@ -114,8 +118,14 @@ def test_a_step_that_is_saved_anyway_is_not_saved_twice(tmp_path: Path) -> None:
 
 
 def saved_steps(rank: int, plan: Plan, run_dir: Path) -> list[int]:
-    steps, save = [], Saver.save
-    Saver.save = lambda saver, step: (steps.append(step), save(saver, step))
+    steps: list[int] = []
+    save = Saver.save
+
+    def noting(saver: Saver, step: int) -> None:
+        steps.append(step)
+        save(saver, step)
+
+    substitute(Saver, "save", noting)
     starts(rank, plan, run_dir, [{0: {3: signal.SIGUSR1}}])
     return steps
 
@@ -140,7 +150,7 @@ def test_ranks_with_short_steps_ask_each_other_only_now_and_then(tmp_path: Path)
 def answers(rank: int) -> list[bool]:
     stop = StopRequest(CPU, interval_s=0.4)
     stop.arm()
-    given = []
+    given: list[bool] = []
     for _ in range(9):
         if rank == 1 and len(given) == 6:
             os.kill(os.getpid(), signal.SIGTERM)

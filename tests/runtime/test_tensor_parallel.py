@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch._dynamo  # recomputation imports it at its first use: here, once for all forked ranks
 import torch.distributed as dist
-from factories import make_config, make_context, make_plan
-from ranks import run_ranks
 from torch import Tensor
 
 from launcher.contract.actions import PipelineShape
@@ -24,6 +22,10 @@ from launcher.runtime.model.build import build_chunks
 from launcher_plugins.parallel.tensor.plan import TensorParallel
 from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
 from launcher_plugins.parallel.tensor.runtime.layers import apply
+from tests.helpers.contexts import make_config, make_context
+from tests.helpers.objects import inside
+from tests.helpers.plans import staged_plan
+from tests.helpers.ranks import run_ranks
 
 GPT = {"family": "gpt"}
 LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False, "ffn_size": 40}
@@ -99,11 +101,11 @@ def make_batch(vocab_size: int) -> Microbatch:
 
 
 def forward_backward(rank: int, config: LaunchConfig, skip: int | None = None) -> Result:
-    ctx = make_context(make_plan(config), rank)
+    ctx = make_context(staged_plan(config), rank)
     Saboteur.skip, Saboteur.num_calls = skip, 0
     if config.parallel.tp > 1:
         apply(ctx)
-        ctx.layers._wire.__class__ = Saboteur
+        inside(ctx.layers)._wire.__class__ = Saboteur
     (chunk,) = build_chunks(ctx)
     loss = chunk(None, make_batch(config.model.vocab_size or 0))
     loss.backward()
@@ -210,16 +212,16 @@ def _messages(rank: int, case: str) -> dict[str, int]:
             return super().scatter_sequence(x)
 
     config = config_of(case, 2)
-    ctx = make_context(make_plan(config), rank)
+    ctx = make_context(staged_plan(config), rank)
     apply(ctx)
-    ctx.layers._wire.__class__ = Counting
+    inside(ctx.layers)._wire.__class__ = Counting
     (chunk,) = build_chunks(ctx)
     chunk(None, make_batch(37)).backward()
     return sent
 
 
 def _job(config: LaunchConfig) -> JobShape:
-    plan = make_plan(config)
+    plan = staged_plan(config)
     model = config.model
     resolved = replace(
         model,
@@ -246,7 +248,7 @@ def test_norm_gradients_of_sequence_slices_are_partial_until_summed() -> None:
 
 
 def _partial_norm_gradients(rank: int) -> Tensor:
-    ctx = make_context(make_plan(config_of("llama sequence parallel", 2)), rank)
+    ctx = make_context(staged_plan(config_of("llama sequence parallel", 2)), rank)
     apply(ctx)
     (chunk,) = build_chunks(ctx)
     chunk(None, make_batch(37)).backward()
@@ -264,7 +266,7 @@ def test_padded_rows_of_the_vocabulary_are_zero_and_only_the_slice_is_allocated(
 
 
 def _embedding_facts(rank: int) -> tuple[tuple[int, ...], tuple[int, ...], int, float]:
-    ctx = make_context(make_plan(config_of("gpt", 2)), rank)
+    ctx = make_context(staged_plan(config_of("gpt", 2)), rank)
     apply(ctx)
     (chunk,) = build_chunks(ctx)
     (weight,) = [param for param in chunk.parameters() if slice_of(param).name == "embedding.weight"]
@@ -283,7 +285,7 @@ def _bf16_loss(rank: int, tp: int) -> float:
     config = make_config(
         model=LLAMA, parallel={"tp": tp}, batch={"seq_length": 8}, precision={"compute": "bf16"}
     )
-    ctx = make_context(make_plan(config), rank)
+    ctx = make_context(staged_plan(config), rank)
     if tp > 1:
         apply(ctx)
     (chunk,) = build_chunks(ctx)

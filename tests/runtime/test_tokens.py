@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,12 @@ def test_the_token_file_is_made_once_and_follows_the_content(
 ) -> None:
     written = []
     write = tokens._write
-    monkeypatch.setattr(tokens, "_write", lambda files, path: written.append(path) or write(files, path))
+
+    def noting(files: Any, path: Path) -> None:
+        written.append(path)
+        write(files, path)
+
+    monkeypatch.setattr(tokens, "_write", noting)
     for _ in range(2):
         open_tokens(f"{text}/*.md", tmp_path / "cache")
     assert len(written) == 1

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-from equality import Trained, assert_equal, train
 
 from launcher.app.user_model import describer
 from launcher.base.errors import PlanError
@@ -16,16 +14,14 @@ from launcher.config.load import load
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import ModelShape, Plan
 from launcher.plan.build import build
+from tests.helpers.equality import Trained, assert_equal, train
+
+pytestmark = pytest.mark.usefixtures("user_models")
 
 FOLDER = Path(__file__).parent / "user_models"
 RECIPE = str(FOLDER / "digits_cnn.yaml")
 FLAT = ("optim.eps=1e-4", "optim.warmup_steps=1", "data.prefetch_batches=0")
 """A large eps: where a gradient is only rounding noise, Adam must not blow it up to a step of lr."""
-
-
-@pytest.fixture(autouse=True)
-def _modules_beside_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
 
 
 def config_of(*overrides: str) -> LaunchConfig:

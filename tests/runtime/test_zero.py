@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
-from ranks import RankError, run_ranks
 from torch import Tensor, nn
 
 from launcher.contract.plan import LayerShape, ModelShape, Plan
@@ -32,6 +30,9 @@ from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
 from launcher_plugins.parallel.zero.runtime.engine import check_alike
 from launcher_plugins.parallel.zero.runtime.state import num_good_steps, set_num_good_steps
 from launcher_plugins.parallel.zero.runtime.update import Zero1Update
+from tests.helpers.equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
+from tests.helpers.objects import inside, substitute
+from tests.helpers.ranks import RankError, run_ranks
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 GPT = {"num_layers": 2}
@@ -92,32 +93,34 @@ def test_bf16_follows_the_native_path(stage: int, gradients: str) -> None:
             torch.tensor(getattr(found, name)), torch.tensor(getattr(native, name)), rtol=5e-3, atol=0
         )
     for name, weight in native.weights.items():
-        torch.testing.assert_close(found.weights[name], weight, rtol=0.02, atol=0.02 * weight.abs().max())
+        torch.testing.assert_close(
+            found.weights[name], weight, rtol=0.02, atol=0.02 * float(weight.abs().max())
+        )
 
 
 # What follows breaks one thing each; the comparison above must see it.
 
 
 def take_the_mean_for_the_sum(trainer: Trainer, loader: Loader) -> None:
-    Zero1Update.loss_scale = 1.0
+    substitute(Zero1Update, "loss_scale", 1.0)
 
 
 def count_split_parameters_on_one_rank(trainer: Trainer, loader: Loader) -> None:
-    for param in trainer.update._params:
+    for param in inside(trainer.update)._params:
         param.model_parallel = False
 
 
 def count_the_tied_copy_too(trainer: Trainer, loader: Loader) -> None:
-    for param in trainer.update._params:
+    for param in inside(trainer.update)._params:
         param.ds_pipe_replicated = False
 
 
 def lose_the_last_boundary(trainer: Trainer, loader: Loader) -> None:
-    engine = trainer.update._engine
+    engine = inside(trainer.update)._engine
     allreduce = engine.allreduce_gradients
 
     def forgetting() -> None:
-        trainer.update._params[0].grad.zero_()
+        inside(trainer.update)._params[0].grad.zero_()
         allreduce()
 
     engine.allreduce_gradients = forgetting
@@ -145,7 +148,7 @@ def test_the_comparison_sees_that(fault: str) -> None:
 def a_step_with_a_weight_that_is_no_number(rank: int, plan: Plan) -> None:
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    next(iter(trainer.update._params)).data.fill_(torch.nan)
+    next(iter(inside(trainer.update)._params)).data.fill_(torch.nan)
     trainer.step(0, next(Loader(ctx).steps(0)))
 
 
@@ -158,7 +161,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(stage: int) -> None:
 
 def owned_elements(rank: int, plan: Plan) -> tuple[int, int]:
     """Elements of the optimizer's weights that are this rank's, and of all parameters."""
-    update = Trainer(make_context(plan.rank(rank), CPU)).update
+    update = inside(Trainer(make_context(plan.rank(rank), CPU)).update)
     parts = update._parts()
     flats = {id(part.flat): part.flat.numel() for part in parts}
     assert sum(flats.values()) - sum(part.numel for part in parts) < 16 * len(parts), "only padding is extra"
@@ -361,7 +364,7 @@ def steps_without_moments(rank: int, plan: Plan, root: Path) -> list[float | Non
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
     first = restore(trainer, root)
-    for state in trainer.update._engine.optimizer.optimizer.state.values():
+    for state in inside(trainer.update)._engine.optimizer.optimizer.state.values():
         state["exp_avg"].zero_()
     steps = Loader(ctx).steps(first)
     return [trainer.step(step, next(steps)).loss for step in range(first, STEPS)]

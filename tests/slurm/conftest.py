@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.slurm.harness import CLUSTER, Slurm
+from tests.helpers.slurm_cluster import CLUSTER, Slurm
 
 # Below 20000, where the rendezvous of jobs are; others for tests that run at the same time.
 _FIRST_PORT = 10000 + os.getpid() % 500 * 20

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from launcher_plugins.executors.slurm.nodelist import expand
-from tests.slurm.harness import TWO_BY_TWO, wait_until
+from tests.helpers.slurm_cluster import TWO_BY_TWO
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 

@@ -3,7 +3,8 @@
 import pytest
 
 from launcher_plugins.executors.slurm.queue import ask_about
-from tests.slurm.harness import SAVES, TWO_BY_TWO, saving_rank, wait_until
+from tests.helpers.slurm_cluster import SAVES, TWO_BY_TWO, saving_rank
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("accounting")
 FORGETFUL_SQUEUE = """#!/bin/bash

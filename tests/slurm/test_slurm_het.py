@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.slurm.harness import SAVES, saving_rank, wait_until
+from tests.helpers.slurm_cluster import SAVES, saving_rank
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 SERVERS = (

@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 
-from tests.slurm.harness import REPOSITORY, SAVES, TWO_BY_TWO, job_of, saving_rank, wait_until
+from tests.helpers.slurm_cluster import REPOSITORY, SAVES, TWO_BY_TWO, job_of, saving_rank
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 
@@ -46,12 +48,16 @@ def test_a_job_whose_node_crashes_goes_on_on_other_nodes(slurm):
     assert [name for name, _ in slurm.rendezvous()] == [f"{job}.0", f"{job}.1"]
 
 
+def has_told(slurm, num_ranks):
+    return len(slurm.told()) == num_ranks
+
+
 def test_a_chain_of_jobs_goes_on_and_cancels_those_that_are_not_needed(slurm):
     chain = ("executor.continuation=chain", "executor.max_starts=4")
     _, jobs = slurm.submit(saving_rank(3), SAVES, *chain)
     first, second, third, fourth = jobs.split(",")
     for number, job in enumerate((first, second), 1):
-        wait_until(lambda expected=4 * number: len(slurm.told()) == expected)
+        wait_until(partial(has_told, slurm, 4 * number))
         slurm.ask("scancel", "--batch", "--signal=USR1", job)
     slurm.trireme("wait", "run")
     assert [name for name, _ in slurm.rendezvous()] == [f"{first}.0", f"{second}.0", f"{third}.0"]
@@ -102,7 +108,7 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     rank = tree / "launcher" / "runtime" / "process" / "rank.py"
     rank.write_text(rank.read_text() + "\nprint('the tree as it was')\n")
     slurm.trireme("submit", "quickstart", *TWO_BY_TWO, *SMALL, *data, *hold, "run.dir=run")
-    for module in (tree / "launcher" / "runtime").glob("*.py"):
+    for module in (tree / "launcher" / "runtime").rglob("*.py"):
         module.write_text("raise SystemExit('the broken tree was used')\n")
     run = slurm.folder / "run"
     (base,) = (slurm.folder / "runs").iterdir()

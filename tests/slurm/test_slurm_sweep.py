@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.slurm.harness import job_of, wait_until
+from tests.helpers.slurm_cluster import job_of
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 

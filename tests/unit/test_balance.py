@@ -13,7 +13,8 @@ from launcher.plan.build import build, job_shape
 from launcher.plan.layout.balance import balanced_split, layer_costs, stage_sums
 from launcher.plan.layout.partition import split_layers
 from launcher.plan.plugins import choose
-from tests.unit.plan_jobs import GPT2, LLAMA3_8B, MIXED, launch_config
+from tests.helpers.configs import GPT2, LLAMA3_8B, MIXED, launch_config
+from tests.helpers.objects import there
 
 
 def least_possible(costs, num_stages):
@@ -53,7 +54,7 @@ def test_a_layer_costs_its_forward_and_backward_and_the_ends_are_with_the_outer_
     costs = layer_costs(job, choose(job.config).parallels)
     rate = 1e12 * 0.5
     assert costs[1] == pytest.approx(3 * job.model.layers[0].forward_flops / rate)
-    assert costs[-1] - costs[1] == pytest.approx(3 * job.model.epilogue.forward_flops / rate)
+    assert costs[-1] - costs[1] == pytest.approx(3 * there(job.model.epilogue).forward_flops / rate)
     assert len(costs) == 12
 
 

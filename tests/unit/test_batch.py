@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.layout.batch import BatchSizes, solve
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
 
 
 def solved(dp, *, total=None, micro=None, count=None):

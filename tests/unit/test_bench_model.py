@@ -19,7 +19,8 @@ from launcher.bench.model import (
 )
 from launcher.contract.bench import OPERATIONS
 from launcher.plan.cost.traffic import num_steps, sent_bytes
-from tests.unit.bench_results import BANDWIDTH, LATENCY_S, SIZES, measurement, result
+from tests.helpers.bench_results import BANDWIDTH, LATENCY_S, SIZES, measurement, result
+from tests.helpers.objects import there
 
 
 @pytest.mark.parametrize(
@@ -51,29 +52,29 @@ def test_a_link_is_fitted_to_the_formulas_that_plans_count_with(operation, num_r
 
 def test_a_link_is_found_again_from_times_that_follow_it():
     found = link_fit(result().measurements, "intra_node")
-    assert found.line.latency_s == pytest.approx(LATENCY_S)
-    assert found.line.bandwidth == pytest.approx(BANDWIDTH)
-    assert found.worst_misfit == pytest.approx(0, abs=1e-9)
+    assert there(found).line.latency_s == pytest.approx(LATENCY_S)
+    assert there(found).line.bandwidth == pytest.approx(BANDWIDTH)
+    assert there(found).worst_misfit == pytest.approx(0, abs=1e-9)
 
 
 def test_the_line_of_an_operation_is_over_its_own_size():
     found = operation_fit([measurement("all_reduce", 4, size) for size in SIZES])
-    assert found.line.latency_s == pytest.approx(6 * LATENCY_S)
-    assert found.line.bandwidth == pytest.approx(BANDWIDTH / 1.5)
+    assert there(found).line.latency_s == pytest.approx(6 * LATENCY_S)
+    assert there(found).line.bandwidth == pytest.approx(BANDWIDTH / 1.5)
 
 
 def test_errors_are_half_the_range_over_the_rounds():
     found = link_fit(result(noise=(0.9, 1.0, 1.2)).measurements, "intra_node")
-    assert found.line.latency_s == pytest.approx(LATENCY_S)
-    assert found.latency_error_s == pytest.approx(LATENCY_S * 0.15)
-    assert found.bandwidth_error == pytest.approx(BANDWIDTH * (1 / 0.9 - 1 / 1.2) / 2)
+    assert there(found).line.latency_s == pytest.approx(LATENCY_S)
+    assert there(found).latency_error_s == pytest.approx(LATENCY_S * 0.15)
+    assert there(found).bandwidth_error == pytest.approx(BANDWIDTH * (1 / 0.9 - 1 / 1.2) / 2)
 
 
 def test_the_misfit_is_a_share_of_the_time():
     found = fit([(1, 0, (1.0,)), (1, 100, (2.0,)), (1, 200, (4.0,))])
     distances = [abs(found.line.time_s(1, size) / time - 1) for size, time in ((0, 1), (100, 2), (200, 4))]
     assert (found.misfit, found.worst_misfit) == (sorted(distances)[1], max(distances))
-    assert found.worst_misfit > 0
+    assert there(found).worst_misfit > 0
 
 
 def test_a_line_has_no_negative_latency_and_no_negative_bandwidth():

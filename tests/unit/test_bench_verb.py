@@ -19,8 +19,8 @@ from launcher.bench.tables import json_text, result_text
 from launcher.cli.main import main
 from launcher.cli.verbs import VERBS
 from launcher.contract.bench import OPERATIONS, NotMeasured
-from tests.unit.bench_results import BANDWIDTH, LATENCY_S, SIZES, result
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.bench_results import BANDWIDTH, LATENCY_S, SIZES, result
+from tests.helpers.configs import launch_config
 
 LACKING = NotMeasured(
     operation="all_to_all", link="intra_node", num_ranks=2, reason="gloo has none", is_wrong=False

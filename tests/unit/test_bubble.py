@@ -11,7 +11,7 @@ from launcher.contract.mesh import Mesh
 from launcher.report.bubble import bubble
 from launcher.report.runs import load_run
 from launcher.report.tables import speedup_text
-from tests.unit.fake_runs import FakeRun
+from tests.helpers.fake_runs import FakeRun
 
 MICROBATCHES = 8
 

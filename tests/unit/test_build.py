@@ -8,13 +8,14 @@ from itertools import product
 import pytest
 
 from launcher.base.errors import LauncherError, PluginError
+from launcher.base.registry import PluginRecord
 from launcher.contract.config import ModelConfig
-from launcher.contract.plan import LayerShape, ModelShape, Plan, PluginRecord
+from launcher.contract.plan import LayerShape, ModelShape, Plan
 from launcher.plan.build import build
 from launcher.plan.plugins import plugin_errors
 from launcher_plugins.executors.torchrun import Torchrun
 from launcher_plugins.schedules.gpipe import GPipe
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
 
 LAYOUTS = [
     (dp, tp, pp) for dp, tp, pp in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)) if dp * tp * pp in (1, 2, 4, 8)

@@ -13,7 +13,7 @@ from launcher.plan.build import build
 from launcher.typed.read import Source
 from launcher_plugins.schedules.interleaved_1f1b import InterleavedConfig
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
-from tests.unit.plan_jobs import LLAMA3_8B, MIXED, launch_config
+from tests.helpers.configs import LLAMA3_8B, MIXED, launch_config
 
 NO_IDLE = {"allow_idle_devices": False}
 

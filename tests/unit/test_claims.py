@@ -27,8 +27,8 @@ from launcher.report.claims import (
 )
 from launcher.report.runs import Run, load_run
 from launcher.report.tables import speedup_text
-from tests.unit.fake_runs import FakeRun
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
+from tests.helpers.fake_runs import FakeRun
 
 MICROBATCHES = 4
 GPIPE = FakeRun(

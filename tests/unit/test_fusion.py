@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,13 @@ from launcher.plan.build import build, job_shape
 from launcher.plan.cost.memory import kept_bytes
 from launcher.plan.text import plan_text
 from launcher.runs.fingerprint import identity
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
+from tests.helpers.objects import there
 
-COMPILED = {"fusion": FusionConfig(compile="block"), "report": ReportConfig(baseline="none", warmup_steps=1)}
+COMPILED: dict[str, Any] = {
+    "fusion": FusionConfig(compile="block"),
+    "report": ReportConfig(baseline="none", warmup_steps=1),
+}
 CPU = {"kind": "cpu"}
 
 
@@ -91,11 +96,11 @@ def test_a_plan_says_what_compiling_leaves_open():
 
 
 def test_plain_attention_keeps_a_weight_for_each_pair_of_positions():
-    sizes = {"batch": {"micro_size": 2, "seq_length": 32}, "precision": MIXED}
+    sizes: dict[str, Any] = {"batch": {"micro_size": 2, "seq_length": 32}, "precision": MIXED}
     fused, plain = (
         job_shape(launch_config(fusion=FusionConfig(attention=name), **sizes)) for name in ("fused", "plain")
     )
-    layers, heads = len(fused.model.layers), fused.config.model.num_heads
+    layers, heads = len(fused.model.layers), there(fused.config.model.num_heads)
     weights, statistics = 2 * 32 * 32 * heads, 4 * 32 * heads
     expected = 2 * layers * (weights - statistics)
     assert kept_bytes(plain, plain.stages[0]) - kept_bytes(fused, fused.stages[0]) == expected
@@ -136,7 +141,7 @@ def no_compiler(monkeypatch):
 
 
 def test_a_run_that_compiles_is_refused_without_a_compiler(no_compiler):
-    data = {"data": replace(launch_config().data, source=None, target="json:loads")}
+    data: dict[str, Any] = {"data": replace(launch_config().data, source=None, target="json:loads")}
     plan = build(launch_config(device=CPU, **COMPILED, **data))
     (fault,) = input_faults(plan, is_here=True)
     assert str(fault) == (

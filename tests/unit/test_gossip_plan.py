@@ -7,7 +7,7 @@ import pytest
 from launcher.base.errors import PlanError
 from launcher.contract.config import LinkConfig, PluginChoice, PrecisionConfig
 from launcher.plan.build import build
-from tests.unit.plan_jobs import FP32, MIXED, launch_config
+from tests.helpers.configs import FP32, MIXED, launch_config
 
 GOSSIP = PluginChoice(name="gossip", options={})
 BF16 = PrecisionConfig(name="bf16", compute="bf16", gradients="bf16", master_weights=False)

@@ -15,7 +15,7 @@ from launcher_plugins.schedules.one_f_one_b import OneFOneB
 from launcher_plugins.schedules.zb_h1 import ZBH1
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schedules"
-CASES = {
+CASES: dict[str, tuple[Schedule, tuple[int, int, int], int]] = {
     "gpipe_p4_m4": (GPipe(), (4, 1, 4), 80),
     "1f1b_p4_m8": (OneFOneB(), (4, 1, 8), 80),
     "1f1b_p4_m2": (OneFOneB(), (4, 1, 2), 80),

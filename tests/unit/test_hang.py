@@ -9,6 +9,7 @@ from launcher.contract.job import JobState
 from launcher.contract.records import RANK_KINDS, SERVER
 from launcher.runs.failure import failure_text
 from launcher.runs.hang import find_hang, with_hang
+from tests.helpers.objects import there
 
 STACKS = """\
 Timeout (0:00:05)!
@@ -40,26 +41,26 @@ def test_every_kind_of_time_has_words_and_fits_into_the_file(run_dir):
     assert set(RANK_KINDS) <= set(DOING)
     for doing in DOING:
         beat(run_dir, 0, 100.0, doing, STACKS)
-        assert find_hang(run_dir).heartbeat.doing == doing
+        assert there(find_hang(run_dir)).heartbeat.doing == doing
 
 
 def test_the_rank_that_did_not_wait_hung_though_others_were_ended_first(run_dir):
     beat(run_dir, 0, 99.0, "pipeline", STACKS)
     beat(run_dir, 1, 100.0, "compute")
     beat(run_dir, 2, 99.5, "tp", STACKS)
-    assert find_hang(run_dir).rank == 1
+    assert there(find_hang(run_dir)).rank == 1
 
 
 def test_of_several_that_did_not_wait_the_one_heard_from_longest_ago_hung(run_dir):
     beat(run_dir, 0, 101.0, "compute", STACKS)
     beat(run_dir, 1, 100.0, "input_wait", STACKS)
-    assert find_hang(run_dir).rank == 1
+    assert there(find_hang(run_dir)).rank == 1
 
 
 def test_where_all_wait_for_each_other_the_one_heard_from_longest_ago_is_named(run_dir):
     beat(run_dir, 0, 101.0, "dp", STACKS)
     beat(run_dir, 1, 100.0, "pipeline", STACKS)
-    assert find_hang(run_dir).rank == 1
+    assert there(find_hang(run_dir)).rank == 1
 
 
 @pytest.mark.parametrize(("silent_s", "step", "guilty"), [(4.0, 3, 2), (1.0, 3, 0), (4.0, -1, 0)])
@@ -67,7 +68,7 @@ def test_a_server_that_has_stopped_saying_that_it_waits_hung(run_dir, silent_s, 
     beat(run_dir, 0, 100.5, SERVER, STACKS)
     beat(run_dir, 1, 100.6, SERVER, STACKS)
     beat(run_dir, 2, 105.0 - silent_s, "serving", step=step)
-    assert find_hang(run_dir).rank == guilty
+    assert there(find_hang(run_dir)).rank == guilty
 
 
 def test_without_a_watchdog_that_ended_a_rank_nothing_hung(run_dir):

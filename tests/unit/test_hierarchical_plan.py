@@ -7,7 +7,7 @@ import pytest
 from launcher.base.errors import PlanError
 from launcher.contract.config import LinkConfig, PluginChoice
 from launcher.plan.build import build
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
 
 TWO_LEVELS = PluginChoice(name="decentralized", options={"reduce": "hierarchical"})
 TWO_BY_FOUR = {"nodes": 2, "devices_per_node": 4}

@@ -11,6 +11,7 @@ from launcher.cli import main as command
 from launcher.cli import terminal
 from launcher.cli.main import main
 from launcher.cli.verbs import VERBS
+from tests.helpers.objects import there
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
@@ -88,8 +89,8 @@ def test_a_reader_that_goes_away_gets_no_traceback():
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
+        there(process.stdout).close()
+        assert there(process.stderr).read() == b""
     assert process.returncode == 141
 
 

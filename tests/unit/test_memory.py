@@ -10,7 +10,8 @@ from launcher.base.units import format_bytes
 from launcher.contract.config import PrecisionConfig, TrainConfig
 from launcher.plan.build import build, job_shape
 from launcher.plan.cost.memory import kept_bytes, optimizer_bytes, part_bytes
-from tests.unit.plan_jobs import FP32, LLAMA3_8B, MIXED, launch_config
+from tests.helpers.configs import FP32, LLAMA3_8B, MIXED, launch_config
+from tests.helpers.objects import there
 
 S, H, HEADS, FFN, VOCAB, LAYERS = 32, 64, 4, 256, 256, 4
 BF16_ALONE = PrecisionConfig(name="bf16", compute="bf16", gradients="bf16", master_weights=False)
@@ -134,7 +135,7 @@ def test_a_stage_lets_go_of_the_message_that_it_sent_but_for_the_sends_under_way
     first, last = job.stages
     layers = 2 * part_bytes(job, job.model.layers[0])
     assert kept_bytes(job, first) == layers
-    assert kept_bytes(job, last) == layers + part_bytes(job, job.model.epilogue)
+    assert kept_bytes(job, last) == layers + part_bytes(job, there(job.model.epilogue))
     assert [memory.other_bytes["sends under way"] for memory in build(config).memory] == [4 * 4 * S * H] * 2
 
 

@@ -14,7 +14,7 @@ from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.text import plan_text
 from launcher_plugins.architectures.parameter_server.cost import Exchange
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
 
 LINK = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
 
@@ -164,11 +164,12 @@ def test_what_the_servers_can_take_in_bounds_workers_on_their_own() -> None:
 
 def test_compression_shows_in_the_bytes_that_are_pushed() -> None:
     pushed = {}
-    for name, options in {
+    compressions: dict[str, dict[str, Any]] = {
         "none": {},
         "bf16": {"compression": "bf16"},
         "top_k": {"compression": "top_k", "top_k_fraction": 0.01},
-    }.items():
+    }
+    for name, options in compressions.items():
         rows = planned(**options).traffic
         pushed[name] = next(row.sent_bytes for row in rows if row.purpose == "gradients")
         assert all(row.operation in ("push", "pull") for row in rows), "there is no all-reduce"

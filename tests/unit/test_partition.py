@@ -9,7 +9,7 @@ from launcher.plan.cost.shapes import model_shape
 from launcher.plan.layout.partition import layer_faults, make_stages, split_layers
 from launcher.plan.layout.resolve import resolve_model
 from launcher.typed.read import Source
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
 
 
 def shape(num_layers):

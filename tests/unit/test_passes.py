@@ -269,7 +269,11 @@ def rendezvous_makespan(lists: Lists, seconds: dict[str, float], transfer_s: flo
 
 @pytest.mark.parametrize("transfer_s", [0.25, 1.0, 1.5])
 def test_receives_of_lowered_lists_delay_no_transfer(transfer_s: float) -> None:
-    shapes = [(GPipe(), (4, 1, 8)), (OneFOneB(), (4, 1, 8)), (OneFOneB(), (2, 1, 8))]
+    shapes: list[tuple[Schedule, tuple[int, int, int]]] = [
+        (GPipe(), (4, 1, 8)),
+        (OneFOneB(), (4, 1, 8)),
+        (OneFOneB(), (2, 1, 8)),
+    ]
     shapes += [(Interleaved1F1B(), (4, 2, 8)), (Interleaved1F1B(), (2, 3, 8)), (ZBH1(), (4, 1, 8))]
     for schedule, (p, v, m) in shapes:
         shape = shape_of(p, v, m)

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.plan.build import build
 from launcher.plan.text import WIDTH, plan_text
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from launcher.app.progress import Progress, RecordTail
+from tests.helpers.objects import substitute
 
 HEADER = {"type": "header", "rank": 1}
 
@@ -185,7 +186,7 @@ def test_skipped_steps_are_counted(records):
     out = io.StringIO()
     append(records, HEADER)
     progress = Progress([records], 3, out)
-    progress._tail = RecordTail(records)
+    substitute(progress, "_tail", RecordTail(records))
     append(
         records,
         step(0) | {"is_skipped": True},
@@ -200,7 +201,7 @@ def test_skipped_steps_are_counted(records):
 def test_a_run_that_skips_nothing_says_nothing_of_it(records):
     append(records, HEADER, step(0))
     progress = Progress([records], 3, io.StringIO())
-    progress._tail = RecordTail(records)
+    substitute(progress, "_tail", RecordTail(records))
     append(records, step(1))
     progress.update()
     assert "skipped" not in str(progress.view)

@@ -7,7 +7,7 @@ from launcher.base.errors import LauncherError
 from launcher.contract.mesh import Mesh
 from launcher.metrics.read import read_run
 from launcher.typed.read import plain
-from tests.unit.fake_runs import FakeRun, write_records
+from tests.helpers.fake_runs import FakeRun, write_records
 
 TWO = FakeRun(mesh=Mesh(pp=1, dp=2, tp=1), kinds_ms={0: {"compute": 4, "dp": 1}, 1: {"compute": 3, "dp": 2}})
 

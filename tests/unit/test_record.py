@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 import yaml
 
+import launcher
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
-from launcher.runs import facts
 from launcher.runs.devices import device_faults
 from launcher.runs.facts import Checkout, checkouts, environment_facts
 from launcher.runs.record import Origin, write_baseline, write_job
 from launcher.runs.render import render, shell_text
 from launcher.runs.store import RunDirectory, read_json
+from tests.helpers.objects import there
 
 
 def origin(**changes):
@@ -116,7 +117,7 @@ def git(folder, *words):
 
 @pytest.fixture
 def checkout_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(facts.launcher, "__file__", str(tmp_path / "package" / "__init__.py"))
+    monkeypatch.setattr(launcher, "__file__", str(tmp_path / "package" / "__init__.py"))
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "package").mkdir()
@@ -133,7 +134,7 @@ def test_a_dirty_checkout_gives_its_commit_its_patch_and_what_the_patch_lacks(ch
     (checkout_folder / "ü b.py").write_text("")
     (found,) = checkouts()
     assert (found.root, found.untracked) == (str(checkout_folder), ("ü b.py",))
-    assert len(found.commit) == 40
+    assert len(there(found.commit)) == 40
     assert "-old\n+new\n" in found.patch
 
 

@@ -15,7 +15,7 @@ from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.plan.build import build
 from launcher.plan.rules.remedies import MAX_OFFERS, mended
-from tests.unit.plan_jobs import launch_config
+from tests.helpers.configs import launch_config
 
 LLAMA3_8B, LLAMA3_70B = "llama3_8b_tp4_dp2_8xh100", "llama3_70b_tp8_pp4_64xh100"
 LLAMA3_405B = "llama3_405b_16384xh100"

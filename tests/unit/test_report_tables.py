@@ -10,7 +10,7 @@ from launcher.base.errors import LauncherError
 from launcher.cli.runs import report as report_verb
 from launcher.contract.mesh import Mesh
 from launcher.report.tables import ASCII, UNICODE, bar, speedup_text
-from tests.unit.fake_runs import CUDA, MS, FakeRun
+from tests.helpers.fake_runs import CUDA, MS, FakeRun
 
 PP2 = FakeRun(
     mesh=Mesh(pp=2, dp=1, tp=1),

@@ -14,7 +14,7 @@ from launcher.contract.records import COMPUTE, SERVER, Header, MemoryRecord, Upd
 from launcher.report.speedup import compare, to_json
 from launcher.report.tables import speedup_text
 from launcher.typed.read import plain
-from tests.unit.fake_runs import MS, FakeRun, write_records
+from tests.helpers.fake_runs import MS, FakeRun, write_records
 
 TIMES = {rank: {COMPUTE: own_ms, SERVER: 10} for rank, own_ms in enumerate((90, 190, 92))}
 """Of three workers, the second of which is late."""

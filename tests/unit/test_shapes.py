@@ -6,7 +6,7 @@ import pytest
 
 from launcher.plan.cost.shapes import model_shape, train_flops
 from launcher.plan.layout.resolve import resolve_model
-from tests.unit.plan_jobs import GPT2, LLAMA3_8B, launch_config
+from tests.helpers.configs import GPT2, LLAMA3_8B, launch_config
 
 GPT_175B = {"hidden_size": 12288, "num_layers": 96, "num_heads": 96, "vocab_size": 51200}
 GPT_530B = {"hidden_size": 20480, "num_layers": 105, "num_heads": 128, "vocab_size": 51200}

@@ -6,7 +6,8 @@ import pytest
 
 from launcher.contract.job import GroupRequest
 from launcher_plugins.executors.slurm.executor import Slurm
-from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO
+from tests.helpers.objects import there
+from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO
 
 REQUESTED = GroupRequest(
     name="mine-sweep",
@@ -27,8 +28,8 @@ def scripts(make_plan, *many):
 def test_an_array_asks_for_what_each_of_its_jobs_asks_for_and_runs_the_script_of_each(make_plan):
     words = ((*TWO_BY_TWO, "site=box"), (*TWO_BY_TWO, "site=box", "seed=2", "name=other"))
     array = Slurm().group(scripts(make_plan, *words, words[0]), REQUESTED)
-    assert array.argv == ("sbatch", "--parsable", "/runs/50% a;b/job-1.sh")
-    assert array.text == (
+    assert there(array).argv == ("sbatch", "--parsable", "/runs/50% a;b/job-1.sh")
+    assert there(array).text == (
         "#!/bin/bash\n"
         "# mine-sweep: 3 runs as the tasks of one array.\n"
         "#SBATCH --job-name=mine-sweep\n"

@@ -10,7 +10,8 @@ import pytest
 
 from launcher.base.errors import PlanError
 from launcher_plugins.executors.slurm.executor import Slurm
-from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
+from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO, Stage
+from tests.helpers.waiting import wait_until
 
 SAVES = ("train.checkpoint_interval=20",)
 CHAIN = ("executor.continuation=chain", "executor.max_starts=3")
@@ -67,9 +68,8 @@ class Life(Stage):
         """One start, to which signals come when the ranks are there; its exit code."""
         process = self.start(ASKED=str(self.folder / "asked"), **variables)
         up = self.run_dir / "up"
-        deadline = time.monotonic() + 20
-        while signals and not up.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        if signals:
+            wait_until(up.exists)
         for number in signals:
             process.send_signal(number)
             time.sleep(0.05)
@@ -180,8 +180,7 @@ def test_a_job_of_a_chain_ends_unfinished_and_the_next_goes_on(life):
     assert run.once(signal.SIGUSR1) == 75
     (run.run_dir / "checkpoints" / "step-00000003").mkdir(parents=True)
     process = run.start(SLURM_JOB_ID="42")
-    while not (run.run_dir / "up").exists():
-        time.sleep(0.01)
+    wait_until((run.run_dir / "up").exists)
     process.send_signal(signal.SIGUSR1)
     run.end(process)
     assert (run.run_dir / "up").read_text().endswith("--resume")
@@ -217,11 +216,10 @@ def test_a_checkpoint_that_is_half_written_is_nothing_to_go_on_from(life):
 def test_without_checkpoints_a_signal_ends_the_job_as_always(make_plan, tmp_path):
     run = Life(tmp_path, make_plan(*TWO_BY_TWO))
     process = run.start()
-    while not (run.run_dir / "pid").exists():
-        time.sleep(0.01)
+    wait_until((run.run_dir / "pid").exists)
     process.send_signal(signal.SIGTERM)
     try:
-        assert process.wait(timeout=10) == -signal.SIGTERM
+        assert process.wait(timeout=60) == -signal.SIGTERM
     finally:  # Slurm ends the ranks as it ends the script
         os.kill(int((run.run_dir / "pid").read_text()), signal.SIGKILL)
         run.end(process)

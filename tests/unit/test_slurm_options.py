@@ -6,10 +6,16 @@ from launcher.base.errors import PlanError
 from launcher.contract.job import JobRequest
 from launcher.contract.site import SiteConfig
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.options import directives, layout, option_faults, quoted
+from launcher_plugins.executors.slurm.options import Layout, directives, layout, option_faults, quoted
 
 REQUEST = JobRequest(run_dir="/runs/a", plan_sha256="5a" * 32, python="/venv/bin/python")
 ON_H100 = ("executor=slurm", "device=h100", "cluster=dgx_h100", "parallel.dp=4")
+
+
+def placed(config, world_size):
+    place = layout(config, world_size)
+    assert isinstance(place, Layout), place
+    return place
 
 
 def told(**options):
@@ -19,7 +25,7 @@ def told(**options):
 def lines(plan, tasks_per_node=8, **site):
     """The directives of a plan under some settings of the site."""
     config = replace(plan.config, site=replace(plan.config.site, **site))
-    return directives(config, layout(config, plan.world_size), REQUEST, tasks_per_node=tasks_per_node)
+    return directives(config, placed(config, plan.world_size), REQUEST, tasks_per_node=tasks_per_node)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_an_option_that_is_false_is_left_out_and_never_written_as_text(make_plan
 def test_a_percent_sign_in_the_run_directory_stands_for_itself(make_plan):
     plan = make_plan(*ON_H100)
     request = replace(REQUEST, run_dir="/runs/100%j")
-    found = directives(plan.config, layout(plan.config, 8), request, tasks_per_node=8)
+    found = directives(plan.config, placed(plan.config, 8), request, tasks_per_node=8)
     assert "#SBATCH --output=/runs/100%%j/logs/executor.log" in found
 
 
@@ -147,7 +153,7 @@ def test_a_job_waits_for_another_one_beside_what_the_site_has_it_wait_for(make_p
     plan = make_plan(*ON_H100)
     config = replace(plan.config, site=replace(plan.config.site, options=options))
     request = replace(REQUEST, after=after)
-    assert line in directives(config, layout(config, 8), request, tasks_per_node=8)
+    assert line in directives(config, placed(config, 8), request, tasks_per_node=8)
 
 
 @pytest.mark.parametrize("binding", ["rank", "map_cpu:0,1", "quiet,mask_cpu:0x3"])

@@ -10,8 +10,7 @@ from launcher.plan.text import plan_text
 from launcher_plugins.architectures.decentralized.plan import Decentralized
 from launcher_plugins.executors.slurm.executor import Slurm
 from launcher_plugins.executors.slurm.state import guilty_rank
-from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
-from tests.unit.test_slurm_script import GOLDEN
+from tests.helpers.slurm_stage import GOLDEN, REQUEST, TWO_BY_TWO, Stage
 
 OWN_NODES = (*TWO_BY_TWO, "+site.roles.server.partition=cpu")
 FULL = (

@@ -2,16 +2,14 @@
 
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import PlanError
 from launcher_plugins.executors.slurm.executor import Slurm
 from launcher_plugins.executors.slurm.script import expandable
-from tests.unit.slurm_stage import REQUEST, TWO_BY_TWO, Stage
+from tests.helpers.slurm_stage import GOLDEN, REQUEST, TWO_BY_TWO, Stage
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "slurm"
 SITE = (
     "site.account=physics",
     "site.qos=high",

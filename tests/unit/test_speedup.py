@@ -7,7 +7,8 @@ import pytest
 from launcher.base.errors import ConfigError, LauncherError
 from launcher.contract.mesh import Mesh
 from launcher.report.speedup import compare, to_json
-from tests.unit.fake_runs import CUDA, FakeRun
+from tests.helpers.fake_runs import CUDA, FakeRun
+from tests.helpers.objects import there
 
 BASE = FakeRun(kinds_ms={0: {"compute": 90, "replicated": 10}})
 DP2 = Mesh(pp=1, dp=2, tp=1)
@@ -38,7 +39,7 @@ def test_speedup_and_ledger_come_from_the_records(tmp_path, base):
     lost = {kind: value for kind, value in result.devices.items() if value}
     # In units of the run's 56 ms: 86 - 90 ms of compute, 20 - 10 replicated, 6 waited.
     assert lost == pytest.approx({"compute": -4 / 56, "replicated": 10 / 56, "peer_wait": 6 / 56})
-    assert sum(lost.values()) == pytest.approx(2 * (1 - result.efficiency))
+    assert sum(lost.values()) == pytest.approx(2 * (1 - there(result.efficiency)))
 
 
 def test_warm_up_steps_are_dropped_as_the_plan_says(tmp_path):
@@ -333,12 +334,14 @@ def test_torn_lines_and_incomplete_steps_are_noted(tmp_path, base):
 
 def test_final_loss_is_the_last_evaluation(tmp_path):
     final = compare([FakeRun(eval_loss=2.25).write(tmp_path / "run")], None).results[0].median.run.final_loss
+    assert final is not None
     assert (final.kind, final.num_steps, final.loss) == ("evaluation", 6, 2.25)
 
 
 def test_final_loss_without_evaluation_is_of_the_last_step(tmp_path):
     run = FakeRun(mesh=Mesh(pp=2, dp=1, tp=1), kinds_ms={0: {"compute": 1}, 1: {"compute": 1}})
     final = compare([run.write(tmp_path / "run")], None).results[0].median.run.final_loss
+    assert final is not None
     assert (final.kind, final.num_steps, final.loss) == ("training", 6, 2.5)
 
 

@@ -7,15 +7,16 @@ from launcher.contract.mesh import AXES, Mesh
 from launcher.contract.records import REPORT_KINDS
 from launcher.metrics.blocked_time import groups, split_step
 from launcher.metrics.read import RunRecords, read_run
-from tests.unit.fake_runs import MS, FakeRun
+from tests.helpers.fake_runs import MS, FakeRun
+from tests.helpers.objects import inside
 
 
 def records_of(run: FakeRun) -> RunRecords:
     """What the reader would give, without files."""
     rows = [run.records(rank) for rank in range(run.mesh.num_ranks)]
     return RunRecords(
-        headers=tuple(row[0] for row in rows),
-        steps={0: tuple(row[1] for row in rows)},
+        headers=tuple(inside(row[0]) for row in rows),
+        steps={0: tuple(inside(row[1]) for row in rows)},
         evals=(),
         num_torn_lines=0,
         num_incomplete_steps=0,

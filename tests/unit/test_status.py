@@ -2,7 +2,8 @@ import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from launcher.cli.runs.status import Row, last_step, table
+from launcher.app.progress import last_step
+from launcher.cli.runs.status import Row, table
 from launcher.contract.job import JobState
 from launcher.runs.store import RunDirectory
 

@@ -10,6 +10,7 @@ from launcher.base.errors import ConfigError, JobError
 from launcher.contract.config import RunConfig
 from launcher.runs import store
 from launcher.runs.store import new_directory, read_json
+from tests.helpers.objects import there
 
 MAKE_ONE = """
 import sys
@@ -51,8 +52,8 @@ def test_thirty_two_processes_at_once_get_thirty_two_directories(tmp_path):
         for _ in range(32)
     ]
     for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        there(process.stdin).write("go\n")
+        there(process.stdin).flush()
     paths = {process.communicate()[0].strip() for process in processes}
     assert len(paths) == 32
     assert len(list(tmp_path.iterdir())) == 32
@@ -61,12 +62,9 @@ def test_thirty_two_processes_at_once_get_thirty_two_directories(tmp_path):
 def test_one_of_many_callers_at_once_gets_a_named_directory(tmp_path):
     def attempt(_):
         try:
-            return new_directory(settings(tmp_path, tmp_path / "mine")).path
+            return new_directory(settings(tmp_path, tmp_path / "mine"), "x").path
         except ConfigError:
             return None
-
-    def new_directory(run):
-        return store.new_directory(run, "x")
 
     with ThreadPoolExecutor(8) as pool:
         made = [path for path in pool.map(attempt, range(8)) if path]

@@ -15,7 +15,7 @@ from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
 from launcher.runs.store import read_json
 from launcher.typed.read import plain
-from tests.unit.fake_runs import FakeRun, write_records
+from tests.helpers.fake_runs import FakeRun, write_records
 
 SMALL = ("batch.micro_size=1", "batch.global_size=4", "train.num_steps=8")
 FAILED = JobState(phase="failed", exit_code=3, reason="ended with exit code 3", rank=1)

@@ -6,7 +6,8 @@ import pytest
 
 from launcher.plan.build import build, job_shape
 from launcher.plan.cost.memory import again_bytes, part_bytes
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
+from tests.helpers.objects import there
 
 RATE = 1e12 * 0.5
 """Attainable FLOP/s of the test device."""
@@ -26,7 +27,7 @@ def test_a_forward_takes_its_operations_over_the_attainable_rate():
 def test_what_does_not_multiply_matrices_takes_the_bytes_it_moves():
     config = launch_config(batch={"global_size": 4, "micro_size": 2}, device=FREE_ARITHMETIC)
     schedule, job = build(config).schedule, job_shape(config)
-    parts = [*job.model.layers, job.model.prologue, job.model.epilogue]
+    parts = [*job.model.layers, there(job.model.prologue), there(job.model.epilogue)]
     kept = sum(part_bytes(job, part) for part in parts)
     weights = 4 * sum(part.num_parameters for part in parts if part.forward_flops)
     gradients = 4 * sum(part.num_parameters for part in parts)
@@ -179,7 +180,7 @@ def _parts(config):
 def test_attention_without_weights_stays_in_the_input_gradient():
     layer, embedding, head = _parts(launch_config())
     seq, hidden = launch_config().batch.seq_length, launch_config().model.hidden_size
-    assert layer.forward_flops - layer.weight_flops == 4 * seq * seq * hidden
+    assert layer.forward_flops - layer.weight_flops == 4 * seq * seq * there(hidden)
     assert (embedding.weight_flops, head.weight_flops) == (0, head.forward_flops)
 
 

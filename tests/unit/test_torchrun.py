@@ -12,6 +12,8 @@ from launcher.base.errors import PlanError
 from launcher.contract.job import EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
 from launcher_plugins.executors import torchrun
 from launcher_plugins.executors.torchrun import Torchrun, failed_state
+from tests.helpers.objects import there
+from tests.helpers.waiting import wait_until
 
 REQUEST = JobRequest(run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python")
 
@@ -66,13 +68,6 @@ def ignored(pid, number):
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
     return bool(mask >> (number - 1) & 1)
-
-
-def wait_until(condition, timeout_s=10):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -188,16 +183,18 @@ def test_a_starter_that_fails_by_itself_is_told_by_its_last_line():
 
 def test_a_job_runs_until_its_starter_ends(run_dir):
     handle = start(run_dir, sys.executable, "-c", "input(); print('done')")
-    handle.process.wait(10)
+    handle.process.wait(60)
     assert Torchrun().state(handle).phase == "failed"  # it has no input to read from
-    handle = start(run_dir, sys.executable, "-c", "import time; time.sleep(0.3)")
+    waits = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
+    handle = start(run_dir, sys.executable, "-c", waits, str(run_dir / "told"))
     assert Torchrun().state(handle).phase == "running"
-    handle.process.wait(10)
+    (run_dir / "told").touch()
+    handle.process.wait(60)
     assert Torchrun().state(handle) == JobState(phase="succeeded", exit_code=0)
 
 
 def test_what_the_starter_prints_goes_to_its_log(run_dir):
-    start(run_dir, sys.executable, "-c", "import os; print(os.environ['GIVEN'])").process.wait(10)
+    start(run_dir, sys.executable, "-c", "import os; print(os.environ['GIVEN'])").process.wait(60)
     assert (run_dir / EXECUTOR_LOG).read_text() == "yes\n"
 
 
@@ -205,7 +202,7 @@ def test_variables_that_change_torchrun_are_not_passed_on(run_dir, monkeypatch):
     monkeypatch.setenv("PET_NNODES", "4")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     code = "import os; print('PET_NNODES' in os.environ, os.environ['CUDA_VISIBLE_DEVICES'])"
-    start(run_dir, sys.executable, "-c", code).process.wait(10)
+    start(run_dir, sys.executable, "-c", code).process.wait(60)
     assert (run_dir / EXECUTOR_LOG).read_text() == "False 4,5\n"
 
 
@@ -236,14 +233,14 @@ def test_ranks_are_told_to_end_themselves_and_not_by_their_starter(run_dir):
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     wait_until(lambda: ignored(int(pid_file.read_text()), signal.SIGUSR2))
     Torchrun().tell_to_end(handle)
-    assert handle.process.wait(10) == 0
+    assert handle.process.wait(60) == 0
     assert Path(f"{plan}.saved").exists()
 
 
 def test_a_starter_that_has_no_ranks_yet_is_ended_when_they_are_told(run_dir):
     handle = start(run_dir, sys.executable, "-c", "import time; time.sleep(60)")
     Torchrun().tell_to_end(handle)
-    assert handle.process.wait(10) == -signal.SIGTERM
+    assert handle.process.wait(60) == -signal.SIGTERM
 
 
 def test_ranks_that_save_are_waited_for_as_long_as_the_recipe_says(make_plan):
@@ -296,7 +293,7 @@ def test_cancel_leaves_the_ranks_of_another_run_alone(run_dir, tmp_path_factory)
 
 def test_cancel_after_the_end_does_nothing(run_dir):
     handle = start(run_dir, sys.executable, "-c", "")
-    handle.process.wait(10)
+    handle.process.wait(60)
     Torchrun().cancel(handle)
     assert Torchrun().state(handle).phase == "succeeded"
 
@@ -313,7 +310,7 @@ def test_a_job_ends_when_its_launcher_is_killed(run_dir):
         "time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
-        job_pid = int(launcher.stdout.readline())
+        job_pid = int(there(launcher.stdout).readline())
         assert is_alive(job_pid)
         os.kill(launcher.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(job_pid))

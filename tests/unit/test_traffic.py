@@ -6,7 +6,7 @@ import pytest
 
 from launcher.plan.build import build, job_shape
 from launcher.plan.cost.traffic import num_steps, sent_bytes
-from tests.unit.plan_jobs import MIXED, launch_config
+from tests.helpers.configs import MIXED, launch_config
 
 HIDDEN, SEQ, VOCAB, LAYERS = 64, 32, 256, 4
 

@@ -10,6 +10,7 @@ import pytest
 from launcher.contract.heartbeat import SIZE, pack_into
 from launcher.contract.job import JobHandle, JobScript, JobState
 from launcher.runs.watch import follow, stop_requests
+from tests.helpers.objects import inside
 
 SCRIPT = JobScript(argv=("x",), environment={}, run_dir="/runs/a")
 
@@ -41,7 +42,7 @@ def no_waiting(monkeypatch):
 def test_a_job_is_followed_to_its_end_with_a_last_look_after_it():
     executor, ticks = Scripted("pending", "running", "running", "succeeded"), []
     with stop_requests() as stop:
-        state = follow(executor, SCRIPT, stop, lambda: ticks.append(1))
+        state = follow(inside(executor), SCRIPT, stop, lambda: ticks.append(1))
     assert state.phase == "succeeded"
     assert len(ticks) == 4
 
@@ -52,7 +53,7 @@ def test_a_job_is_followed_to_its_end_with_a_last_look_after_it():
 def test_a_signal_ends_the_job_and_gives_the_shells_exit_code(number, code):
     executor = Scripted("running")
     with stop_requests() as stop:
-        state = follow(executor, SCRIPT, stop, lambda: os.kill(os.getpid(), number))
+        state = follow(inside(executor), SCRIPT, stop, lambda: os.kill(os.getpid(), number))
     assert state == JobState(phase="cancelled", exit_code=code, reason=number.name)
     assert executor.cancelled == 1
 
@@ -71,7 +72,7 @@ def test_whatever_happens_no_rank_is_left():
         raise ZeroDivisionError
 
     with stop_requests() as stop, pytest.raises(ZeroDivisionError):
-        follow(executor, SCRIPT, stop, fail)
+        follow(inside(executor), SCRIPT, stop, fail)
     assert executor.cancelled == 1
 
 
@@ -111,7 +112,7 @@ def stopped(executor, script, *, again=None, number=signal.SIGINT):
             os.kill(os.getpid(), number)
 
     with stop_requests() as stop:
-        return follow(executor, script, stop, tick), len(ticks)
+        return follow(inside(executor), script, stop, tick), len(ticks)
 
 
 def test_ranks_that_save_are_told_and_waited_for_and_the_user_reads_how_long(clock, capsys, tmp_path):
@@ -180,7 +181,7 @@ def test_a_reader_of_the_output_that_is_gone_is_a_request_to_stop(clock, tmp_pat
         raise BrokenPipeError
 
     with stop_requests() as stop:
-        state = follow(executor, replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60), stop, tick)
+        state = follow(inside(executor), replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60), stop, tick)
     assert (state.reason, state.exit_code, executor.told) == ("SIGPIPE", 141, 1)
 
 

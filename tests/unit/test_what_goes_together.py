@@ -12,7 +12,7 @@ import yaml
 from launcher.base.errors import PlanError
 from launcher.contract.config import PrecisionConfig, ReportConfig
 from launcher.plan.build import build
-from tests.unit.plan_jobs import launch_config, with_settings
+from tests.helpers.configs import launch_config, with_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (

@@ -11,7 +11,7 @@ from launcher.contract.config import PrecisionConfig
 from launcher.plan.build import build
 from launcher.plan.cost.memory import state_bytes
 from launcher_plugins.parallel.zero import deepspeed_json as zero_json
-from tests.unit.plan_jobs import FP32, MIXED, launch_config
+from tests.helpers.configs import FP32, MIXED, launch_config
 
 FP16 = PrecisionConfig(name="fp16", compute="fp16", gradients="fp16", master_weights=True)
 CPU = {"kind": "cpu", "peak_flops": {"fp32": 1e12, "bf16": 1e12, "fp16": 1e12}}

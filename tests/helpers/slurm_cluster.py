@@ -1,11 +1,13 @@
 """The launcher and Slurm's commands, as the tests of this folder call them."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -20,7 +22,7 @@ echo "$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${*: -
 SAVES = "train.checkpoint_interval=1000"
 
 
-def saving_rank(last):
+def saving_rank(last: int) -> str:
     """What a rank does that works until it is told to end, and saves then; at start ``last`` it is done."""
     return f"""exec {sys.executable} - "$run" <<'PYTHON'
 import os, pathlib, signal, sys, time
@@ -39,16 +41,19 @@ PYTHON"""
 class Slurm:
     """The commands of the cluster, and the launcher in a folder of its own."""
 
-    def __init__(self, folder, variables):
+    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
         self.folder = folder
         self.environment = {**os.environ, **variables}
         self.launcher = [sys.executable, "-m", "launcher"]
 
-    def ask(self, *words):
-        settings = {"cwd": self.folder, "env": self.environment, "text": True}
-        return subprocess.run(words, **settings, stdout=subprocess.PIPE, check=True).stdout.strip()
+    def ask(self, *words: str) -> str:
+        """What a command of Slurm prints."""
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, check=True
+        )
+        return done.stdout.strip()
 
-    def trireme(self, *words, code=0):
+    def trireme(self, *words: str, code: int = 0) -> str:
         """The output of a verb that ends with an exit code."""
         done = subprocess.run(
             [*self.launcher, *words],
@@ -61,41 +66,36 @@ class Slurm:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def stand_in(self, does):
+    def stand_in(self, does: str) -> str:
         """The setting by which ranks do what a line of shell says."""
         path = self.folder / "rank"
         path.write_text(RANK + does + "\n")
         path.chmod(0o755)
         return f"site.python={path}"
 
-    def submit(self, does, *overrides, recipe="quickstart", run="run"):
+    def submit(
+        self, does: str, *overrides: str, recipe: str = "quickstart", run: str = "run"
+    ) -> tuple[Path, str]:
         """Submits a job whose ranks do what a line of shell says; its run directory and its id."""
         words = (*TWO_BY_TWO, self.stand_in(does), f"run.dir='{run}'", *overrides)
         self.trireme("submit", recipe, *words, "--no-baseline")
         return self.folder / run, job_of(self.folder / run)
 
-    def run_cluster(self, *words):
+    def run_cluster(self, *words: str) -> None:
         """Has the cluster itself do something."""
         subprocess.run([CLUSTER, *words, self.environment["CLUSTER"]], check=True, timeout=60)
 
-    def told(self):
+    def told(self) -> list[list[str]]:
         """What every rank of every start has told of its place: rank, local rank, ..., its last word."""
         path = self.folder / "run" / "told"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
-    def rendezvous(self):
+    def rendezvous(self) -> list[tuple[str, str]]:
         """The rendezvous of every start of the job, as its output tells."""
         log = self.folder / "run" / "logs" / "executor.log"
         return re.findall(r": rendezvous (\S+) at (\S+)", log.read_text()) if log.exists() else []
 
 
-def job_of(run):
+def job_of(run: Path) -> str:
     """The id of the job of a run."""
-    return json.loads((run / "handle.json").read_text())["id"]
-
-
-def wait_until(condition, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.2)
+    return str(json.loads((run / "handle.json").read_text())["id"])

@@ -1,22 +1,20 @@
-"""Small configurations, plans and contexts, built by hand."""
+"""A tiny configuration for the runtime, and the context of a rank without a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from launcher.contract.config import LaunchConfig, LinkConfig
 from launcher.contract.mesh import Mesh
-from launcher.contract.plan import VERSION, BatchPlan, Plan, RankPlan, RolePlan, SchedulePlan, StagePlan
-from launcher.plan.layout.partition import modes
+from launcher.contract.plan import Plan, RankPlan
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.layers import WholeLayers
 from launcher.runtime.model.split_backward import SplitBackward
 from launcher.runtime.process.groups import Group, Groups, make_groups
-from tests.unit.plan_jobs import launch_config, with_settings
+from tests.helpers.configs import launch_config, with_settings
 
 CPU = torch.device("cpu")
 WHOLE = SplitBackward(is_enabled=False)
@@ -25,49 +23,6 @@ WHOLE = SplitBackward(is_enabled=False)
 def make_config(**sections: dict[str, Any]) -> LaunchConfig:
     """A tiny GPT on one rank; each keyword replaces some settings of a section: ``model={...}``."""
     return with_settings(_default_config(), sections)
-
-
-def make_plan(config: LaunchConfig, layers_per_stage: Sequence[int] | None = None) -> Plan:
-    """A plan with the fields that the runtime reads; its predictions are zero."""
-    parallel, batch = config.parallel, config.batch
-    assert isinstance(parallel.dp, int), "tests give dp as a number"
-    mesh = Mesh(pp=parallel.pp, dp=parallel.dp, tp=parallel.tp)
-    counts = layers_per_stage or [config.model.num_layers or 0]
-    micro, num = batch.micro_size or 1, batch.num_microbatches or 1
-    return Plan(
-        version=VERSION,
-        config=config,
-        mesh=mesh,
-        roles=(RolePlan(name="trainer", first_rank=0, num_ranks=mesh.num_ranks, trains=True),),
-        batch=BatchPlan(
-            global_size=micro * num * mesh.dp,
-            micro_size=micro,
-            num_microbatches=num,
-            seq_length=batch.seq_length,
-            padded_vocab_size=None,
-        ),
-        stages=tuple(_stages(config, counts)),
-        num_parameters=0,
-        step_flops=0.0,
-        schedule=SchedulePlan(
-            name="1f1b",
-            actions=("",) * mesh.pp,
-            bubble_formula=None,
-            bubble_simulated=0.0,
-            forward_s=(),
-            backward_s=(),
-            transfer_s=0.0,
-            step_s=0.0,
-        ),
-        memory=(),
-        traffic=(),
-        plugins=(),
-        parallels=(),
-        update="",
-        exact=True,
-        notes=(),
-        source_roots=(),
-    )
 
 
 def make_context(plan: Plan, rank: int = 0) -> RankContext:
@@ -96,29 +51,9 @@ def _lonely_groups(rank: int) -> Groups:
     return Groups(**dict.fromkeys(Groups.__dataclass_fields__, alone))
 
 
-def _stages(config: LaunchConfig, counts: Sequence[int]) -> list[StagePlan]:
-    stages = []
-    hidden = (config.batch.seq_length, config.model.hidden_size or 0)
-    for stage, count in enumerate(counts):
-        stages.append(
-            StagePlan(
-                stage=stage,
-                pp_rank=stage % config.parallel.pp,
-                chunk=stage // config.parallel.pp,
-                first_layer=sum(counts[:stage]),
-                num_layers=count,
-                has_prologue=stage == 0,
-                has_epilogue=stage == len(counts) - 1,
-                input_shape=hidden if stage else (),
-                recompute=modes(config.parallel.recompute, len(counts))[stage],
-            )
-        )
-    return stages
-
-
 def _default_config() -> LaunchConfig:
     link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "model": {
             "name": "test",
             "num_layers": 2,

@@ -11,8 +11,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from factories import make_config
-from ranks import TIMEOUT_S, run_ranks
 from torch import Tensor, nn
 
 from launcher.contract.plan import Plan
@@ -24,6 +22,8 @@ from launcher.runtime.checkpoint.fragments import MOMENTS
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.contexts import make_config
+from tests.helpers.ranks import TIMEOUT_S, run_ranks
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def assert_equal(found: Trained, expected: Trained, tolerance: float = 2e-5) -> 
                 continue  # its gradient is zero in exact arithmetic: softmax ignores a shift of all scores
             scale = reference.abs().max().item()
             torch.testing.assert_close(
-                ours[tensor], reference, rtol=0, atol=tolerance * scale, msg=lambda m, t=tensor: f"{t}: {m}"
+                ours[tensor], reference, rtol=0, atol=tolerance * scale, msg=f"{tensor}: {{}}".format
             )
 
 
@@ -126,8 +126,9 @@ def skip_sums_over(kind: str) -> Sabotage:
     """Leaves out what an update sums over one kind of group."""
 
     def sabotage(trainer: Trainer, loader: Loader) -> None:
-        sum_over = trainer.update._sum_over
-        trainer.update._sum_over = lambda group, name, params: name == kind or sum_over(group, name, params)
+        update: Any = trainer.update
+        sum_over = update._sum_over
+        update._sum_over = lambda group, name, params: name == kind or sum_over(group, name, params)
 
     return sabotage
 
@@ -181,7 +182,7 @@ def _assemble(pieces: Iterable[_Piece]) -> dict[str, Tensor]:
         target = whole.setdefault(piece.name, torch.full(piece.global_shape, torch.nan))
         box = tuple(slice(o, o + n) for o, n in zip(piece.offset, tensor.shape, strict=True))
         if not target[box].isnan().any():
-            torch.testing.assert_close(tensor, target[box], msg=lambda m, n=piece.name: f"copies of {n}: {m}")
+            torch.testing.assert_close(tensor, target[box], msg=f"copies of {piece.name}: {{}}".format)
         target[box] = tensor
     assert not any(tensor.isnan().any() for tensor in whole.values()), "no rank holds some part"
     return whole

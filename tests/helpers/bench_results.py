@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 from launcher.bench.model import share, steps
 from launcher.contract.bench import OPERATIONS, BenchResult, Measurement, NotMeasured
 
@@ -9,7 +12,13 @@ LATENCY_S, BANDWIDTH = 20e-6, 4e9
 SIZES = (4_096, 1_048_576, 16_777_216)
 
 
-def measurement(operation="all_reduce", num_ranks=2, num_bytes=4_096, link="intra_node", noise=(1.0,)):
+def measurement(
+    operation: str = "all_reduce",
+    num_ranks: int = 2,
+    num_bytes: int = 4_096,
+    link: Literal["intra_node", "inter_node"] = "intra_node",
+    noise: Sequence[float] = (1.0,),
+) -> Measurement:
     """One whose time is that of a ring over a link of `LATENCY_S` and `BANDWIDTH`, times ``noise``."""
     exact = steps(operation, num_ranks) * LATENCY_S + share(operation, num_ranks) * num_bytes / BANDWIDTH
     return Measurement(
@@ -21,7 +30,12 @@ def measurement(operation="all_reduce", num_ranks=2, num_bytes=4_096, link="intr
     )
 
 
-def result(sizes=SIZES, ranks=(2, 4), not_measured: tuple[NotMeasured, ...] = (), noise=(1.0,)):
+def result(
+    sizes: Sequence[int] = SIZES,
+    ranks: Sequence[int] = (2, 4),
+    not_measured: tuple[NotMeasured, ...] = (),
+    noise: Sequence[float] = (1.0,),
+) -> BenchResult:
     """All operations of all sizes in groups inside a node."""
     return BenchResult(
         backend="gloo",

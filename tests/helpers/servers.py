@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from equality import CPU, NUM_STEPS, Trained, job
-from ranks import run_ranks
 from torch import Tensor
 
 from launcher.base.registry import resolve
 from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.checkpoint.fragments import MOMENTS, state_name
+from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.checkpoint.store import Checkpoint, folder_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
-from launcher.runtime.train.loop import Trainer, restore
+from launcher.runtime.train.loop import Trainer
+from tests.helpers.equality import CPU, NUM_STEPS, Trained, job
+from tests.helpers.ranks import run_ranks
 
 Work = Callable[[Trainer, Loader, int], Any]
 """What a worker does between two steps, or instead of them; gets the step."""
@@ -101,6 +102,7 @@ def rank_of_servers(
         if before_step is not None and before_step(trainer, loader, step) == GONE:
             return None
         done.append(trainer.step(step, next(steps)))
+    assert ctx.replicas is not None, "workers are replicas"
     ctx.replicas.meet()
     ctx.replicas.leave(num_steps)
     params = (param for module in trainer.part.modules.values() for param in module.parameters())
@@ -116,7 +118,7 @@ def assert_same(served: Served, weights: dict[str, Tensor], tolerance: float = 2
                 expected,
                 rtol=0,
                 atol=tolerance * float(expected.abs().max()),
-                msg=lambda m, n=name: f"{n}: {m}",
+                msg=f"{name}: {{}}".format,
             )
 
 

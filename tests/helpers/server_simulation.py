@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import factories
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.train.gradients import GradientBuckets
 from launcher.runtime.train.optimizer import learning_rate
+from tests.helpers.contexts import make_context
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Simulation:
         """``lost``: workers that were gone, and the steps they had done."""
         self.lost = lost or {}
         self.plan, self.options = plan, plan.config.architecture.options
-        contexts = [factories.make_context(plan, worker) for worker in range(plan.mesh.dp)]
+        contexts = [make_context(plan, worker) for worker in range(plan.mesh.dp)]
         (self.model,) = build_chunks(contexts[0])
         self.batches = [loader.steps(0) for loader in map(Loader, contexts)]
         buckets = GradientBuckets(
@@ -74,7 +74,7 @@ class Simulation:
             part = next(part for part in self.parts if part.waiting and self._can_be_made(part.waiting[0]))
             self._update(part, part.waiting.pop(0))
         flat = self._flat([part.versions[-1] for part in self.parts])
-        parts = flat.split([param.numel() for param in self.params])
+        parts = torch.split(flat, [param.numel() for param in self.params])
         return {slice_of(p).name: values.view_as(p) for p, values in zip(self.params, parts, strict=True)}
 
     def _can_be_made(self, update: dict[str, Any]) -> bool:
@@ -94,10 +94,11 @@ class Simulation:
             workers = [n for n in range(self.plan.mesh.dp) if step < self.lost.get(n, step + 1)]
         else:
             lr *= self.options.get("lr_scale", 1 / self.plan.mesh.dp)
-        gradient = sum(self._gradient(worker, step, update["worker"] is None) for worker in workers)
+        pushed = [self._gradient(worker, step, update["worker"] is None) for worker in workers]
+        gradient = torch.stack(pushed).sum(0)
         if update["worker"] is None:
             gradient = gradient / len(workers)
-            gradient = gradient * min(1.0, optim.clip_norm / float(gradient.norm()))
+            gradient = gradient * min(1.0, _clip_norm(self.plan) / float(gradient.norm()))
         own, count = gradient[part.places], len(part.versions)
         beta1, beta2 = optim.betas
         part.first = part.first * beta1 + own * (1 - beta1)
@@ -116,7 +117,7 @@ class Simulation:
             loss = sum(self.model(None, batch) for batch in batches) / sum(b.targets.numel() for b in batches)
             found = torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.params)])
             packed = self._packed(worker, found)
-            clip = 1.0 if together else min(1.0, self.plan.config.optim.clip_norm / float(found.norm()))
+            clip = 1.0 if together else min(1.0, _clip_norm(self.plan) / float(found.norm()))
             self.gradients[worker, step] = packed * clip
         return self.gradients[worker, step]
 
@@ -146,8 +147,16 @@ class Simulation:
 
     @torch.no_grad()
     def _load(self, flat: Tensor) -> None:
-        for param, values in zip(self.params, flat.split([p.numel() for p in self.params]), strict=True):
+        for param, values in zip(
+            self.params, torch.split(flat, [p.numel() for p in self.params]), strict=True
+        ):
             param.copy_(values.view_as(param))
+
+
+def _clip_norm(plan: Plan) -> float:
+    norm = plan.config.optim.clip_norm
+    assert norm is not None, "the updates of servers are compared with clipping"
+    return norm
 
 
 def _pieces(sizes: list[int], server: int, num_servers: int) -> Iterator[Tensor]:

@@ -11,10 +11,11 @@ from typing import Any
 from launcher.contract.actions import Action, B, F, to_text
 from launcher.contract.config import LaunchConfig, LinkConfig
 from launcher.contract.mesh import Mesh
-from launcher.contract.plan import BatchPlan, MemoryPlan, Plan, RolePlan, SchedulePlan
+from launcher.contract.plan import BatchPlan, MemoryPlan, Plan, SchedulePlan
 from launcher.contract.records import EvalRecord, Header, MemoryRecord, StepRecord
 from launcher.typed.read import plain
-from tests.unit.plan_jobs import launch_config, with_settings
+from tests.helpers.configs import launch_config, with_settings
+from tests.helpers.plans import bare_plan
 
 CUDA = {"device": {"kind": "cuda"}}
 """For ``config``: a device that is allocated whether a rank uses it or not."""
@@ -74,11 +75,8 @@ class FakeRun:
             transfer_s=0.001,
             step_s=0.123,
         )
-        return Plan(
-            version=1,
-            config=config,
-            mesh=self.mesh,
-            roles=(RolePlan(name="trainer", first_rank=0, num_ranks=self.mesh.num_ranks, trains=True),),
+        return bare_plan(
+            config,
             batch=BatchPlan(
                 global_size=self.global_size,
                 micro_size=1,
@@ -86,18 +84,12 @@ class FakeRun:
                 seq_length=SEQ_LENGTH,
                 padded_vocab_size=None,
             ),
-            stages=(),
             num_parameters=1_000_000,
             step_flops=1e9,
             schedule=schedule,
             memory=tuple(_memory(pp_rank) for pp_rank in range(self.mesh.pp)),
-            traffic=(),
-            plugins=(),
-            parallels=(),
             update="pkg.module:update",
             exact=self.exact,
-            notes=(),
-            source_roots=(),
         )
 
     def records(self, rank: int) -> list[Record]:
@@ -143,7 +135,8 @@ class FakeRun:
 
     def _step(self, rank: int, step: int, start_ns: int) -> StepRecord:
         kinds = {kind: ms * MS for kind, ms in self.kinds_ms[rank].items()}
-        calls = {kind: (kinds[kind],) for kind in ("tp", "dp", "model", "tied") if kind in kinds}
+        calls: dict[str, tuple[int, ...]] = {}
+        calls |= {kind: (kinds[kind],) for kind in ("tp", "dp", "model", "tied") if kind in kinds}
         for kind, times in self.calls_ms.get(rank, {}).items():
             calls[kind] = tuple(ms * MS for ms in times)
             kinds[kind] = sum(calls[kind])
@@ -198,7 +191,7 @@ def write_records(path: Path, rank: int, records: list[dict[str, Any]]) -> None:
 def base_config(run: FakeRun) -> LaunchConfig:
     """Every setting of the fake recipe."""
     link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1e9)
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "model": {"hidden_size": 32, "tied_embeddings": True},
         "data": {"name": "corpus", "source": "package:corpus/*.txt", "prefetch_batches": 2},
         "batch": {"global_size": run.global_size, "seq_length": SEQ_LENGTH},

@@ -1,17 +1,22 @@
 """A folder with stand-ins for srun, scontrol and python, in which job scripts run."""
 
+from __future__ import annotations
+
 import os
 import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.contract.job import JobRequest
+from launcher.contract.plan import Plan
 from launcher_plugins.executors.slurm.executor import Slurm
 
 REQUEST = JobRequest(
     run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python", code="/runs/a b/lib"
 )
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "slurm"
 TWO_BY_TWO = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
 SRUN = """#!/bin/bash
 # Starts every task that it is asked for, as the real one does, each with its own place.
@@ -53,7 +58,7 @@ SCONTROL = """#!/bin/bash
 class Stage:
     """A folder with stand-ins for srun, scontrol and python, in which scripts run."""
 
-    def __init__(self, folder, plan):
+    def __init__(self, folder: Path, plan: Plan) -> None:
         self.folder, self.plan = folder, plan
         self.run_dir = folder / "it's a $run; 100% #1 é"
         self.run_dir.mkdir()
@@ -62,12 +67,13 @@ class Stage:
         self.write("scontrol", SCONTROL)
         self.write("python", PYTHON.format(python=shlex.quote(sys.executable)))
 
-    def write(self, name, text):
+    def write(self, name: str, text: str) -> None:
+        """Puts a program on the path of the script."""
         path = self.folder / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
 
-    def start(self, **variables):
+    def start(self, **variables: str) -> subprocess.Popen[str]:
         """Starts the script as Slurm does on the first node."""
         request = replace(
             REQUEST, run_dir=str(self.run_dir), python=str(self.folder / "bin" / "python"), code=""
@@ -82,20 +88,27 @@ class Stage:
             "TOLD": str(self.folder / "told"),
             **variables,
         }
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(["bash", script], env=environment, cwd=self.folder, **pipes)
+        return subprocess.Popen(
+            ["bash", script],
+            env=environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
-    def end(self, process):
+    def end(self, process: subprocess.Popen[str]) -> None:
         """Waits for the script."""
-        output, error = process.communicate(timeout=30)
+        output, error = process.communicate(timeout=120)
         self.done = subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
-    def run(self, **variables):
+    def run(self, **variables: str) -> list[list[str]]:
         """Runs the script to its end. Of each rank: place, rendezvous, EXTRA, words."""
         self.end(self.start(**variables))
         told = self.folder / "told"
         lines = told.read_text().splitlines() if told.exists() else []
         return [line.removesuffix("|").split("|") for line in lines]
 
-    def record(self):
+    def record(self) -> str:
+        """What the script says of the end of the job."""
         return (self.run_dir / "exit" / "job.json").read_text()
