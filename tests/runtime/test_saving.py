@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from launcher.base.errors import JobError
+from launcher.base.files import bring_to_disk
 from launcher.contract.plan import Plan
 from launcher.runtime.checkpoint import saving, shard
 from launcher.runtime.checkpoint import store as checkpoint
@@ -212,7 +213,6 @@ def test_a_crash_in_mid_write_leaves_the_earlier_checkpoint_and_no_litter(tmp_pa
 
 def lose_a_byte(rank: int) -> None:
     """The disk gives another byte back than it was given, in step 4."""
-    bring_to_disk = shard.bring_to_disk
 
     def losing(path: Path) -> None:
         bring_to_disk(path)

@@ -31,7 +31,7 @@ def output():
 @pytest.fixture
 def ends(tmp_path, monkeypatch, stand_in_corpus):
     """How runs end, by a part of their directory's path; their processes are not started."""
-    found = {}
+    found: dict[str, JobState] = {}
 
     def follow(executor, script, stop, on_tick):
         succeeded = JobState(phase="succeeded", exit_code=0)
@@ -85,14 +85,16 @@ def test_a_program_plans_a_sweep_runs_it_and_reads_what_came_of_every_point(ends
     assert [point.faults[0].path for point in planned.refused] == ["parallel.pp"]
     ends["pp_2"] = FAILED
     done = run_sweep(request, output)
+    sweep = done.sweep
+    assert sweep is not None
     assert done.exit_code == 1
-    states = {point.label: point.state_text for point in with_results(done.sweep)}
+    states = {point.label: point.state_text for point in with_results(sweep)}
     assert states == {"pp=1": "succeeded", "pp=2": "failed"}
-    assert [point.label for point in read_sweep(done.sweep.path).points] == ["pp=1", "pp=2"]
+    assert [point.label for point in read_sweep(sweep.path).points] == ["pp=1", "pp=2"]
     ends.clear()
-    again = retry_sweep(done.sweep, asked(), output)
+    again = retry_sweep(sweep, asked(), output)
     assert again.exit_code == 0
-    assert {point.state_text for point in with_results(again.sweep)} == {"succeeded"}
+    assert {point.state_text for point in with_results(sweep)} == {"succeeded"}
     assert "2 points: 2 succeeded" in output.out.getvalue()
     assert capsys.readouterr() == ("", "")
 
