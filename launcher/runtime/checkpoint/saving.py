@@ -196,6 +196,7 @@ def chosen_step(ctx: RankContext, root: Path, note: Path | None = None) -> int:
         for sentence in skipped:
             say(sentence)
         if note is not None:
+            note.parent.mkdir(exist_ok=True)
             write_whole(note, json.dumps({"step": step, "skipped": skipped}) + "\n")
     with ctx.clock.doing(PEERS):
         dist.broadcast(chosen, src=0)

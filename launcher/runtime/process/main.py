@@ -128,6 +128,7 @@ def _leave_failure(path: Path, rank: int, error: BaseException, *, out_of_memory
         "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else str(error),
         "traceback": "" if known else traceback.format_exc(),
     }
+    path.parent.mkdir(exist_ok=True)
     write_whole(path, json.dumps(record, indent=1))
 
 

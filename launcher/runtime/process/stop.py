@@ -62,6 +62,7 @@ class StopRequest:
     def leave_note(self, run_dir: Path, step: int) -> None:
         """Tells the launcher that the run has ended on request, saved after ``step`` steps."""
         name = signal.Signals(self.agreed).name
+        (run_dir / STOP_NOTE).parent.mkdir(exist_ok=True)
         write_whole(run_dir / STOP_NOTE, json.dumps({"step": step, "signal": name}) + "\n")
         say(f"told to end by {name}: saved after step {step}")
 
