@@ -9,7 +9,13 @@ from dataclasses import fields
 from pathlib import Path
 
 from launcher.app.baseline import baseline_search, find_baseline, is_to_be_found
-from launcher.app.checks import allocation_notes, check_baseline_flag, check_directory_flags, input_faults
+from launcher.app.checks import (
+    allocation_notes,
+    check_baseline_flag,
+    check_directory_flags,
+    device_faults,
+    input_faults,
+)
 from launcher.app.ending import finish, say, shown, text_width
 from launcher.app.prepared_run import Planned, alone_plan, make_plan
 from launcher.app.request import Request
@@ -20,7 +26,6 @@ from launcher.contract.actions import from_text
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
 from launcher.plan.rules.checks import with_sources
-from launcher.runs.devices import device_faults
 from launcher.runs.facts import checkouts, environment_facts
 from launcher.runs.failure import failure_text
 from launcher.runs.record import Origin, write_baseline, write_job

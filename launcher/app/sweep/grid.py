@@ -21,9 +21,9 @@ from itertools import product
 from typing import Any
 
 from launcher.base.errors import ConfigError, Fault
-from launcher.config.origins import walk
 from launcher.config.override_grammar import alternatives
 from launcher.config.overrides import split
+from launcher.config.paths import walk
 from launcher.config.recipes import safe_name
 
 SECTION = "sweep"

@@ -91,7 +91,7 @@ def make_sweep(run: RunConfig, new: NewSweep) -> Sweep:
             (path / TASKS / str(place)).symlink_to(Path("..") / folder)
     except OSError as error:
         setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
-        rule, fix = f"cannot be made: {error.strerror}", f"Set {setting} to a writable place."
+        rule, fix = f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
         raise ConfigError([Fault(setting, given, rule, fix)]) from error
     content = {
         "version": VERSION,
