@@ -16,6 +16,7 @@ from launcher.app.ending import say, shown
 from launcher.base import resources
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import check_new, write_new
+from launcher.base.machine import num_cores
 from launcher.base.registry import load as load_plugin
 from launcher.base.units import counted, format_bytes
 from launcher.bench.link_file import NO_BANDWIDTH, cluster_text
@@ -36,7 +37,6 @@ from launcher.contract.bench import (
 from launcher.contract.config import BatchConfig, LaunchConfig
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
-from launcher.runs.facts import num_cores
 from launcher.runs.store import RunDirectory
 from launcher.typed.read import Reading, plain, read
 
