@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 import launcher
+from launcher.app.checks import device_faults
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
-from launcher.app.checks import device_faults
 from launcher.runs.facts import Checkout, checkouts, environment_facts
 from launcher.runs.record import Origin, write_baseline, write_job
 from launcher.runs.render import render, shell_text

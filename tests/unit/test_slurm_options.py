@@ -6,7 +6,13 @@ from launcher.base.errors import PlanError
 from launcher.contract.job import JobRequest
 from launcher.contract.site import SiteConfig
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.options import NodeLayout, directives, node_layout, option_faults, quoted
+from launcher_plugins.executors.slurm.options import (
+    NodeLayout,
+    directives,
+    node_layout,
+    option_faults,
+    quoted,
+)
 
 REQUEST = JobRequest(run_dir="/runs/a", plan_sha256="5a" * 32, python="/venv/bin/python")
 ON_H100 = ("executor=slurm", "device=h100", "cluster=dgx_h100", "parallel.dp=4")
