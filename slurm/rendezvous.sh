@@ -1,8 +1,8 @@
 
-# One address for all ranks: the first node's.
+# The rendezvous address: that of the first node.
 [ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
   fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
+if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
@@ -16,11 +16,11 @@ else
   esac
 fi
 
-# One port for all ranks, of this start of this job: another job or start that shares the node has
-# another one. All are below 32768, where those begin that any connection may take.
+# The rendezvous port, different for each start of each job, as others may share the node. All are below
+# 32768, where the ephemeral ports begin.
 for ((attempt = 0; attempt < 16; attempt++)); do
   MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
-  # Where nobody answers, the port is free.
+  # A port that refuses the connection is free.
   (: <"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null || break
 done
 [ "$attempt" -lt 16 ] || fail "no free port for the rendezvous on $(hostname)"
@@ -28,6 +28,6 @@ export MASTER_ADDR MASTER_PORT
 rendezvous=$SLURM_JOB_ID.$restart
 echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
-# A start after the first goes on from what is saved; a folder that has another ending is half written.
+# A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.
 checkpoints=("$run"/checkpoints/step-????????)
 if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi

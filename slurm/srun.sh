@@ -1,6 +1,6 @@
 
-# One task per rank. The $SLURM_ variables of a rank have their values only inside of the step. A rank
-# that is still starting has nothing to save, and passes over the signal that tells it to.
+# One task per rank. The $SLURM_ variables of a rank are set only inside the step. A rank that is still
+# starting has nothing to save, and ignores the signal to do so.
 task='
 trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit

@@ -4,10 +4,10 @@ fail() {
   exit 1
 }
 
-# Each start of the ranks, by this job or by another one of the run, is a line in logs/starts. What the
-# start before this one left in exit/ belongs to that one, and is moved aside.
+# Each start of the ranks, by this job or another one of the run, is a line in logs/starts. The exit/ folder
+# of the previous start is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
-# What Slurm's commands know this job by: the id of an array is also that of one of its tasks.
+# The id of this job in Slurm's commands: the id of an array is also that of one of its tasks.
 job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 mkdir -p "$run/logs"
@@ -17,7 +17,7 @@ mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
 num_starts=$(wc -l <"$run/logs/starts")
 
-# How the job ended, for a cluster that forgets its jobs.
+# How the job ended, for a cluster that does not keep records of its jobs.
 end_record() {
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
 }

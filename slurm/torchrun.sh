@@ -1,7 +1,7 @@
 
-# One task per node: torchrun, which starts the node's ranks. Its rendezvous is static, so that the
-# ranks of a node follow from the node's number, which has its value only inside of the step. The
-# signal that tells the ranks to save reaches torchrun, too, which would not live through it.
+# One task per node: torchrun, which starts the node's ranks. Its rendezvous is static, so the ranks of a
+# node are given by SLURM_NODEID, which is set only inside the step. The signal to save also reaches
+# torchrun, which it would kill.
 task='
 trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit

@@ -11,6 +11,7 @@ from launcher.app.lifecycle import EndedRun, freeze_and_submit, origin_of, prepa
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.wait import wait_for_end
 from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.machine import num_cores
 from launcher.base.registry import load as load_plugin
 from launcher.base.units import counted, format_bytes
 from launcher.bench.link_file import NO_BANDWIDTH
@@ -22,7 +23,6 @@ from launcher.contract.bench import OPERATIONS, REQUEST_FILE, RESULT_FILE, Bench
 from launcher.contract.config import BatchConfig, LaunchConfig
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
-from launcher.runs.facts import num_cores
 from launcher.runs.failure import failure_text
 from launcher.runs.render import executor_of
 from launcher.runs.store import RunDirectory, new_directory

@@ -11,9 +11,9 @@ from importlib.machinery import PathFinder
 from launcher.app.baseline import named_baseline
 from launcher.app.lifecycle import PreparedRun
 from launcher.base import registry
-from launcher.base.compilers import missing_for_compile
 from launcher.base.errors import ConfigError, Fault, JobError, PlanError
-from launcher.base.units import format_duration
+from launcher.base.machine import installed_gpus, missing_for_compile, num_visible
+from launcher.base.units import counted, format_duration
 from launcher.contract.data_files import PACKAGE, initial_weights_faults, text_faults
 from launcher.contract.executor import KnowsAllocation
 from launcher.contract.plan import Plan
@@ -22,7 +22,6 @@ from launcher.plan.rules.checks import with_sources
 from launcher.plan.rules.fusion import NOT_COMPILED
 from launcher.report.comparability import incomparable
 from launcher.report.runs import read_plan
-from launcher.runs.devices import device_faults
 from launcher.runs.render import executor_of
 from launcher.runs.store import RunDirectory, saved_steps
 from launcher.typed.read import Source
@@ -99,6 +98,21 @@ def _compiler_faults(plan: Plan) -> list[Fault]:
     if not missing:
         return []
     return [Fault("fusion.compile", config.fusion.compile, f"this machine has {missing}", ways=NOT_COMPILED)]
+
+
+def device_faults(plan: Plan, environment: Mapping[str, str]) -> list[Fault]:
+    """A fault when a plan for CUDA has more ranks than this machine has devices to give."""
+    if plan.config.device.kind != "cuda":
+        return []
+    visible = num_visible(installed_gpus(), environment)
+    if plan.world_size <= visible:
+        return []
+    names = environment.get("CUDA_VISIBLE_DEVICES")
+    shown = f" (CUDA_VISIBLE_DEVICES={names})" if names is not None else ""
+    ranks = counted(plan.world_size, "rank")
+    rule = f"the plan has {ranks} on as many CUDA devices, and {visible} can be used here{shown}"
+    fix = "Use fewer ranks, or set" if visible else "Set"
+    return [Fault("device.kind", "cuda", rule, f"{fix} device=cpu cluster=local_cpu.")]
 
 
 def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:

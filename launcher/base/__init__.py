@@ -1,1 +1,1 @@
-"""What knows nothing of training: errors, units, text, files, plugins by name. Imports nothing of ours."""
+"""Tools that know nothing of training: errors, units, text, files, plugins. Imports no other package."""

@@ -1,4 +1,4 @@
-"""Rows of words as aligned columns, and text behind a heading."""
+"""Text in aligned columns, and wrapped text with a hanging indent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     lines = []
     for row in rows:
         cells = [
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
 
 
 def cropped(items: Sequence[T], first: int, last: int) -> tuple[list[T], list[T]]:
-    """The items that are shown: all in front when few, else the first and the last ones.
+    """All items and none when they are few, else the first and the last ones.
 
     >>> cropped(range(5), 3, 2), cropped(range(9), 3, 2)
     (([0, 1, 2, 3, 4], []), ([0, 1, 2], [7, 8]))
@@ -38,7 +38,7 @@ def cropped(items: Sequence[T], first: int, last: int) -> tuple[list[T], list[T]
 
 
 def wrapped(head: str, text: str, width: int) -> str:
-    """``text`` after ``head``, later lines indented as far; names are never cut."""
+    """``text`` after ``head``, further lines indented to align; words are never split."""
     return textwrap.fill(
         text,
         width,

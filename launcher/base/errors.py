@@ -1,4 +1,4 @@
-"""The faults a person can cause, and the one way they are reported."""
+"""The errors that a user can cause, and how they are reported."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from launcher.base.redaction import escaped, hide_secrets, shortened, without_secrets
 
-_ALIKE = 0.7
-"""Share of letters that two names have in common when one is taken for the other."""
+_MIN_SIMILARITY = 0.7
+"""Least similarity (difflib ratio) at which a name is suggested for another."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One wrong value: what was given, what is allowed, how to mend it.
+    """One wrong value: what was given, what is allowed, how to fix it.
 
     >>> print(Fault("parallel.pp", 3, "16 layers split over 1, 2, 4, 8 or 16 stages", "Set parallel.pp=4."))
     parallel.pp=3: 16 layers split over 1, 2, 4, 8 or 16 stages. Set parallel.pp=4.
@@ -25,23 +25,25 @@ class Fault:
     path: str
     """Config path of the value, such as ``parallel.pp``."""
     given: Any
-    """The value as the person wrote it."""
+    """The value as the user wrote it."""
     allowed: str
     """The rule, with its arithmetic."""
     fix: str = ""
-    """How to mend it, as text to type; stands behind the ``ways``."""
+    """How to fix it, as text to type; printed after the ``ways``."""
     where: str = ""
     """File and line, or the override, that set the value."""
     ways: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
-    """Changes that may mend it, each by config path, the nearest first. The planner asks every rule
-    about a way before it offers it, and joins ways that help only together."""
+    """Changes that may fix it, each by config path, the nearest first. The planner checks each against
+    every rule before it suggests it, and combines changes that help only together."""
 
     def __str__(self) -> str:
         allowed = self.allowed.rstrip(".")
         fix = "".join(f" {text}" for text in (offer(self.ways), self.fix) if text)
         where = f" [{shortened(hide_secrets(self.where))}]" if self.where else ""
-        given = shortened(_text(without_secrets(self.given, self.path)))
-        return escaped(hide_secrets(f"{self.path}={given}: {allowed}.{fix}{where}")).replace("\n", "\\n")
+        given = without_secrets(self.given, self.path)
+        given = _typed(given) if given is None or isinstance(given, bool) else str(given) or '""'
+        text = f"{self.path}={shortened(given)}: {allowed}.{fix}{where}"
+        return escaped(hide_secrets(text)).replace("\n", "\\n")
 
 
 def offer(ways: Iterable[Mapping[str, Any]]) -> str:
@@ -68,7 +70,7 @@ class LauncherError(Exception):
 
 
 class ConfigError(LauncherError):
-    """The configuration is wrong. Carries every fault found, not only the first."""
+    """The configuration is wrong. Holds every fault found, not only the first."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
@@ -99,14 +101,14 @@ def faults_text(faults: tuple[Fault, ...]) -> str:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None where none is close.
 
-    A short name with one other letter is another name; letters in another order are a slip.
+    In a short name one different letter makes another name; transposed letters are a typing error.
 
     >>> nearest("paralell", ["parallel", "model"]), nearest("rnu", ["run"]), nearest("gpu", ["cpu"])
     ('parallel', 'run', None)
     """
     known = {str(other).casefold(): str(other) for other in names}
     wanted = str(name).casefold()
-    matches = difflib.get_close_matches(wanted, list(known), n=1, cutoff=_ALIKE)
+    matches = difflib.get_close_matches(wanted, list(known), n=1, cutoff=_MIN_SIMILARITY)
     anagrams = [other for other in known if sorted(other) == sorted(wanted)]
     return next((known[match] for match in (*anagrams, *matches)), None)
 
@@ -119,12 +121,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed behind the = of an override."""
+    """A value as it is typed after the = of an override."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_typed, value))}]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-
-
-def _text(given: Any) -> str:
-    """A value as a person writes it."""
-    return _typed(given) if given is None or isinstance(given, bool) else str(given) or '""'

@@ -10,17 +10,17 @@ from launcher.base.errors import LauncherError
 
 
 def check_new(path: Path, flag: str) -> None:
-    """Refuses a file that is there, before any work is done for it.
+    """Refuses a file that exists, before any work is done for it.
 
     Raises:
         LauncherError: naming the flag.
     """
     if os.path.lexists(path):
-        raise LauncherError(f"--{flag} {path}: the file is there already. Remove it, or give another name.")
+        raise LauncherError(f"--{flag} {path}: the file already exists. Remove it, or give another name.")
 
 
 def write_new(path: Path, text: str, flag: str) -> None:
-    """Writes a file, and never over another one.
+    """Writes a new file; an existing one is never replaced.
 
     Raises:
         LauncherError: as `check_new`, and when the file cannot be written.

@@ -1,4 +1,4 @@
-"""Text that is fit to be shown: without secrets, without control characters, and no longer than a glance."""
+"""Text for display: secrets and control characters removed, long values shortened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "***"
-"""Stands for a value that is not shown."""
+"""Shown in place of a secret."""
 _WIDTH, _TAIL = 100, 30
 _SECRET = re.compile(
     r"(api|access|auth|private)_?(key|token)"
@@ -39,7 +39,7 @@ def names_secret(key: str) -> bool:
 
 
 def without_secrets(value: Any, path: str = "") -> Any:
-    """A value in which no setting that names a secret is shown.
+    """A value with the settings that name a secret hidden.
 
     >>> without_secrets({"api_key": "abc", "rate": 1}), without_secrets("abc", "env.HF_TOKEN")
     ({'api_key': '***', 'rate': 1}, '***')
@@ -54,7 +54,7 @@ def without_secrets(value: Any, path: str = "") -> Any:
 
 
 def hide_secrets(text: str) -> str:
-    """A text in which what follows the name of a secret is not shown.
+    """A text with the value after each name of a secret hidden.
 
     >>> hide_secrets("+env.WANDB_API_KEY=abc123 model.options={token: abc, rate: 1}")
     '+env.WANDB_API_KEY=*** model.options={token: ***, rate: 1}'
@@ -69,7 +69,7 @@ def hide_secrets(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A text that cannot write to the terminal. Line breaks stay.
+    r"""A text with control characters escaped, except line breaks.
 
     >>> escaped("a\x1b[31m\r")
     'a\\x1b[31m\\r'
@@ -83,7 +83,7 @@ def escaped(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text whose middle is left out when it is long.
+    """A text with its middle left out when it is long.
 
     >>> shortened("[" + "4,4,4,4," * 50 + "4]")
     '[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,...4,4,4,4,4,4,4,4,4,4,4,4,4,4,4]'

@@ -1,4 +1,4 @@
-"""Finds the data folders that ship beside the code, and the one that a person has."""
+"""Finds the data folders that ship with the code, and the user's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def user_folder() -> Path:
-    """Where a person keeps groups of their own, by the XDG base directory rule: ``site/NAME.yaml``."""
+    """The user's own config groups (``site/NAME.yaml``), by the XDG base directory specification."""
     root = os.environ.get("XDG_CONFIG_HOME")
     return (Path(root) if root else Path.home() / ".config") / "trireme"
 
@@ -20,7 +20,7 @@ def folder(name: str) -> Path:
     """The folder ``conf``, ``recipes`` or ``slurm``, from an installed wheel or from a checkout.
 
     Raises:
-        LauncherError: when it is in neither place; names both.
+        LauncherError: when it is in neither; names both.
     """
     return _first(name, _PACKAGE / "_data" / name, _PACKAGE.parent / name)
 

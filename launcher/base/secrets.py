@@ -1,4 +1,4 @@
-"""Keeps the values of secret variables out of everything that a run leaves behind."""
+"""Keeps the values of secret variables out of all files of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from launcher.base.errors import JobError
 from launcher.base.redaction import is_secret_variable
 
 _MIN_LENGTH = 8
-"""A shorter value is no secret that could be told from ordinary text."""
+"""A shorter value cannot be distinguished from ordinary text."""
 
 
 def secret_values(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, bytes]:
-    """The values that may stand in no file: those of ``names``, and of every variable named like a secret.
+    """The values that may be in no file: of ``names``, and of every variable named like a secret.
 
     Raises:
         JobError: when a variable of ``names`` is not set.
@@ -44,7 +44,7 @@ def check_text(text: str, what: str, secrets: Mapping[str, bytes]) -> None:
 
 
 def check_folder(folder: Path, secrets: Mapping[str, bytes]) -> None:
-    """Removes every file that holds a secret, and refuses to go on if there was one.
+    """Removes every file that holds a secret, and raises an error if there was one.
 
     Raises:
         JobError: with the name of the file and of the variable.
@@ -55,15 +55,12 @@ def check_folder(folder: Path, secrets: Mapping[str, bytes]) -> None:
         names = [name for name, value in secrets.items() if value in data]
         if names:
             path.unlink()
-            leaks.append(_message(_veiled(str(path.relative_to(folder)), secrets), names[0]))
+            shown = str(path.relative_to(folder))
+            for value in secrets.values():
+                shown = shown.replace(value.decode(errors="surrogateescape"), "***")
+            leaks.append(_message(shown, names[0]))
     if leaks:
         raise JobError("\n".join(leaks))
-
-
-def _veiled(text: str, secrets: Mapping[str, bytes]) -> str:
-    for value in secrets.values():
-        text = text.replace(value.decode(errors="surrogateescape"), "***")
-    return text
 
 
 def _message(what: str, name: str) -> str:

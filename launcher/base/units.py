@@ -1,4 +1,4 @@
-"""Numbers with units, as people read them."""
+"""Numbers with units as text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def format_flops(flops: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A time span in the unit that suits it.
+    """A duration in a suitable unit.
 
     >>> format_duration(0.0123), format_duration(75), format_duration(8000)
     ('12.3 ms', '1 min 15 s', '2 h 13 min')

@@ -1,1 +1,1 @@
-"""From measured collectives to bandwidths, tables and pictures. Reads what ranks measured; starts nothing."""
+"""From measured collectives to bandwidths, tables and plots. Starts nothing."""

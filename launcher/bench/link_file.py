@@ -1,4 +1,4 @@
-"""Measured links as a file of the group ``cluster``, which recipes and plans use by its name."""
+"""Measured links as a file of the config group ``cluster``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from launcher.bench.tables import WHERE, links
 from launcher.contract.bench import BenchResult, Link
 from launcher.contract.config import ClusterConfig, LinkConfig
 
-NO_BANDWIDTH = (
-    "--save: no bandwidth can be told from these sizes. Give several, such as --sizes 4KB,1MB,16MB."
-)
+NO_BANDWIDTH = "--save: these sizes do not determine a bandwidth. Give several, such as --sizes 4KB,1MB,16MB."
 
 
 def cluster_text(name: str, cluster: ClusterConfig, result: BenchResult, day: str) -> str:
     """The YAML file of a cluster whose links are the measured ones.
 
-    A link that was not measured is that of the cluster the measurement was made with.
+    A link that was not measured is taken from the cluster that was measured.
 
     Raises:
-        LauncherError: when no link could be found from what was measured.
+        LauncherError: when the measurements determine no link.
     """
     found = links(result)
     if not found or not all(isfinite(fit.line.bandwidth) for fit in found.values()):
@@ -58,9 +56,4 @@ def _link_lines(link: Link, assumed: LinkConfig, found: Mapping[Link, Fit], base
     else:
         latency, bandwidth = assumed.latency_s, assumed.bandwidth_bytes_per_s
         note = f"# {WHERE[link]}: not measured, as in {base}"
-    return [
-        note,
-        f"{link}:",
-        f"  latency_s: {latency:.4g}",
-        f"  bandwidth_bytes_per_s: {bandwidth:.4g}",
-    ]
+    return [note, f"{link}:", f"  latency_s: {latency:.4g}", f"  bandwidth_bytes_per_s: {bandwidth:.4g}"]

@@ -1,7 +1,7 @@
-"""Bandwidths of a measured operation, and the latency and bandwidth that its times follow.
+"""Bandwidths of a measured operation, and the latency and bandwidth fitted to its times.
 
     algorithm bandwidth = size / time
-    bus bandwidth       = algorithm bandwidth * the share of the size that every link has to carry
+    bus bandwidth       = algorithm bandwidth * the share of the size that each link carries
 
     operation                                   share        steps of a ring
     all_reduce                                  2 (n-1)/n    2 (n-1)
@@ -11,7 +11,7 @@
     send_recv                                     1            1
 
 A line is fitted to the times: of one operation  latency + size / bandwidth, of a link
-steps * latency + share * size / bandwidth  over all the operations that plans count with.
+steps * latency + share * size / bandwidth  over all the operations in `PLANNED`.
 
 Source: PERFORMANCE.md of nccl-tests for the shares.
 """
@@ -26,11 +26,11 @@ from statistics import median
 from launcher.contract.bench import Link, Measurement
 
 PLANNED = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
-"""The operations that plans count with, which a link is fitted to."""
+"""The operations that plans predict, to which a link is fitted."""
 
 
 def share(operation: str, num_ranks: int) -> float:
-    """The part of an operation's size that every link has to carry.
+    """The share of an operation's size that each link carries.
 
     >>> share("all_reduce", 4), share("gather", 4), share("reduce", 4)
     (1.5, 0.75, 1.0)
@@ -42,7 +42,7 @@ def share(operation: str, num_ranks: int) -> float:
 
 
 def steps(operation: str, num_ranks: int) -> int:
-    """Messages that follow one another when an operation goes round a ring.
+    """Sequential messages of an operation on a ring.
 
     >>> steps("all_reduce", 4), steps("gather", 4), steps("send_recv", 4)
     (6, 3, 1)
@@ -61,7 +61,7 @@ def algorithm_bandwidth(measured: Measurement) -> float:
 
 
 def bus_bandwidth(measured: Measurement) -> float:
-    """Bytes per second over every link, comparable between operations and group sizes."""
+    """Bytes per second over each link, comparable between operations and group sizes."""
     return share(measured.operation, measured.num_ranks) * algorithm_bandwidth(measured)
 
 
@@ -74,7 +74,7 @@ class Line:
     """Bytes per second; infinite where the times do not grow with the size."""
 
     def time_s(self, num_steps: float, num_bytes: float) -> float:
-        """What it says of an operation."""
+        """The time of an operation by this line."""
         return num_steps * self.latency_s + num_bytes / self.bandwidth
 
 
@@ -84,21 +84,21 @@ class Fit:
 
     line: Line
     latency_error_s: float
-    """Half of the range over lines through the times of each round."""
+    """Half the range over the lines fitted to each round."""
     bandwidth_error: float
     """As ``latency_error_s``."""
     misfit: float
-    """Median over the points of how far the line is from the time, as a share of the time."""
+    """Median relative distance of the line from the times."""
     worst_misfit: float
-    """The largest such distance."""
+    """Largest relative distance."""
 
 
 Point = tuple[float, float, Sequence[float]]
-"""Steps, bytes, and a time of each round."""
+"""Steps, bytes, and the time in each round."""
 
 
 def operation_fit(measured: Sequence[Measurement]) -> Fit | None:
-    """The line of one operation in groups of one size; None where all sizes are about the same."""
+    """The line of one operation in groups of one size; None where all sizes are similar."""
     return (
         fit([(1, m.num_bytes, m.times_s) for m in measured])
         if has_range(m.num_bytes for m in measured)
@@ -107,7 +107,7 @@ def operation_fit(measured: Sequence[Measurement]) -> Fit | None:
 
 
 def link_fit(measured: Iterable[Measurement], link: Link) -> Fit | None:
-    """The latency and bandwidth of a link, as plans count with them; None as for `operation_fit`."""
+    """The latency and bandwidth of a link, as plans use them; None as for `operation_fit`."""
     rows = [m for m in measured if m.link == link and m.operation in PLANNED]
     points = [
         (steps(m.operation, m.num_ranks), share(m.operation, m.num_ranks) * m.num_bytes, m.times_s)
@@ -117,7 +117,7 @@ def link_fit(measured: Iterable[Measurement], link: Link) -> Fit | None:
 
 
 def has_range(num_bytes: Iterable[int]) -> bool:
-    """Whether there are sizes to tell what grows with the size from what does not.
+    """Whether the sizes differ enough to separate latency from bandwidth.
 
     >>> has_range([4096, 8192]), has_range([4096, 5000]), has_range([])
     (True, False, False)
@@ -127,8 +127,8 @@ def has_range(num_bytes: Iterable[int]) -> bool:
 
 
 def fit(points: Sequence[Point]) -> Fit:
-    """The line with the least sum of squared relative distances from the median times: short and long
-    times count alike."""
+    """The line with the least squared relative distances from the median times, so that short and long times
+    weigh the same."""
     line = _line([(count, num_bytes, median(times)) for count, num_bytes, times in points])
     rounds = [
         _line([(count, num_bytes, time) for (count, num_bytes, _), time in zip(points, times, strict=True)])

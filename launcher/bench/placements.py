@@ -1,4 +1,4 @@
-"""Which ranks form the groups that are measured, so that what they talk over is one link of the cluster."""
+"""Which ranks form the groups that are measured, so that each uses one link of the cluster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from launcher.contract.config import ClusterConfig
 
 
 def default_sizes(cluster: ClusterConfig, num_cores: int | None) -> tuple[int, ...]:
-    """Group sizes that show how a cluster behaves: powers of two inside a node; a rank of each node, and
-    all ranks. ``num_cores``: of a machine on which a rank is a process, where more would share a core."""
+    """The default group sizes: powers of two inside a node; one rank of each node; all ranks.
+
+    ``num_cores``: of a machine on which ranks are processes, so that no two share a core."""
     limit = cluster.devices_per_node if num_cores is None else min(cluster.devices_per_node, num_cores)
     limit = max(limit, 2)
     sizes = {2**power for power in range(1, limit.bit_length())}
@@ -23,15 +24,15 @@ def default_sizes(cluster: ClusterConfig, num_cores: int | None) -> tuple[int, .
 
 
 def world_size(cluster: ClusterConfig, sizes: Sequence[int]) -> int:
-    """Ranks to start: all of several nodes, so that ranks are where the cluster says."""
+    """Ranks to start: with several nodes all of them, so that the ranks are placed as the cluster says."""
     return cluster.nodes * cluster.devices_per_node if cluster.nodes > 1 else max(sizes)
 
 
 def placements(cluster: ClusterConfig, sizes: Sequence[int]) -> tuple[Placement, ...]:
     """For every size a group inside the first node, and groups that fill all nodes evenly.
 
-    Those over several nodes work at the same time, as the groups of a training do: a device then has
-    its share of its node's network.
+    Groups across nodes run at the same time, as in training, so that each device has its share of its
+    node's network.
 
     >>> from launcher.contract.config import LinkConfig
     >>> link = LinkConfig(latency_s=0.0, bandwidth_bytes_per_s=1.0)
@@ -64,7 +65,7 @@ def _of_size(cluster: ClusterConfig, size: int) -> Iterator[Placement]:
         yield Placement(link="intra_node", groups=(tuple(range(size)),))
     if has_across:
         groups = tuple(
-            tuple(node * devices + first + place for node in range(nodes) for place in range(per_node))
+            tuple(node * devices + first + local for node in range(nodes) for local in range(per_node))
             for first in range(0, devices - per_node + 1, per_node)
         )
         yield Placement(link="inter_node", groups=groups)

@@ -1,7 +1,7 @@
-"""Draws bus bandwidths over sizes as a stand-alone SVG picture: a panel for each kind of group.
+"""Plots bus bandwidth over size as a stand-alone SVG: a panel for each kind of group.
 
-Both axes are logarithmic. Nine lines are told apart by colour, by dashes and by the order of the names at
-their right ends, which is that of the lines.
+Both axes are logarithmic. The nine lines are distinguished by colour, by dashes, and by their names at the
+right ends, which are in the order of the lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launcher.contract.bench import OPERATIONS, BenchResult, Measurement
 _COLORS = ("#185a9d", "#d98a1f", "#46a082", "#8a4f9e", "#c0392b", "#1c2530", "#6c8ebf", "#997a2e", "#7f8c8d")
 _DASHES = ("", "7 3", "2 3")
 _WIDTH, _HEIGHT, _NAMES = 420, 260, 120
-"""Of a panel's axes, and the room for names beside them."""
+"""Of a panel's axes, and the width for names beside them."""
 _LEFT, _TOP, _GAP, _BOTTOM = 78, 96, 92, 60
 _LINE_HEIGHT = 15
 _STYLE = (
@@ -30,17 +30,20 @@ _STYLE = (
 
 
 def svg_text(result: BenchResult) -> str:
-    """The picture of everything that was measured."""
+    """The plot of all measurements."""
     kinds = groups(result)
     panel = _WIDTH + _NAMES + _GAP
     width, height = _LEFT + panel * max(1, len(kinds)) - _GAP // 2, _TOP + _HEIGHT + _BOTTOM
     scale = _scale(result.measurements)
+    sizes = [m.num_bytes for m in result.measurements]
+    span = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}" if sizes else "nothing"
+    summary = f"{result.backend} on {result.device} · {', '.join(result.hostnames)} · {span}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}"><style>{_STYLE}</style>',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
         f'<text class="title" x="{_LEFT}" y="30">Bus bandwidth of collective operations</text>',
-        f'<text class="grey" x="{_LEFT}" y="50">{escape(_summary(result))}</text>',
+        f'<text class="grey" x="{_LEFT}" y="50">{escape(summary)}</text>',
     ]
     for number, (link, num_ranks) in enumerate(kinds):
         lines = by_operation(result, link, num_ranks)
@@ -53,7 +56,7 @@ def svg_text(result: BenchResult) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """Where sizes and bandwidths are, in pixels; the ends are powers of ten of bytes and bytes per second."""
+    """Positions in pixels; sizes and bandwidths as powers of ten of bytes and bytes per second."""
 
     first_size: float
     last_size: float
@@ -61,12 +64,12 @@ class _Scale:
     highest: int
 
     def x(self, num_bytes: float) -> float:
-        """Place of a size."""
+        """Position of a size."""
         share = (log10(num_bytes) - self.first_size) / max(1e-9, self.last_size - self.first_size)
         return _WIDTH * share
 
     def y(self, rate: float) -> float:
-        """Place of a bandwidth."""
+        """Position of a bandwidth."""
         return _HEIGHT * (1 - (log10(rate) - self.lowest) / (self.highest - self.lowest))
 
     def axes(self) -> Iterator[str]:
@@ -93,20 +96,20 @@ def _scale(measured: Sequence[Measurement]) -> _Scale:
 
 
 def _curves(scale: _Scale, lines: dict[str, list[Measurement]]) -> Iterator[str]:
-    """A line and a name for every operation; names that would touch are moved apart."""
+    """A line and a name for every operation; names that would overlap are moved apart."""
     ends = {}
     for operation, rows in lines.items():
-        places = [
+        points = [
             (scale.x(m.num_bytes), scale.y(bus_bandwidth(m))) for m in sorted(rows, key=lambda m: m.num_bytes)
         ]
-        ends[operation] = places[-1]
+        ends[operation] = points[-1]
         color, dash = _look(operation)
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         yield (
-            f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2" '
+            f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2" '
             f'stroke-dasharray="{dash}"/>'
         )
-        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in places)
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in points)
     for operation, y in _apart({name: y for name, (_, y) in ends.items()}).items():
         (x_end, y_end), (color, _) = ends[operation], _look(operation)
         yield f'<path d="M{x_end + 3:.1f} {y_end:.1f}L{_WIDTH + 16} {y:.1f}" stroke="{color}" opacity="0.5"/>'
@@ -120,7 +123,7 @@ def _look(operation: str) -> tuple[str, str]:
 
 
 def _apart(wanted: dict[str, float]) -> dict[str, float]:
-    """Heights near the wanted ones, at least a line of text from each other, inside the panel.
+    """Heights near the wanted ones, at least a line of text apart, inside the panel.
 
     >>> _apart({"a": 10.0, "b": 12.0, "c": 90.0})
     {'a': 10.0, 'b': 25.0, 'c': 90.0}
@@ -144,9 +147,3 @@ def _label(power: int) -> str:
     """
     number, unit = format_bytes(10.0**power).split()
     return f"{float(number):g} {unit}"
-
-
-def _summary(result: BenchResult) -> str:
-    sizes = [m.num_bytes for m in result.measurements]
-    span = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}" if sizes else "nothing"
-    return f"{result.backend} on {result.device} · {', '.join(result.hostnames)} · {span}"

@@ -1,9 +1,9 @@
-"""What was measured of collective operations, as tables to read and as JSON."""
+"""Measurements of collectives as tables and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -22,7 +22,7 @@ from launcher.contract.bench import OPERATIONS, BenchResult, Link, Measurement
 from launcher.typed.read import plain
 
 WHERE: dict[Link, str] = {"intra_node": "inside a node", "inter_node": "between nodes"}
-"""What a link is called."""
+"""Text for each link."""
 _INDENT = "  "
 
 
@@ -32,40 +32,40 @@ def result_text(result: BenchResult) -> str:
     hosts = ", ".join(result.hostnames)
     blocks = [
         f"{result.backend} (torch {result.torch_version}) on {result.device}, {hosts}\n"
-        f"Times are medians over {counted(rounds, 'round')}, each on the slowest rank; all values were "
+        f"Times are medians over {counted(rounds, 'round')}, each on the slowest rank; all results were "
         "checked first."
     ]
     for link, num_ranks in groups(result):
-        rows = [m for m in result.measurements if (m.link, m.num_ranks) == (link, num_ranks)]
+        rows = by_operation(result, link, num_ranks)
         heading = f"{counted(num_ranks, 'rank')} {WHERE[link]}"
         blocks.append(_block(f"{heading}: time of one operation", columns(list(_times(rows)))))
-        blocks.append(_block(f"{heading}: bandwidth, and the line that the times follow", _bandwidths(rows)))
+        blocks.append(_block(f"{heading}: bandwidth, and the line fitted to the times", _bandwidths(rows)))
     if notes := list(not_measured_lines(result)):
         blocks.append(_block("Not measured", notes))
-    blocks.append(_block("Links, as plans count with them", list(_links(result))))
+    blocks.append(_block("Links, as plans use them", list(_links(result))))
     return "\n\n".join(blocks) + "\n"
 
 
 def groups(result: BenchResult) -> list[tuple[Link, int]]:
-    """Link and size of every kind of group that was measured, in the order of measuring."""
+    """Link and size of every kind of group, in the order of measurement."""
     return list(dict.fromkeys((m.link, m.num_ranks) for m in result.measurements))
 
 
 def links(result: BenchResult) -> dict[Link, Fit]:
-    """What was found of every link that enough was measured of."""
+    """The fit of every link with enough measurements."""
     found = {link: link_fit(result.measurements, link) for link in WHERE}
     return {link: fit for link, fit in found.items() if fit is not None}
 
 
 def not_measured_lines(result: BenchResult) -> Iterator[str]:
-    """Each operation without times, and why."""
+    """Each operation without times, with the reason."""
     for missing in result.not_measured:
         where = f"{counted(missing.num_ranks, 'rank')} {WHERE[missing.link]}"
         yield f"{missing.operation}, {where}: {missing.reason}"
 
 
 def json_text(result: BenchResult) -> str:
-    """Everything that was measured and made of it. Units: seconds, bytes, bytes per second."""
+    """All measurements and fits. Units: seconds, bytes, bytes per second."""
     document = {
         "result": plain(result),
         "measurements": [_row(m) for m in result.measurements],
@@ -83,10 +83,6 @@ def json_text(result: BenchResult) -> str:
 def by_operation(result: BenchResult, link: Link, num_ranks: int) -> dict[str, list[Measurement]]:
     """The measurements in groups of one kind, by operation."""
     rows = [m for m in result.measurements if (m.link, m.num_ranks) == (link, num_ranks)]
-    return _split(rows)
-
-
-def _split(rows: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     found = {operation: [m for m in rows if m.operation == operation] for operation in OPERATIONS}
     return {operation: own for operation, own in found.items() if own}
 
@@ -95,33 +91,33 @@ def _block(heading: str, lines: Sequence[str]) -> str:
     return "\n".join([heading, *(f"{_INDENT}{line}" for line in lines)])
 
 
-def _times(rows: Sequence[Measurement]) -> Iterator[list[str]]:
-    sizes = sorted({m.num_bytes for m in rows})
+def _times(rows: Mapping[str, Sequence[Measurement]]) -> Iterator[list[str]]:
+    sizes = sorted({m.num_bytes for own in rows.values() for m in own})
     yield ["operation", *map(format_bytes, sizes)]
-    for operation, own in _split(rows).items():
+    for operation, own in rows.items():
         times = {m.num_bytes: format_duration(time_s(m)) for m in own}
         yield [operation, *(times.get(size, "-") for size in sizes)]
 
 
-def _bandwidths(rows: Sequence[Measurement]) -> list[str]:
+def _bandwidths(rows: Mapping[str, Sequence[Measurement]]) -> list[str]:
     table = [["operation", "algbw", "busbw", "latency", "bandwidth", "off by"]]
-    for operation, own in _split(rows).items():
+    for operation, own in rows.items():
         largest = max(own, key=lambda m: m.num_bytes)
         fit = operation_fit(own)
         cells = _fit_cells(fit) if fit else ["-", "-", "-"]
         table.append([operation, _rate(algorithm_bandwidth(largest)), _rate(bus_bandwidth(largest)), *cells])
-    size = format_bytes(max(m.num_bytes for m in rows))
+    size = format_bytes(max(m.num_bytes for own in rows.values() for m in own))
     return [
         *columns(table),
-        f"algbw = size / time and busbw = algbw * the share that every link carries, both at {size};",
-        "time = latency + size / bandwidth, which is off by so much in the middle (and at worst)",
+        f"algbw = size / time and busbw = algbw * the share that each link carries, both at {size};",
+        "time = latency + size / bandwidth; off by: median (and largest) relative error",
     ]
 
 
 def _links(result: BenchResult) -> Iterator[str]:
     found = links(result)
     if not found:
-        yield "none: a line takes two sizes of an operation that plans count with"
+        yield "none: a fit needs two sizes of an operation that plans use"
         return
     table = [["link", "latency", "bandwidth", "off by"]]
     table += [[WHERE[link], *_fit_cells(fit)] for link, fit in found.items()]
@@ -141,7 +137,7 @@ def _fit_cells(fit: Fit) -> list[str]:
 
 
 def _rate(bytes_per_s: float) -> str:
-    return f"{format_bytes(bytes_per_s)}/s" if isfinite(bytes_per_s) else "no limit seen"
+    return f"{format_bytes(bytes_per_s)}/s" if isfinite(bytes_per_s) else "no limit measured"
 
 
 def _row(measured: Measurement) -> dict[str, Any]:

@@ -196,7 +196,7 @@ VERBS: Mapping[str, Verb] = {
             ),
         ),
     ),
-    "doctor": Verb("cluster.doctor", "what this machine has, and how to mend what is missing"),
+    "doctor": Verb("cluster.doctor", "what this machine has, and how to fix what is missing"),
     "completion": Verb("completion.completion", "complete the command line on TAB", "bash|zsh|fish"),
 }
 """By name, in the order in which a newcomer meets them."""

@@ -1,7 +1,7 @@
-"""Composes a recipe with Hydra and says where every value comes from.
+"""Composes a recipe with Hydra and records the source of every value.
 
-Hydra decides which files are merged in which order and applies the overrides. The files are read by
-`yaml_files` and the words by `override_grammar`; no other module imports hydra, omegaconf or yaml.
+Hydra determines which files are merged in which order, and applies the overrides. The files are read by
+`yaml_files` and the overrides by `override_grammar`; no other module imports hydra, omegaconf or yaml.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean, faults_text
-from launcher.config import origins, overrides
+from launcher.config import overrides, paths
 from launcher.config.override_grammar import Parsed, parse_all
 from launcher.config.recipes import Recipe, find
 from launcher.config.yaml_files import (
@@ -37,10 +37,10 @@ from launcher.config.yaml_files import (
     line_of_default,
     repository,
 )
-from launcher.typed.read import Source
+from launcher.typed.read import Source, join
 
-_NOT_A_PLACE = (TypeError, ValueError, IndexError, RecursionError)
-"""What Hydra lets through where a key leads into a list, or too deep."""
+_BAD_KEY_ERRORS = (TypeError, ValueError, IndexError, RecursionError)
+"""Errors that Hydra does not wrap, for a key that is not an index of a list, or too deep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class Composed:
     notes: tuple[str, ...]
     """Which file is used where two have one name."""
     faults: tuple[Fault, ...] = ()
-    """What could not be read or applied, and is not in the values."""
+    """Of what could not be read or applied, and so is not in the values."""
 
 
 def compose(recipe: str, words: Sequence[str] = ()) -> Composed:
-    """The values of a recipe (a shipped name or a path) under override words.
+    """The values of a recipe (a shipped name or a path) with overrides.
 
     Raises:
         ConfigError: for values or overrides that cannot be merged.
@@ -72,7 +72,7 @@ def compose(recipe: str, words: Sequence[str] = ()) -> Composed:
 
 
 def draft(recipe: str, words: Sequence[str] = ()) -> Composed:
-    """As `compose`, without what cannot be read: its faults come with the result, to be joined by others.
+    """As `compose`, but faults are returned in the result, so that later checks can add theirs.
 
     Raises:
         LauncherError: when nothing can be merged.
@@ -90,7 +90,7 @@ def draft(recipe: str, words: Sequence[str] = ()) -> Composed:
 
 
 def group_files(recipe: str, group: str) -> list[str]:
-    """The files of a group that a recipe can choose from.
+    """The files of a group that a recipe can select.
 
     Raises:
         LauncherError: for a recipe that is not there.
@@ -111,7 +111,7 @@ def _draft(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> Com
     except ConfigError as error:
         raise ConfigError([*faults, *error.faults]) from error
     faults += _apply(usable, changes, config, sources)
-    written = OmegaConf.to_container(config)  # what `name` refers to may lead nowhere
+    written = OmegaConf.to_container(config)  # unresolved: `name` may be an invalid interpolation
     assert isinstance(written, dict), "a composed configuration is a group"
     if written.get("name") in (None, UNSET):
         config["name"] = recipe.run_name
@@ -119,27 +119,29 @@ def _draft(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> Com
     values = _without_unset(_resolve(config, sources, faults))
     return Composed(
         values=values,
-        sources=origins.settle(values, sources),
+        sources=paths.final_sources(values, sources),
         recipe_path=str(recipe.path),
         notes=(*([recipe.note] if recipe.note else []), *hidden_files(files)),
         faults=tuple(faults),
     )
 
 
-# Choices of a file
+# Selecting files of groups
 
 
 def _choice_fault(files: CachingConfigRepository, override: Override) -> Fault | None:
-    """The fault of an override that names a group and no file of it."""
+    """The fault of an override that selects a file of a group that does not exist."""
     group, word = override.key_or_group, str(override.input_line)
     if not files.group_exists(group) or override.is_delete():
         return None
     value, given = override.value(), overrides.split(word)[1]
     where = f"override {word}"
     if override.is_force_add():
-        return Fault(group, given, "a file of a group is chosen without ++", f"Give {group}={given}.", where)
+        return Fault(
+            group, given, "a file of a group is selected without ++", f"Give {group}={given}.", where
+        )
     if override.package is not None:
-        rule = "files of a group are put at the group's own place"
+        rule = "files of a group are always placed at the path of the group"
         return Fault(f"{group}@{override.package}", given, rule, f"Give {group}={given}.", where)
     if isinstance(value, dict):
         return None
@@ -164,7 +166,7 @@ def _is_choice(files: CachingConfigRepository, group: str, name: Any) -> bool:
 def _merge(
     files: CachingConfigRepository, given: list[Override], recipe: Recipe
 ) -> tuple[DictConfig, dict[str, Source], list[Override]]:
-    """The merged files, the source of each value, and the overrides that are no group choices."""
+    """The merged files, the source of each value, and the overrides that select no file of a group."""
     version.setbase("1.3")
     try:
         with warnings.catch_warnings():
@@ -178,17 +180,17 @@ def _merge(
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         message = str(error).replace(PRIMARY, str(recipe.path)).strip()
         if "Cannot merge" in message:
-            message = "a list and a group of settings stand at one place in two of its files"
+            message = "two of its files have a list and a group of settings at the same path"
         raise _unmatched(message, files, given) or LauncherError(f"{recipe.path}: {message}") from error
     except RecursionError as error:
-        raise LauncherError(f"{recipe.path}: its defaults lead back to one of themselves") from error
+        raise LauncherError(f"{recipe.path}: its defaults list includes itself") from error
     sources: dict[str, Source] = {}
     for default in defaults.defaults:
         document = next(
             f.documents[default.config_path] for f in folders(files) if default.config_path in f.documents
         )
         package = (default.package or "").removeprefix("_global_").removeprefix(".")
-        placed = {origins.join(package, path): source for path, source in document.marks.items()}
+        placed = {join(package, path): source for path, source in document.marks.items()}
         sources |= {path: source for path, source in placed.items() if path}
     return config, sources, defaults.config_overrides
 
@@ -203,26 +205,26 @@ def _missing_file(error: MissingConfigException, files: CachingConfigRepository)
 def _unmatched(
     message: str, files: CachingConfigRepository, given: Sequence[Override]
 ) -> LauncherError | None:
-    """The fault that Hydra's message means, where something is to replace or delete no choice."""
+    """The fault that Hydra's message means, where a selection to replace or delete does not exist."""
     if found := re.search(r"Could not delete '([^'=]+)=?([^']*)'", message):
         word = next((str(item.input_line) for item in given if item.is_delete()), "")
-        rule, fix = "no such choice is made, so there is nothing to delete", "Leave it out."
+        rule, fix = "no such file is selected, so there is nothing to delete", "Leave it out."
         return ConfigError([Fault(found[1], found[2] or "(missing)", rule, fix, f"override {word}")])
     if (found := re.search(r"Could not override '([^'@]+)'\. No match", message)) is None:
         return None
     name = found[1]
     groups = files.get_group_options("", ObjectType.GROUP)
-    fault = Fault("defaults", name, "no group of this name is chosen", did_you_mean(name, groups))
+    fault = Fault("defaults", name, "no group of this name is selected", did_you_mean(name, groups))
     return ConfigError([replace(fault, where=line_of_default(name, files))])
 
 
-# Applying what is no choice
+# Applying the other overrides
 
 
 def _apply(
     parsed: Sequence[Parsed], changes: Sequence[Override], config: DictConfig, sources: dict[str, Source]
 ) -> list[Fault]:
-    """Applies the overrides, and notes where their values come from; the faults of those that do not fit."""
+    """Applies the overrides and records their sources; returns the faults of those that cannot be applied."""
     faults = []
     for override, marks in parsed:
         key = _bracketed(override.key_or_group, config)
@@ -230,18 +232,18 @@ def _apply(
         try:
             if is_change:
                 _change(override, config)
-        except (HydraException, OmegaConfBaseException, *_NOT_A_PLACE) as error:
+        except (HydraException, OmegaConfBaseException, *_BAD_KEY_ERRORS) as error:
             reason = str(error.__cause__ or error).partition("\n")[0]
             word = str(override.input_line)
             faults.append(overrides.refused_fault(word, reason, _siblings(key, config)))
             continue
         if is_change or override.is_delete():
-            origins.replace(sources, key, marks, merges=isinstance(override.value(), dict))
+            paths.replace_sources(sources, key, marks, merges=isinstance(override.value(), dict))
     return faults
 
 
 def _change(override: Override, config: DictConfig) -> None:
-    """Applies one override. Hydra takes a setting that is null for one that is not there."""
+    """Applies one override. Hydra treats a setting that is null as missing."""
     outer, _, name = override.key_or_group.rpartition(".")
     group = OmegaConf.select(config, outer) if outer else config
     values = OmegaConf.to_container(group) if isinstance(group, DictConfig) else {}
@@ -253,14 +255,14 @@ def _change(override: Override, config: DictConfig) -> None:
 
 
 def _bracketed(key: str, config: DictConfig) -> str:
-    """A key with the places in lists in brackets: ``optim.betas.0`` is ``optim.betas[0]``."""
+    """A key with the indices of lists in brackets: ``optim.betas.0`` is ``optim.betas[0]``."""
     node: Any = config
     path = ""
     for part in key.split("."):
-        is_place = isinstance(node, ListConfig) and part.isdigit()
-        path = origins.join(path, f"[{part}]" if is_place else part)
+        is_index = isinstance(node, ListConfig) and part.isdigit()
+        path = join(path, f"[{part}]" if is_index else part)
         found = None
-        with suppress(OmegaConfBaseException, ValueError):  # what leads nowhere is told later
+        with suppress(OmegaConfBaseException, ValueError):  # an invalid path is reported later
             found = OmegaConf.select(config, path, default=None) if node is not None else None
         node = found
     return path
@@ -278,13 +280,13 @@ def _siblings(key: str, config: DictConfig) -> list[str]:
 
 
 def _resolve(config: DictConfig, sources: Mapping[str, Source], faults: list[Fault]) -> dict[str, Any]:
-    """Plain values with every ``${...}`` computed; one that cannot be becomes null and adds a fault."""
+    """Plain values with every ``${...}`` resolved; one that cannot be becomes null and adds a fault."""
     while True:
         try:
             values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         except (OmegaConfBaseException, RecursionError) as error:
             path = str(getattr(error, "full_key", None) or "")
-            given = dict(origins.walk(OmegaConf.to_container(config))).get(path)
+            given = dict(paths.walk(OmegaConf.to_container(config))).get(path)
             where = sources[path].where if path in sources else ""
             rule = overrides.reference_rule(str(error))
             fault = Fault(path, given or "", rule, "Refer to a setting that has a value.", where)
@@ -298,7 +300,7 @@ def _resolve(config: DictConfig, sources: Mapping[str, Source], faults: list[Fau
 
 
 def _without_unset(value: Any) -> Any:
-    """The values without those that a file leaves to be given (``???``)."""
+    """The values without those that are mandatory and not given (``???``)."""
     if isinstance(value, Mapping):
         return {key: _without_unset(item) for key, item in value.items() if item != UNSET}
     return value

@@ -10,14 +10,12 @@ from typing import Any
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.redaction import HIDDEN
-from launcher.config.rules import broken_rules
-from launcher.config.site_rules import Broken, secret_rules
+from launcher.config.rules import rule_faults
+from launcher.config.site_rules import secret_faults
 from launcher.contract.config import LaunchConfig
 from launcher.typed.read import MISSING, Reading, Source, field_types, read_fields
 
-_MAY_BE_NULL = re.compile(r"name|report\.baseline|(model|data)\.options\..+")
-_NO_VALUE = {"report.baseline": "none"}
-"""What stands for no value where that is not null."""
+_TEXT_OR_NULL = re.compile(r"name|report\.baseline|(model|data)\.options\..+")
 
 
 def load(
@@ -25,8 +23,8 @@ def load(
 ) -> LaunchConfig:
     """The typed configuration: types, ranges, unknown keys, and the rules inside and between groups.
 
-    ``faults`` were found while the values were composed. What has one is judged no further: a group
-    with a value that was not understood may break a rule only for that reason.
+    ``faults`` were found while the values were composed. A group with a fault is not checked further:
+    it might violate another rule only because of that fault.
 
     Raises:
         ConfigError: with every fault found, each with the file and line or the override it is from.
@@ -36,26 +34,26 @@ def load(
     known = {fault.path for fault in faults}
     found = [
         *faults,
-        *(fault for fault in _unread(reading.faults, values, sources) if fault.path not in known),
+        *(fault for fault in _read_faults(reading.faults, values, sources) if fault.path not in known),
     ]
-    spoiled = {re.split(r"[.\[]", fault.path)[0] for fault in found}
-    sound = {name: part for name, part in parts.items() if name not in spoiled}
+    faulty = {re.split(r"[.\[]", fault.path)[0] for fault in found}
+    sound = {name: part for name, part in parts.items() if name not in faulty}
     known = {fault.path for fault in found}
-    for path, given, rule, fix in (*broken_rules(sound), *secret_rules(values), *_words_for_null(sources)):
-        if path not in known:
-            known.add(path)
-            source = sources.get(path, Source(where=""))
-            written = given if source.text is None or given == HIDDEN else source.text
-            found.append(Fault(path, written, rule, fix, source.where))
+    for fault in (*rule_faults(sound), *secret_faults(values), *_none_faults(sources)):
+        if fault.path not in known:
+            known.add(fault.path)
+            source = sources.get(fault.path, Source(where=""))
+            written = fault.given if source.text is None or fault.given == HIDDEN else source.text
+            found.append(replace(fault, given=written, where=source.where))
     if found:
         raise ConfigError(found)
     return LaunchConfig(**parts)
 
 
-def _unread(
+def _read_faults(
     faults: Sequence[Fault], values: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> Iterator[Fault]:
-    """The faults of reading, those of one cause as one."""
+    """The faults of reading, those with one cause joined."""
     groups = [
         item.name for item in dataclasses.fields(LaunchConfig) if item.default_factory is dataclasses.MISSING
     ]
@@ -63,7 +61,7 @@ def _unread(
     is_bare = len(absent) > 1
     if is_bare:
         fix = "Begin the recipe with `defaults: [/base, _self_]`."
-        yield Fault("defaults", MISSING, f"nothing gives {', '.join(absent)}", fix)
+        yield Fault("defaults", MISSING, f"no file sets {', '.join(absent)}", fix)
     for fault in faults:
         if fault.path == "sweep":
             rule, fix = "the recipe is a sweep, which is several runs", "Use trireme sweep, or give ~sweep."
@@ -77,9 +75,9 @@ def _unread(
             yield fault
 
 
-def _words_for_null(sources: Mapping[str, Source]) -> Iterator[Broken]:
-    """The unquoted word None, where a text is allowed and null is what its writer means."""
+def _none_faults(sources: Mapping[str, Source]) -> Iterator[Fault]:
+    """The unquoted word None where text is allowed: its writer means null."""
     for path, source in sources.items():
-        if source.text == "None" and _MAY_BE_NULL.fullmatch(path):
-            fix = f"Write {_NO_VALUE.get(path, 'null')} for no value."
-            yield path, source.text, "None is a text only in quotes", fix
+        if source.text == "None" and _TEXT_OR_NULL.fullmatch(path):
+            fix = f"Write {'none' if path == 'report.baseline' else 'null'} for no value."
+            yield Fault(path, source.text, "None is a text only in quotes", fix)

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.base.errors import Fault
-from launcher.config import origins, overrides
-from launcher.typed.read import Source
+from launcher.config import overrides
+from launcher.typed.read import Source, join
 from launcher.typed.scalars import scalar
 
 _PLAIN_STYLES = (None, "")
 _MAX_NODES = 10_000
-"""More values than any recipe has: nested aliases multiply."""
+"""More values than any recipe has: nested aliases grow exponentially."""
 _MAX_SHOWN = 40
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 
 
 @dataclass
 class NodeReader:
-    """Reads the node tree of one file, as a YAML parser without implicit types gives it."""
+    """Reads the node tree of one file, as a YAML parser without implicit types returns it."""
 
     label: str
     """The file's name in messages."""
@@ -28,7 +28,7 @@ class NodeReader:
     """The source of each value by its path inside the file."""
     faults: list[Fault] = field(default_factory=list)
     num_nodes: int = 0
-    """Values read so far, those of an alias each time that it is used."""
+    """Values read so far, those of an alias counted at each use."""
 
     def read(self, node: Any, path: str = "", depth: int = 0) -> Any:
         """The plain value of a node: keys stay as written, plain scalars mean what `scalar` says."""
@@ -39,12 +39,12 @@ class NodeReader:
         is_plain = node.id == "scalar" and node.style in _PLAIN_STYLES and "${" not in node.value
         self.marks[path] = Source(where=where, text=node.value if is_plain else None)
         if node.tag not in _TAGS:
-            self.faults.append(Fault(path, node.tag, "YAML tags are not used", "Remove the tag.", where))
+            self.faults.append(Fault(path, node.tag, "YAML tags are not supported", "Remove the tag.", where))
         if node.id == "mapping":
             return dict(self._items(node, path, depth))
         if node.id == "sequence":
             items = enumerate(node.value)
-            return [self.read(item, f"{path}[{place}]", depth + 1) for place, item in items]
+            return [self.read(item, f"{path}[{index}]", depth + 1) for index, item in items]
         if "oc.env" in node.value:
             self.faults.append(overrides.secret_fault(path, node.value, where))
         return scalar(node.value) if is_plain else node.value
@@ -55,7 +55,7 @@ class NodeReader:
             if fault := self._key_fault(key, value, path, first_lines):
                 self.faults.append(fault)
                 continue
-            inner = origins.join(path, key.value)
+            inner = join(path, key.value)
             first_lines[key.value] = key.start_mark.line + 1
             yield key.value, self.read(value, inner, depth + 1)
             if value.id != "scalar":
@@ -64,18 +64,18 @@ class NodeReader:
     def _key_fault(self, key: Any, value: Any, path: str, first_lines: Mapping[str, int]) -> Fault | None:
         where = self._where(key)
         if key.id != "scalar":
-            return Fault(origins.join(path, "?"), key.id, "a key is a word", "Write one.", where)
-        inner = origins.join(path, key.value)
+            return Fault(join(path, "?"), key.id, "a key must be a scalar", "Write a name.", where)
+        inner = join(path, key.value)
         if key.value in first_lines:
-            rule = f"is set twice in one group, first on line {first_lines[key.value]}"
+            rule = f"is set twice in one group, first in line {first_lines[key.value]}"
             return Fault(inner, "(twice)", rule, "Remove one.", where)
         is_plain = key.style in _PLAIN_STYLES
         if is_plain and key.value == "<<":
             fix = "Write the keys out, or put them into a file of `defaults`."
-            return Fault(inner, "(merge)", "merge keys are not read", fix, where)
+            return Fault(inner, "(merge)", "merge keys are not supported", fix, where)
         if is_plain and "." in key.value and not path.startswith("defaults["):
             given = value.value if value.id == "scalar" and len(value.value) < _MAX_SHOWN else "..."
-            rule = "in a file a group is written around its keys"
+            rule = "in a file, keys are nested, not dotted"
             return Fault(inner, given, rule, f"Nest it: {_nested(key.value, given)}.", where)
         return None
 
@@ -95,7 +95,7 @@ class NodeReader:
 
 
 def _nested(key: str, value: str) -> str:
-    """A dotted key as a group around its keys.
+    """A dotted key as nested groups.
 
     >>> _nested("cluster.intra_node.latency_s", "3")
     'cluster: {intra_node: {latency_s: 3}}'

@@ -1,7 +1,6 @@
-"""Override words read with Hydra's grammar, their plain scalars kept as text.
+"""Overrides parsed with Hydra's grammar, their plain scalars kept as text.
 
-Hydra's own settings and its plugins are left out: loading them takes half of the time, and nothing
-here uses them.
+Hydra's own settings and plugins are not loaded: that takes half of the time, and nothing here uses them.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ Parsed = tuple[Override, Mapping[str, Source]]
 
 
 def parse_all(words: Sequence[str]) -> tuple[list[Parsed], list[Fault]]:
-    """The words that can be read, and the faults of the others."""
+    """The overrides that can be parsed, and the faults of the others."""
     results = [_parse(word.rstrip("\r\n")) for word in words]
     faults = [result for result in results if isinstance(result, Fault)]
     return [result for result in results if not isinstance(result, Fault)], faults
 
 
 class _TextVisitor(HydraOverrideVisitor):
-    """Reads an override without deciding what its plain scalars mean."""
+    """Parses an override without deciding what its plain scalars mean."""
 
     def visitPrimitive(self, ctx: Any) -> Any:  # noqa: N802 - the name that the parser calls
         value = self._createPrimitive(ctx)
@@ -46,8 +45,8 @@ class _TextVisitor(HydraOverrideVisitor):
         return str(ctx.getText().strip())
 
 
-class _WrittenVisitor(HydraOverrideVisitor):
-    """Leaves every value of a choice as it is written; the arguments of other functions are read."""
+class _VerbatimVisitor(HydraOverrideVisitor):
+    """Keeps every value of a choice as it is written; the arguments of other functions are parsed."""
 
     def visitElement(self, ctx: Any) -> Any:  # noqa: N802 - the name that the parser calls
         return self.visitFunction(ctx.function()) if ctx.function() else ctx.getText().strip()
@@ -59,9 +58,9 @@ class _WrittenVisitor(HydraOverrideVisitor):
 
 
 def alternatives(word: str, files_of: Callable[[str], Sequence[str]], most: int) -> list[str] | Fault | None:
-    """The values that an override gives its setting, each as text to write behind the =; at most ``most``.
+    """The values of a sweep override, each as text to write after the =; at most ``most``.
 
-    None: it gives one. ``files_of`` a group are what a ``glob`` chooses from.
+    None: it gives one value. ``files_of`` a group are what a ``glob`` selects from.
     """
     if word.startswith("~"):
         return None
@@ -69,50 +68,48 @@ def alternatives(word: str, files_of: Callable[[str], Sequence[str]], most: int)
         return fault
     path, text = overrides.split(word)
     try:
-        override = _visited(word, _WrittenVisitor(create_functions()))
+        override = _visited(word, _VerbatimVisitor(create_functions()))
         value = override._value
         if isinstance(value, ChoiceSweep | RangeSweep) and not value.shuffle:
             found = value.list if isinstance(value, ChoiceSweep) else value.range()
+            # Hydra may pass the end of a range of floats by rounding.
             end = value.stop if isinstance(value, RangeSweep) else None
             texts = [
                 text for text in map(_written, islice(found, most)) if end is None or text != _written(end)
             ]
-            return texts or _countless(path, text)
+            return texts or _uncountable_fault(path, text)
     except (HydraException, ArithmeticError, ValueError):
-        return _countless(path, text) if overrides.calls_sweep(word) else overrides.unreadable_fault(word)
+        return (
+            _uncountable_fault(path, text)
+            if overrides.calls_sweep(word)
+            else overrides.unreadable_fault(word)
+        )
     if isinstance(value, Glob):
         files = files_of(override.key_or_group)
-        rule = f"no file of the group {override.key_or_group} is of this form"
+        rule = f"no file of the group {override.key_or_group} matches"
         return value.filter(files) or Fault(path, text, rule, did_you_mean(text, files))
     if isinstance(value, ChoiceSweep | RangeSweep):
         return Fault(path, text, "a sweep runs in the order that is written", "Leave out shuffle.")
-    return _countless(path, text) if overrides.calls_sweep(word) else None
-
-
-def _values(value: ChoiceSweep | RangeSweep, most: int) -> list[str]:
-    if isinstance(value, ChoiceSweep):
-        return list(map(_written, value.list[:most]))
-    end = _written(value.stop)  # which Hydra passes by the last digits where it adds up floats
-    return [text for text in map(_written, islice(value.range(), most)) if text != end]
+    return _uncountable_fault(path, text) if overrides.calls_sweep(word) else None
 
 
 def _written(value: Any) -> str:
-    """A value of a sweep as text; those of a range of floats without the noise of their last digits."""
+    """A value of a sweep as text; floats without rounding errors in their last digits."""
     if isinstance(value, float):
         return f"{value:.12g}"
     return value if isinstance(value, str) else str(Override._get_value_element_as_str(value))
 
 
-def _countless(path: str, text: str) -> Fault:
-    rule = "has no values to count: a sweep takes A,B,... or choice(A,B,...) or range(FROM,TO,STEP)"
+def _uncountable_fault(path: str, text: str) -> Fault:
+    rule = "cannot be enumerated: a sweep takes A,B,... or choice(A,B,...) or range(FROM,TO,STEP)"
     return Fault(path, text, rule, "Give the values one by one.")
 
 
 def _visited(word: str, visitor: HydraOverrideVisitor) -> Override:
-    """The override that a word is.
+    """The override that a word is parsed to.
 
     Raises:
-        HydraException: when it is none.
+        HydraException: when it does not parse.
     """
     listener = HydraErrorListener()
     lexer = OverrideLexer(InputStream(word))

@@ -1,4 +1,4 @@
-"""Override words: what their parts mean, what is wrong with them, and the line to paste instead."""
+"""Overrides (``key=value``): their parts, their faults, and what to type instead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.base.errors import Fault, did_you_mean
-from launcher.config import origins
-from launcher.typed.read import Source
+from launcher.typed.read import Source, join
 from launcher.typed.scalars import scalar
 
 _KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w.-]+(:[\w.-]+)?)?", re.ASCII)
@@ -18,16 +17,16 @@ _ESCAPED_QUOTE = re.compile(r"\\['\"]")
 _SPECIAL = "=#()$;@&|<>!*?"
 _PAIRS = {"[": "]", "{": "}"}
 MAX_DEPTH = 20
-"""More brackets inside of each other hold no setting."""
+"""No setting is nested deeper than this."""
 _REASONS = {
-    "index out of range": ("the list is shorter", "Count its places from 0, or give the whole list."),
-    r"an int$|for int\(\)": ("a place of a list is a number", "Count from 0, or give the whole list."),
-    "list indices must be": ("a place of a list cannot be deleted", "Give the whole list."),
-    "Cannot merge": ("a list stands for no group of settings, nor a group for a list", "Leave it out."),
+    "index out of range": ("the list has fewer items", "Its indices start at 0; or give the whole list."),
+    r"an int$|for int\(\)": ("an index of a list is a number", "Indices start at 0; or give the whole list."),
+    "list indices must be": ("an item of a list cannot be deleted", "Give the whole list."),
+    "Cannot merge": ("a list cannot replace a group of settings, nor a group a list", "Leave it out."),
     "looks like a config group": ("there is no group of this name", "Leave out what follows the @."),
     "recursion": ("is nested too deeply", "Give a flatter value."),
 }
-"""What Hydra's and Python's words mean: the rule, and what to do."""
+"""Patterns of Hydra's and Python's messages: the rule that each means, and the fix."""
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort)\(.*\)", re.DOTALL)
 
 
@@ -36,13 +35,13 @@ class PlainText(str):
 
 
 def typed(value: Any, path: str, where: str, marks: dict[str, Source]) -> Any:
-    """A value parsed from an override, its plain texts read as in YAML; notes the source of each part."""
+    """A value parsed from an override, its plain texts typed as in YAML; records the source of each part."""
     is_plain = isinstance(value, PlainText) and "${" not in value
     marks[path] = Source(where=where, text=str(value) if is_plain else None)
     if isinstance(value, list):
-        return [typed(item, f"{path}[{place}]", where, marks) for place, item in enumerate(value)]
+        return [typed(item, f"{path}[{index}]", where, marks) for index, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: typed(item, origins.join(path, key), where, marks) for key, item in value.items()}
+        return {key: typed(item, join(path, key), where, marks) for key, item in value.items()}
     if isinstance(value, PlainText):
         return scalar(str(value)) if is_plain else str(value)
     return value
@@ -71,7 +70,7 @@ def quoted(word: str) -> str:
 
 
 def word_fault(word: str) -> Fault | None:
-    """The fault of a word that no grammar needs to be asked about, be it one value or several."""
+    """The fault of an override that is wrong before any parsing, whether it has one value or is a sweep."""
     path, value = split(word)
     if word.startswith("\\"):
         fix = f"Give {shlex.quote(word.lstrip(chr(92)))}."
@@ -104,19 +103,19 @@ def _key_fault(word: str, path: str, value: str) -> Fault | None:
     if colon and _KEY.fullmatch(key):
         if not rest or "=" not in word:  # `key:=value`, `key: value`
             fix = f"Give {shlex.quote(f'{key}={(rest or value).strip()}')}."
-            rule = "a colon stands where = belongs" if rest else "has a stray colon before the ="
+            rule = "has a colon in place of =" if rest else "has a stray colon before the ="
             return Fault(path, value or "(nothing)", rule, fix)
         if _KEY.fullmatch(nested := f"{key}.{rest}"):
             rule = "the parts of a key are joined by dots"
             return Fault(path, value, rule, f"Give {shlex.quote(f'{nested}={value}')}.")
-    rule = "is no key: it holds letters, digits and _, joined by dots"
+    rule = "is not a valid key: letters, digits and _, joined by dots"
     near = re.sub(r"\[(\d+)\]", r".\1", path).strip(" ./")
     fix = f"Give {shlex.quote(f'{near}={value.strip()}')}." if _KEY.fullmatch(near) else ""
     return Fault(path, value or "(nothing)", rule, fix)
 
 
 def _depth(value: str) -> int:
-    """How deep the brackets of a value are nested."""
+    """Nesting depth of the brackets in a value."""
     depth = deepest = 0
     for letter in value:
         depth += (letter in "[{") - (letter in "]}")
@@ -125,12 +124,12 @@ def _depth(value: str) -> int:
 
 
 def calls_sweep(word: str) -> bool:
-    """Whether the value is a call that stands for several values, however wrong its arguments are."""
+    """Whether the value is a call of a sweep function, whatever its arguments are."""
     return bool(_SWEEP.fullmatch(split(word)[1]))
 
 
 def sweep_fault(word: str) -> Fault:
-    """The fault of an override that gives several values where one run takes one."""
+    """The fault of an override that gives several values for one run."""
     path, value = split(word)
     fix = "Give one value, or use trireme sweep."
     if "(" not in value:
@@ -146,33 +145,33 @@ def secret_fault(path: str, text: str, where: str = "") -> Fault:
 
 
 def unreadable_fault(word: str) -> Fault:
-    """The fault of a word that the override grammar refuses."""
+    """The fault of an override that does not parse."""
     path, value = split(word)
-    rule = f"is not readable as an override: {_obstacle(value)}"
+    rule = f"cannot be parsed as an override: {_parse_problem(value)}"
     return Fault(path, value, rule, f"If it is one text, paste {quoted(word)}.")
 
 
-def _obstacle(value: str) -> str:
-    """What a reader of the value stumbles over."""
+def _parse_problem(value: str) -> str:
+    """What in the value is most likely the reason that it does not parse."""
     if _CALL.fullmatch(value):
         return "it calls a function"
     if _ESCAPED_QUOTE.search(value):
         return "a quote after a \\ belongs to the text"
     for opening, closing in _PAIRS.items():
         if value.count(opening) != value.count(closing):
-            return f"a {opening} and its {closing} do not come in pairs"
+            return f"{opening} and {closing} are not balanced"
     for quote in ("'", '"'):
         if value.count(quote) % 2:
-            return f"a {quote} opens a text that does not end"
+            return f"a {quote} is not closed"
     special = next((letter for letter in value if letter in _SPECIAL), "")
-    return f"{special} has a meaning of its own" if special else "its parts do not fit together"
+    return f"{special} has a special meaning" if special else "it does not follow the grammar"
 
 
 def refused_fault(word: str, reason: str, siblings: Iterable[str]) -> Fault:
-    """The fault of a readable override that cannot be applied to the configuration."""
+    """The fault of a valid override that cannot be applied to the configuration."""
     path, value = split(word)
     where = f"override {word}"
-    known = next((ours for theirs, ours in _REASONS.items() if re.search(theirs, reason)), None)
+    known = next((fault for pattern, fault in _REASONS.items() if re.search(pattern, reason)), None)
     if known:
         rule, fix = known
         return Fault(path, value or "(missing)", rule, fix, where)
@@ -187,7 +186,7 @@ def refused_fault(word: str, reason: str, siblings: Iterable[str]) -> Fault:
 
 
 def reference_rule(reason: str) -> str:
-    """Why a ``${...}`` has no value, from OmegaConf's words.
+    """Why a ``${...}`` cannot be resolved, from OmegaConf's message.
 
     >>> reference_rule("Interpolation key 'nam' not found")
     'there is no setting nam'
@@ -195,16 +194,16 @@ def reference_rule(reason: str) -> str:
     if found := re.search(r"Interpolation key '(.*?)' not found", reason):
         return f"there is no setting {found[1]}"
     if "Unsupported interpolation type" in reason:
-        return "calls a function, and only other settings can be referred to"
+        return "calls a function; only other settings can be referred to"
     if "Recursive" in reason or "parent node" in reason:
-        return "leads back to itself"
-    return "does not lead to a setting"
+        return "refers to itself"
+    return "does not refer to a setting"
 
 
 def _undeletable(path: str, value: str, siblings: list[str], where: str) -> Fault:
     name = path.rpartition(".")[2]
     if name in siblings:
-        rule = "has another value, so that it is not deleted"
+        rule = "has another value, so it is not deleted"
         return Fault(path, value, rule, f"Give ~{path} to delete it whatever its value.", where)
     return Fault(
         path, value or "(missing)", "there is nothing to delete", did_you_mean(name, siblings), where

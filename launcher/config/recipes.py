@@ -1,4 +1,4 @@
-"""Finds recipes and reads their descriptions as text, without a YAML library."""
+"""Finds recipes, and reads their descriptions without a YAML library."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Recipe:
 
     path: Path
     note: str = ""
-    """Says which file of the same name is not used."""
+    """Which file of the same name is not used; empty: there is none."""
 
     @property
     def run_name(self) -> str:
-        """The name of its runs where it gives none: its file name, made safe.
+        """The default name of its runs: its file name, made safe.
 
         >>> Recipe(path=Path("my run copy.yaml")).run_name
         'my_run_copy'

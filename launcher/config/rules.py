@@ -1,4 +1,4 @@
-"""What is wrong with settings that are well formed one by one: inside a group, and between two."""
+"""Rules on settings that are well formed one by one: inside a group, and between groups."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from launcher.base.errors import nearest
+from launcher.base.errors import Fault, nearest
 from launcher.base.files import safe_name
-from launcher.config.site_rules import Broken, secret_variable_rules, site_rules
+from launcher.config.site_rules import secret_variable_faults, site_faults
 from launcher.contract.config import (
     DataConfig,
     DeviceConfig,
@@ -23,12 +23,12 @@ from launcher.typed.read import plain
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _FOLLOWED_STEPS = 2
-"""Steps of a start by whose end the gauge of the memory has looked."""
+"""Steps after a start during which the activation memory is measured."""
 _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
 
 
-def broken_rules(parts: Mapping[str, Any]) -> Iterator[Broken]:
-    """The rules that the given parts of a configuration break; one that is absent is not judged."""
+def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
+    """The faults of the given groups against every rule whose groups are all given."""
     for name, part in parts.items():
         yield from _control_characters(plain(part), name)
     for names, rules in _RULES:
@@ -36,100 +36,97 @@ def broken_rules(parts: Mapping[str, Any]) -> Iterator[Broken]:
             yield from rules(*(parts[name] for name in names))
 
 
-def _name_rules(name: str) -> Iterator[Broken]:
+def _name_rules(name: str) -> Iterator[Fault]:
     if not _NAME.fullmatch(name):
         rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
-        yield "name", name, rule, f"Set name={safe_name(name)}."
+        yield Fault("name", name, rule, f"Set name={safe_name(name)}.")
 
 
-def _model_rules(model: ModelConfig) -> Iterator[Broken]:
-    yield from _target_rules("model", model.target, model.options)
-
-
-def _data_rules(data: DataConfig) -> Iterator[Broken]:
-    yield from _target_rules("data", data.target, data.options)
-
-
-def _target_rules(group: str, target: str | None, options: Mapping[str, Any]) -> Iterator[Broken]:
+def _target_rules(part: ModelConfig | DataConfig) -> Iterator[Fault]:
+    group, target, options = "model" if isinstance(part, ModelConfig) else "data", part.target, part.options
     if target is None and options:
-        yield f"{group}.options", options, f"has no effect without {group}.target", f"Remove {group}.options."
+        yield Fault(
+            f"{group}.options", options, f"has no effect without {group}.target", f"Remove {group}.options."
+        )
     if target is not None and not _TARGET.fullmatch(target):
         fix = f"Set {group}.target=my_package.my_module:my_function."
-        yield f"{group}.target", target, "must be package.module:function", fix
+        yield Fault(f"{group}.target", target, "must be package.module:function", fix)
 
 
-def _device_rules(device: DeviceConfig) -> Iterator[Broken]:
+def _device_rules(device: DeviceConfig) -> Iterator[Fault]:
     for name in device.peak_flops:
         if name not in _NUMBER_FORMATS:
             near = nearest(name, _NUMBER_FORMATS)
             rule = f"{name} is not one of {', '.join(_NUMBER_FORMATS)}"
             fix = f"Did you mean {near}?" if near else "Remove it."
-            yield f"device.peak_flops.{name}", device.peak_flops[name], rule, fix
+            yield Fault(f"device.peak_flops.{name}", device.peak_flops[name], rule, fix)
 
 
-def _interval_rules(train: TrainConfig) -> Iterator[Broken]:
+def _interval_rules(train: TrainConfig) -> Iterator[Fault]:
     if not (train.async_checkpoint or train.checkpoint_interval):
         rule = "has no effect while train.checkpoint_interval is 0"
         fix = f"Set train.checkpoint_interval={max(1, train.num_steps // 10)}."
-        yield "train.async_checkpoint", "false", rule, fix
+        yield Fault("train.async_checkpoint", "false", rule, fix)
     if train.eval_interval and not train.eval_batches:
         rule = "has no effect while train.eval_batches is 0"
-        yield "train.eval_interval", train.eval_interval, rule, "Set train.eval_batches=4."
+        yield Fault("train.eval_interval", train.eval_interval, rule, "Set train.eval_batches=4.")
 
 
-def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Broken]:
+def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Fault]:
     if train.eval_batches and not data.eval_fraction:
         rule = "nothing is left to evaluate on while data.eval_fraction is 0"
         fix = "Set train.eval_batches=0, or data.eval_fraction=0.05."
-        yield "train.eval_batches", train.eval_batches, rule, fix
+        yield Fault("train.eval_batches", train.eval_batches, rule, fix)
 
 
-def _measure_rules(train: TrainConfig, report: ReportConfig) -> Iterator[Broken]:
+def _measure_rules(train: TrainConfig, report: ReportConfig) -> Iterator[Fault]:
     if report.warmup_steps >= train.num_steps:
         rule = f"leaves none of the {train.num_steps} steps of train.num_steps to measure"
         rule = rule if train.num_steps > 1 else "leaves nothing of the one step of train.num_steps to measure"
         fix = f"Set report.warmup_steps={train.num_steps // 2}, or a larger train.num_steps."
-        yield "report.warmup_steps", report.warmup_steps, rule, fix
+        yield Fault("report.warmup_steps", report.warmup_steps, rule, fix)
 
 
-def _claims_rules(report: ReportConfig, parallel: ParallelConfig, fusion: FusionConfig) -> Iterator[Broken]:
+def _claims_rules(report: ReportConfig, parallel: ParallelConfig, fusion: FusionConfig) -> Iterator[Fault]:
     if not report.claims:
         return
     fix = "Set report.claims=false"
     if parallel.pp == 1:
-        rule = "is about pipelines, and parallel.pp is 1"
-        yield "report.claims", "true", rule, f"{fix}, or a larger parallel.pp."
+        rule = "measures pipeline schedules, and parallel.pp is 1"
+        yield Fault("report.claims", "true", rule, f"{fix}, or a larger parallel.pp.")
     if fusion.compile != "none":
-        rule = "follows what every operation keeps, and fusion.compile makes one of many"
-        yield "report.claims", "true", rule, f"{fix} or fusion.compile=none."
+        rule = "tracks what each operation saves for the backward, and fusion.compile fuses operations"
+        yield Fault("report.claims", "true", rule, f"{fix} or fusion.compile=none.")
     if report.warmup_steps < _FOLLOWED_STEPS:
-        rule = "counts the second step, which report.claims slows down"
-        yield "report.warmup_steps", report.warmup_steps, rule, f"Set report.warmup_steps={_FOLLOWED_STEPS}."
+        rule = "includes the second step, which report.claims slows down"
+        yield Fault(
+            "report.warmup_steps", report.warmup_steps, rule, f"Set report.warmup_steps={_FOLLOWED_STEPS}."
+        )
 
 
-def _control_characters(value: Any, path: str) -> Iterator[Broken]:
-    """Line breaks and their like, which would tear a job script or a log apart."""
+def _control_characters(value: Any, path: str) -> Iterator[Fault]:
+    """Control characters such as line breaks, which would break a job script or a log."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _control_characters(item, f"{path}.{key}")
     elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _control_characters(item, f"{path}[{place}]")
+        for index, item in enumerate(value):
+            yield from _control_characters(item, f"{path}[{index}]")
     elif isinstance(value, str) and not value.isprintable():
         printable = "".join(letter for letter in value if letter.isprintable())
-        yield path, repr(value), "holds a control character", f"Write {printable!r}."
+        yield Fault(path, repr(value), "holds a control character", f"Write {printable!r}.")
 
 
-_RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Broken]]], ...] = (
+_RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (
     (("name",), _name_rules),
-    (("model",), _model_rules),
-    (("data",), _data_rules),
+    (("model",), _target_rules),
+    (("data",), _target_rules),
     (("device",), _device_rules),
     (("train",), _interval_rules),
     (("train", "data"), _evaluation_rules),
     (("train", "report"), _measure_rules),
     (("report", "parallel", "fusion"), _claims_rules),
-    (("site",), secret_variable_rules),
-    (("site",), site_rules),
+    (("site",), secret_variable_faults),
+    (("site",), site_faults),
 )
-"""The parts that each set of rules is about, and the rules."""
+"""The groups that each set of rules reads, and the rules."""

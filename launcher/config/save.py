@@ -1,4 +1,4 @@
-"""Writes a configuration as YAML that every YAML reader, of version 1.1 or 1.2, reads alike."""
+"""Writes a configuration as YAML that YAML 1.1 and 1.2 readers read alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHER_MEANINGS = frozenset(("null", "true", "false", "yes", "no", "on", "off", 
 
 
 def dump(config: LaunchConfig) -> str:
-    """The whole configuration, which is itself a recipe: composed again it gives the same.
+    """The whole configuration as a recipe: composed again it gives the same configuration.
 
     Floats stay floats for PyYAML too, which takes ``1e-05`` for text and ``1.0e-05`` for a number.
     """

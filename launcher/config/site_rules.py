@@ -1,4 +1,4 @@
-"""What is wrong inside the group ``site``, and with secrets anywhere in a configuration."""
+"""The rules of the group ``site``, and of secrets anywhere in a configuration."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from launcher.base.errors import Fault
 from launcher.base.redaction import HIDDEN, is_secret_variable, names_secret
 from launcher.contract.site import SiteConfig
+from launcher.typed.read import join
 
-Broken = tuple[str, Any, str, str]
-"""Path, given, rule, fix."""
 RANK_VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSAFEPATH")
 )
-"""Variables that the job itself sets for its ranks."""
+"""Variables that the job sets for its ranks."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
 _MINUTES = re.compile(r"(\d+)(:[0-5]\d)?")
@@ -25,38 +25,43 @@ _BINDING = re.compile(
 _MOUNT = re.compile(r"[^:,]+:[^:,]+(:[^:,]+)?")
 
 
-def secret_rules(values: Mapping[str, Any], path: str = "") -> Iterator[Broken]:
-    """Texts under a key that names a secret: they would be kept in files. The value is not shown."""
+def secret_faults(values: Mapping[str, Any], path: str = "") -> Iterator[Fault]:
+    """Texts under a key that names a secret: they would be stored in files. The value is not shown."""
     for key, value in values.items():
-        inner = f"{path}.{key}" if path else key
+        inner = join(path, key)
         if isinstance(value, Mapping):
-            yield from secret_rules(value, inner)
+            yield from secret_faults(value, inner)
         elif isinstance(value, str) and value and names_secret(key):
-            rule = "looks like a secret, and settings are written to files that others can read"
+            rule = "looks like a secret, and settings are written to files that others may read"
             fix = "Set a variable to it, give the variable's name in site.secrets, and read it on the ranks."
-            yield inner, HIDDEN, rule, fix
+            yield Fault(inner, HIDDEN, rule, fix)
 
 
-def secret_variable_rules(site: SiteConfig) -> Iterator[Broken]:
-    """Variables with a value where only a name belongs. The value is not shown."""
-    for group, variables in (("env", site.env), ("node_env", site.node_env)):
-        for name in filter(is_secret_variable, variables):
+def secret_variable_faults(site: SiteConfig) -> Iterator[Fault]:
+    """Secret variables given with their value instead of by name. The value is not shown."""
+    for path, name in _variables(site):
+        if "=" in name:
+            rule, fix = "must be the name of a variable, without its value", "Give the name alone"
+            yield Fault(path, HIDDEN, rule, f"{fix}; the value is taken from where you submit.")
+        elif path.endswith(f".{name}") and is_secret_variable(name):
             rule = "looks like a secret, and its value would be written into the job's script"
             fix = f"Set it where you submit, and give its name: site.secrets=[{name}]."
-            yield f"site.{group}.{name}", HIDDEN, rule, fix
+            yield Fault(path, HIDDEN, rule, fix)
+
+
+def _variables(site: SiteConfig) -> Iterator[tuple[str, str]]:
+    """The config path and the name of every variable: of those with a value, then of those named only."""
+    for group, values in (("env", site.env), ("node_env", site.node_env)):
+        yield from ((f"site.{group}.{name}", name) for name in values)
     for group, names in (("forward", site.forward), ("secrets", site.secrets)):
-        for place, name in enumerate(names):
-            if "=" in name:
-                rule = "must be the name of a variable, without its value"
-                fix = "Give the name alone; the value is taken from where you submit."
-                yield f"site.{group}[{place}]", HIDDEN, rule, fix
+        yield from ((f"site.{group}[{index}]", name) for index, name in enumerate(names))
 
 
-def site_rules(site: SiteConfig) -> Iterator[Broken]:
-    """Settings of the site that have no meaning, or none together."""
-    yield from _time_rules(site.time_limit)
-    yield from _variable_rules(site)
-    yield from _container_rules(site)
+def site_faults(site: SiteConfig) -> Iterator[Fault]:
+    """Settings of the site that are malformed, or contradict each other."""
+    yield from _time_faults(site.time_limit)
+    yield from _variable_faults(site)
+    yield from _container_faults(site)
     memories = {"site.memory_per_node": site.memory_per_node}
     memories |= {
         f"site.roles.{name}.memory_per_node": role.memory_per_node for name, role in site.roles.items()
@@ -64,19 +69,21 @@ def site_rules(site: SiteConfig) -> Iterator[Broken]:
     for path, memory in memories.items():
         if memory is not None and not _MEMORY.fullmatch(memory):
             rule = "must be a whole number with K, M, G or T (M where none is given)"
-            yield path, memory, rule, "Write 64G, or null to ask for none."
+            yield Fault(path, memory, rule, "Write 64G, or null to ask for none.")
     if site.cpu_bind is not None and not _BINDING.fullmatch(site.cpu_bind):
         rule = "must be what srun's --cpu-bind takes: none, sockets, cores, threads, ldoms, rank or a map"
-        yield "site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default."
+        yield Fault("site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default.")
     if site.gpu_request == "gres_typed" and site.gpu_type is None:
-        rule = "asks for devices by their type, and site.gpu_type is null"
-        yield "site.gpu_request", site.gpu_request, rule, "Set site.gpu_type, or site.gpu_request=gres."
+        rule = "requests GPUs by type, and site.gpu_type is null"
+        yield Fault(
+            "site.gpu_request", site.gpu_request, rule, "Set site.gpu_type, or site.gpu_request=gres."
+        )
     if site.gpu_request != "gres_typed" and site.gpu_type is not None:
         rule = f"has no effect while site.gpu_request is {site.gpu_request}"
-        yield "site.gpu_type", site.gpu_type, rule, "Set site.gpu_request=gres_typed."
+        yield Fault("site.gpu_type", site.gpu_type, rule, "Set site.gpu_request=gres_typed.")
 
 
-def _time_rules(limit: str | None) -> Iterator[Broken]:
+def _time_faults(limit: str | None) -> Iterator[Fault]:
     if limit is None or _TIME.fullmatch(limit):
         return
     fix = "Write 12:30:00, or 1-12:30:00 with days."
@@ -85,34 +92,28 @@ def _time_rules(limit: str | None) -> Iterator[Broken]:
         fix = f"Write {hours:02d}:{minutes:02d}{short[2] or ':00'}, as Slurm would read it."
         if short[2]:
             fix += f" For hours and minutes write {int(short[1]):02d}{short[2]}:00."
-    yield "site.time_limit", limit, "must be HH:MM:SS or D-HH:MM:SS", fix
+    yield Fault("site.time_limit", limit, "must be HH:MM:SS or D-HH:MM:SS", fix)
 
 
-def _variable_rules(site: SiteConfig) -> Iterator[Broken]:
-    """Names that are none, that the job sets itself, or that are given twice."""
+def _variable_faults(site: SiteConfig) -> Iterator[Fault]:
+    """Invalid names of variables, names that the job sets itself, and names given twice."""
     first: dict[str, str] = {"TMPDIR": "site.scratch"} if site.scratch else {}
-    named = (("env", site.env), ("node_env", site.node_env))
-    listed = (("forward", site.forward), ("secrets", site.secrets))
-    places = [(f"site.{group}.{name}", name) for group, names in named for name in names]
-    places += [
-        (f"site.{group}[{place}]", name) for group, names in listed for place, name in enumerate(names)
-    ]
-    for path, name in places:
+    for path, name in _variables(site):
         if not _VARIABLE.fullmatch(name):
-            yield path, name, "is not the name of a variable", "Use letters, digits and _."
+            yield Fault(path, name, "is not the name of a variable", "Use letters, digits and _.")
         elif name in RANK_VARIABLES:
-            yield path, name, "is set by the job for every rank", f"Remove {name}."
+            yield Fault(path, name, "is set by the job for every rank", f"Remove {name}.")
         elif name in first:
-            yield path, name, f"is given already as {first[name]}", "Remove one of them."
+            yield Fault(path, name, f"is given already as {first[name]}", "Remove one of them.")
         first.setdefault(name, path)
 
 
-def _container_rules(site: SiteConfig) -> Iterator[Broken]:
+def _container_faults(site: SiteConfig) -> Iterator[Fault]:
     mounts = list(site.container_mounts)
     if mounts and site.container_image is None:
         rule = "has no effect without site.container_image"
-        yield "site.container_mounts", mounts, rule, "Set site.container_image, or remove the mounts."
-    for place, mount in enumerate(mounts):
+        yield Fault("site.container_mounts", mounts, rule, "Set site.container_image, or remove the mounts.")
+    for index, mount in enumerate(mounts):
         if not _MOUNT.fullmatch(mount):
             rule = "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS, without commas"
-            yield f"site.container_mounts[{place}]", mount, rule, "Write /scratch:/scratch."
+            yield Fault(f"site.container_mounts[{index}]", mount, rule, "Write /scratch:/scratch.")

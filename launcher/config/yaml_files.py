@@ -1,4 +1,4 @@
-"""The YAML files of a recipe, read so that one spelling has one meaning, and where Hydra finds them."""
+"""The YAML files of a recipe, read so that a text has one meaning, and the folders that Hydra searches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from launcher.config.recipes import SUFFIX, Recipe
 from launcher.typed.read import Source
 
 PRIMARY = "<recipe>"
-"""Hydra's name for the recipe's own file, whatever the file is called."""
+"""Name of the recipe's own file in Hydra, whatever its path."""
 UNSET = "???"
-"""A value that a file leaves to be given."""
+"""Hydra's mark of a mandatory value that is not given."""
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _FIX = "Write `defaults: [/base, override /model: tiny, _self_]`."
 
@@ -53,14 +53,14 @@ class Folder(ConfigSource):
         return "file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Reads a file, and keeps where its values are from."""
+        """Reads a file, and keeps the sources of its values."""
         file = self.file(config_path)
         label = str(Path(self.label, file.relative_to(self.folder)))
         document = self.documents[config_path] = read_document(file, label)
         package = document.header.get("package")
         if self.only and package not in (None, "_global_"):
             raise LauncherError(
-                f"{label}: its line `# @package {package}` puts all below {package}. Remove it."
+                f"{label}: its line `# @package {package}` puts its settings below {package}. Remove it."
             )
         config = OmegaConf.create(document.values)
         return ConfigResult(
@@ -68,21 +68,21 @@ class Folder(ConfigSource):
         )
 
     def file(self, config_path: str) -> Path:
-        """The file of a config, whether or not it is there."""
+        """The file of a config, whether or not it exists."""
         if self.only:
             return self.only if config_path == PRIMARY else self.folder / UNSET
         return self.folder / f"{config_path.removesuffix(SUFFIX)}{SUFFIX}"
 
     def is_config(self, config_path: str) -> bool:
-        """Whether the file is there."""
+        """Whether the file exists."""
         return self.file(config_path).is_file()
 
     def is_group(self, config_path: str) -> bool:
-        """Whether a folder of choices is there."""
+        """Whether the group's folder exists."""
         return not self.only and (self.folder / config_path).is_dir()
 
     def available(self) -> bool:
-        """Whether there is anything to look into."""
+        """Whether the folder exists."""
         return self.folder.is_dir()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -98,7 +98,7 @@ def read_document(file: Path, label: str) -> Document:
     """Reads one file.
 
     Raises:
-        LauncherError: when it is no YAML, or holds what recipes do not.
+        LauncherError: when it is not YAML, or uses what recipes may not.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -113,50 +113,50 @@ def read_document(file: Path, label: str) -> Document:
     except OSError as error:
         raise LauncherError(f"{label}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise LauncherError(f"{label}: cannot be read: it is not text in UTF-8") from error
+        raise LauncherError(f"{label}: cannot be read: not UTF-8 text") from error
     except ValueError as error:
         raise LauncherError(f"{label}: cannot be read: {error}") from error
     except RecursionError as error:
         raise LauncherError(f"{label}: is nested too deeply") from error
     if not isinstance(values, dict):
         found = "a list" if isinstance(values, list) else "a single value"
-        raise LauncherError(f"{label}: must hold key: value lines, not {found}")
+        raise LauncherError(f"{label}: must consist of key: value lines, not {found}")
     if faults := [*reader.faults, *defaults_faults(values, reader.marks)]:
         raise ConfigError(faults)
     return Document(label=label, header=header, values=values, marks=reader.marks)
 
 
 def repository(recipe: Recipe) -> CachingConfigRepository:
-    """The recipe, then its folder, then the shipped recipes and groups: the first file found counts.
+    """Search order: the recipe, its folder, the shipped recipes and groups; the first file found is used.
 
-    At last the person's own folder, so that what is in it is used only where it is named.
+    The user's own folder comes last, so that its files never replace shipped ones.
     """
     shipped = [resources.folder("recipes"), resources.folder("conf")]
     home = recipe.path.parent
-    places = [Folder(folder, folder.name) for folder in shipped]
+    searched = [Folder(folder, folder.name) for folder in shipped]
     if home.resolve() != shipped[0].resolve():
-        places.insert(0, Folder(home, str(home)))
-    places.append(Folder(resources.user_folder(), str(resources.user_folder())))
+        searched.insert(0, Folder(home, str(home)))
+    searched.append(Folder(resources.user_folder(), str(resources.user_folder())))
     found = ConfigRepository(ConfigSearchPathImpl())
-    primary = Folder(home, places[0].label, only=recipe.path)
-    found.sources = [primary, *places, StructuredConfigSource("schema", "structured://")]
+    primary = Folder(home, searched[0].label, only=recipe.path)
+    found.sources = [primary, *searched, StructuredConfigSource("schema", "structured://")]
     return CachingConfigRepository(found)
 
 
 def folders(files: CachingConfigRepository) -> list[Folder]:
-    """The folders that files are looked for in, in their order."""
+    """The folders that are searched, in order."""
     return [source for source in files.get_sources() if isinstance(source, Folder)]
 
 
 def choices(files: CachingConfigRepository, group: str) -> list[str]:
-    """The files of a group; without a group those that a defaults list can name."""
+    """The files of a group; of the root group those that a defaults list can name."""
     return [
         name for name in files.get_group_options(group, ObjectType.CONFIG) if not name.startswith(("_", "<"))
     ]
 
 
 def hidden_files(files: CachingConfigRepository) -> Iterator[str]:
-    """Which file is used where two have one name."""
+    """Notes: which file is used where two have the same name."""
     for used in folders(files):
         for config_path, document in used.documents.items():
             for other in folders(files):
@@ -165,7 +165,7 @@ def hidden_files(files: CachingConfigRepository) -> Iterator[str]:
 
 
 def line_of_default(name: str, files: CachingConfigRepository) -> str:
-    """File and line of the entry of a defaults list that names a group or a file."""
+    """File and line of the defaults entry that names a group or a file."""
     for document in (document for folder in folders(files) for document in folder.documents.values()):
         for path, source in document.marks.items():
             words = (path.rpartition("/")[2], str(source.text).rpartition("/")[2])
@@ -175,32 +175,28 @@ def line_of_default(name: str, files: CachingConfigRepository) -> str:
 
 
 def defaults_faults(values: Mapping[str, Any], marks: Mapping[str, Source]) -> Iterator[Fault]:
-    """Faults of what is no name of a file and no ``group: name``."""
+    """Faults of defaults entries that are neither the name of a file nor ``group: name``."""
     if "defaults" not in values:
         return
     entries = values["defaults"]
     if not isinstance(entries, list):
         yield Fault("defaults", entries, "must be a list of files", _FIX, _where("defaults", marks))
         return
-    for place, entry in enumerate(entries):
-        path = f"defaults[{place}]"
+    for index, entry in enumerate(entries):
+        path = f"defaults[{index}]"
         if not _is_entry(entry):
             rule = "must be the name of a file, or `group: name`"
             yield Fault(path, entry, rule, _FIX, _where(path, marks))
-        elif entry in entries[:place]:
-            yield Fault(path, entry, "stands twice in the list", "Remove one.", _where(path, marks))
+        elif entry in entries[:index]:
+            yield Fault(path, entry, "is listed twice", "Remove one.", _where(path, marks))
 
 
 def _is_entry(entry: Any) -> bool:
-    if isinstance(entry, Mapping):
-        return len(entry) == 1 and all(_is_choice(name) for name in entry.values())
-    return isinstance(entry, str)
-
-
-def _is_choice(name: Any) -> bool:
-    """A file, several of them, or null for none."""
-    names = name if isinstance(name, list) else [name]
-    return all(isinstance(item, str) or item is None for item in names)
+    """Whether it is the name of a file, or a group with a file, a list of files, or null for none."""
+    if not isinstance(entry, Mapping):
+        return isinstance(entry, str)
+    files = [file for value in entry.values() for file in (value if isinstance(value, list) else [value])]
+    return len(entry) == 1 and all(isinstance(file, str) or file is None for file in files)
 
 
 def _where(path: str, marks: Mapping[str, Source]) -> str:

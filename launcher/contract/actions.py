@@ -13,8 +13,8 @@ microbatch 0. Schedule plugins write only the compute actions; `passes.py` adds 
     RB    2RB0   post the receive of the gradient of stage 2's output, sent by stage 3
     SB    2SB0   start sending the gradient of stage 2's input to stage 1
 
-A receive is posted where it stands in the list and waited for by the F or B that needs it.
-What a microbatch keeps on a stage is held from its F to its B, or to its W where there is one.
+A receive is posted at its position in the list; the F or B that needs the message waits for it.
+The activations of a microbatch on a stage are held from its F to its B, or to its W where there is one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import NamedTuple
 F, B, W, RF, SF, RB, SB = "F", "B", "W", "RF", "SF", "RB", "SB"
 COMPUTE = (F, B, W)
 SENDS_IN_FLIGHT = 4
-"""Sends that a rank has under way at once; before it starts one more, it waits for the oldest.
+"""Largest number of pending sends of a rank; before it starts one more, it waits for the oldest.
 
-The receiver posts early and has long taken the oldest by then, so waiting for it costs nothing; and it
-cannot deadlock, since a list is valid only if it would run with sends that block.
+The receiver posts early and has received the oldest long before, so the wait costs nothing. It cannot
+deadlock, since a list is valid only if it would run with sends that block.
 """
 _TEXT = re.compile(r"(\d+)([A-Z]+)(\d+)")
 
@@ -53,7 +53,7 @@ class Action(NamedTuple):
 
     @classmethod
     def each(cls, stage: int, kind: str, microbatches: Iterable[int]) -> Iterator[Action]:
-        """The same action for each of some microbatches; several times faster than one by one.
+        """The same action for several microbatches; several times faster than one call each.
 
         >>> to_text(Action.each(2, F, range(3)))
         '2F0 2F1 2F2'

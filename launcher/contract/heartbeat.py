@@ -1,8 +1,8 @@
-"""What a rank says of itself while it works: when it was last heard from, in which step, and what it did.
+"""The heartbeat of a rank: the time, its step, and what it is doing.
 
-A few bytes in ``exit/rank-N.heartbeat``, written over and over. A rank that is not heard from for
-``run.timeout_s``, or has made no step ``run.start_timeout_s`` after its start, leaves where it was in
-``exit/rank-N.stacks`` and ends; both files are gone after a good end.
+A few bytes in ``exit/rank-N.heartbeat``, overwritten each time. A rank without a heartbeat for
+``run.timeout_s``, or without a step ``run.start_timeout_s`` after its start, writes its stacks to
+``exit/rank-N.stacks`` and ends; both files are removed when a rank ends well.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from launcher.contract.records import (
 PEERS = "peers"
 """Blocked in a message to all ranks that is not part of a step: the end, a save, a resume."""
 SERVING = "serving"
-"""A rank without a model that has nothing to do until others ask it to."""
+"""A rank without a model that waits for requests."""
 UPDATING = "updating"
-"""A rank without a model that does what others have asked for."""
+"""A rank without a model that handles a request."""
 BUILDING, RESTORING = "building", "restoring"
-"""Parts of a start."""
+"""Phases of the start."""
 DOING: Mapping[str, str] = {
     COMPUTE: "in a forward or backward",
     REPLICATED: "in the optimizer",
@@ -44,17 +44,17 @@ DOING: Mapping[str, str] = {
     OTHER: "between two parts of a step",
     **dict.fromkeys((*COLLECTIVE_KINDS, PEERS), "waiting for other ranks"),
 }
-"""Everything that a rank can be at, in words."""
+"""Everything that a rank can be doing, with the text for it."""
 WAITING = frozenset((*COLLECTIVE_KINDS, PIPELINE, SERVER, PEERS, SERVING))
-"""What a rank is at that waits for another one."""
-_LAYOUT = struct.Struct("<dq16s")
-SIZE = _LAYOUT.size
+"""Those of them in which it waits for another rank."""
+_FORMAT = struct.Struct("<dq16s")
+SIZE = _FORMAT.size
 """Bytes of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The last sign of life of a rank."""
+    """The last heartbeat of a rank."""
 
     time: float
     """Seconds since 1970, by the clock of its node."""
@@ -75,7 +75,7 @@ class Heartbeat:
 
     @property
     def is_starting(self) -> bool:
-        """Whether its first step was still to come."""
+        """Whether it was before its first step."""
         return self.step < 0
 
     @property
@@ -89,13 +89,13 @@ def heartbeat_name(rank: int) -> str:
 
 
 def stacks_name(rank: int) -> str:
-    """The file that says where a rank hung, inside the run directory; empty while it has not."""
+    """The file with the stacks of a rank that hung, inside the run directory; empty while it has not."""
     return f"exit/rank-{rank}.stacks"
 
 
 def pack_into(buffer: bytearray | memoryview, time: float, step: int, doing: bytes) -> None:
     """Writes a heartbeat over the one before; ``doing`` is a key of `DOING`, encoded."""
-    _LAYOUT.pack_into(buffer, 0, time, step, doing)
+    _FORMAT.pack_into(buffer, 0, time, step, doing)
 
 
 def unpack(data: bytes) -> Heartbeat:
@@ -106,5 +106,5 @@ def unpack(data: bytes) -> Heartbeat:
     >>> print(unpack(file))
     in a forward or backward of step 7
     """
-    time, step, doing = _LAYOUT.unpack_from(data)
+    time, step, doing = _FORMAT.unpack_from(data)
     return Heartbeat(time=time, step=step, doing=doing.rstrip(b"\0").decode())

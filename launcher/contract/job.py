@@ -1,4 +1,4 @@
-"""A job as text, and how it stands. No process is touched here."""
+"""A job as text, and its state. No process is started here."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
-"""How a job stands."""
+"""Phase of a job."""
 EXECUTOR_LOG = "logs/executor.log"
-"""Where in the run directory a local executor keeps what the process starter prints."""
+"""Output of the process starter (torchrun, srun), in the run directory."""
 OUT_OF_MEMORY = "out of memory"
-"""What a rank whose allocation failed says that it ended of."""
+"""The error type that a rank reports when an allocation fails."""
 STOP_NOTE = "exit/stopped.json"
-"""What ranks that were told to end leave in the run directory once they have saved."""
+"""Written in the run directory by ranks that were asked to stop, once they have saved."""
 RESUME_NOTE = "exit/resumed.json"
-"""What ranks that go on from a checkpoint leave there: its step, and a sentence for each that is damaged."""
+"""Written there by ranks that resume: the step of the checkpoint, and a sentence for each damaged one."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
-"""How a rank ends because another one did: told to stop, or aborted by a broken collective."""
+"""Exit codes of a rank that ends because another one failed: terminated, or aborted in a collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """Where a plan is to be run."""
+    """Where and how to run a plan."""
 
     run_dir: str
     """Absolute path of the run directory, which holds plan.json."""
@@ -32,9 +32,9 @@ class JobRequest:
     python: str
     """Absolute path of the interpreter."""
     resume: bool = False
-    """Whether the ranks go on from the newest checkpoint in the run directory."""
+    """Whether the ranks resume from the newest checkpoint in the run directory."""
     after: str = ""
-    """Id of a job that has to end before this one begins."""
+    """Id of a job that this one waits for; empty: none."""
     code: str = ""
     """Absolute path of the folder that the ranks import this program from; empty: where it is installed."""
 
@@ -46,31 +46,31 @@ class JobScript:
     argv: tuple[str, ...]
     """The command, word by word; nothing passes through a shell."""
     environment: Mapping[str, str]
-    """Variables set for it beside the inherited ones."""
+    """Variables set in addition to the inherited ones."""
     run_dir: str
     text: str = ""
     """The batch script, for schedulers that take one."""
     num_jobs: int = 1
-    """Jobs that it is submitted as; each waits for the one before, and goes on where that one saved."""
+    """Jobs in the chain that it is submitted as; each resumes from the checkpoint of the one before."""
     max_restarts: int = 0
-    """Times that whoever follows the job starts it again after a failure."""
+    """Restarts after a failure, by the process that follows the job."""
     save_wait_s: float = 0
-    """Seconds that whoever follows the job waits for ranks that are told to save and end; 0: none do."""
+    """Seconds to wait for ranks to save when they are asked to stop; 0: they do not save."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """Where several jobs are to be started as the tasks of one."""
+    """Where several jobs are to be started as the tasks of one job array."""
 
     name: str
     folder: str
-    """Absolute path of a folder in which N leads to the run directory of task N."""
+    """Absolute path of a folder in which ``N`` is a link to the run directory of task N."""
     script: str
-    """Absolute path that the script will be at."""
+    """Absolute path that the script will have."""
     tasks: tuple[int, ...]
     """Numbers of the tasks, ascending, one for each job."""
     at_once: int | None = None
-    """Tasks that may run at a time; None: all."""
+    """Largest number of tasks that run at a time; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +83,18 @@ class JobHandle:
     process: Any = field(default=None, compare=False, repr=False)
     """The live process of a local job."""
     notes: tuple[str, ...] = ()
-    """What the reader should know about the submission, each a sentence."""
+    """Remarks on the submission, each a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """How a job stands."""
+    """The state of a job."""
 
     phase: Phase
     exit_code: int | None = None
-    """Of the rank that ended first where that is known, else of the job; negative: a signal."""
+    """Of the rank that failed first where that is known, else of the job; negative: a signal."""
     reason: str = ""
     rank: int | None = None
-    """The rank that ended first, where the executor knows it."""
+    """The rank that failed first, where the executor knows it."""
     since_s: float | None = field(default=None, compare=False, repr=False)
-    """When it came to stand so, in seconds since the epoch; None: when that was noticed."""
+    """When it entered this phase, in seconds since the epoch; None: when that was noticed."""

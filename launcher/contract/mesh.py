@@ -14,7 +14,7 @@ AXES = ("pp", "dp", "tp")
 
 
 class Coordinates(NamedTuple):
-    """Place of a rank on each axis."""
+    """Index of a rank on each axis."""
 
     pp: int
     dp: int
@@ -23,7 +23,7 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The trainer ranks 0 .. dp*tp*pp-1, laid out in ``order`` with the last axis contiguous.
+    """The trainer ranks 0 .. dp*tp*pp-1, in ``order``, the last axis contiguous.
 
     >>> mesh = Mesh(pp=2, dp=1, tp=2)
     >>> [tuple(mesh.coordinates(rank)) for rank in range(4)]
@@ -42,8 +42,8 @@ class Mesh:
     def strides(self) -> dict[str, int]:
         """Distance in rank between neighbours on each axis."""
         return {
-            axis: prod(self.size(inner) for inner in self.order[place + 1 :])
-            for place, axis in enumerate(self.order)
+            axis: prod(self.size(inner) for inner in self.order[position + 1 :])
+            for position, axis in enumerate(self.order)
         }
 
     def size(self, axis: str) -> int:
@@ -57,29 +57,28 @@ class Mesh:
 
     def rank(self, coordinates: Coordinates) -> int:
         """The rank at the given coordinates."""
-        return sum(place * self.strides[axis] for axis, place in coordinates._asdict().items())
+        return sum(index * self.strides[axis] for axis, index in coordinates._asdict().items())
 
     def coordinates(self, rank: int) -> Coordinates:
         """The coordinates of a rank."""
         assert 0 <= rank < self.num_ranks, f"rank {rank} is not on a mesh of {self.num_ranks}"
-        places = {axis: rank // self.strides[axis] % self.size(axis) for axis in AXES}
-        return Coordinates(**places)
+        return Coordinates(**{axis: rank // self.strides[axis] % self.size(axis) for axis in AXES})
 
     def group(self, axes: str | Iterable[str], rank: int) -> tuple[int, ...]:
         """The ranks that share every coordinate of ``rank`` but those on ``axes``, ascending."""
         free = {axes} if isinstance(axes, str) else set(axes)
         here = self.coordinates(rank)._asdict()
-        places = [range(self.size(axis)) if axis in free else (here[axis],) for axis in AXES]
-        return tuple(sorted(self.rank(Coordinates(*place)) for place in product(*places)))
+        indices = [range(self.size(axis)) if axis in free else (here[axis],) for axis in AXES]
+        return tuple(sorted(self.rank(Coordinates(*each)) for each in product(*indices)))
 
     def groups(self, axes: str | Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """All groups along ``axes``: a partition of the ranks, the same list on every rank."""
         free = (axes,) if isinstance(axes, str) else tuple(axes)
         fixed = [(0,) if axis in free else range(self.size(axis)) for axis in AXES]
-        return tuple(self.group(free, self.rank(Coordinates(*place))) for place in product(*fixed))
+        return tuple(self.group(free, self.rank(Coordinates(*each))) for each in product(*fixed))
 
     def span(self, axis: str) -> int:
-        """Ranks from the first to the last member of one group, both counted.
+        """Ranks from the first to the last member of one group, inclusive.
 
         A group of consecutive ranks stays inside a node when its span divides the node's devices.
         """

@@ -1,4 +1,4 @@
-"""Settings of a site: what is particular to one cluster's batch system."""
+"""Settings of a site: what is specific to one cluster's batch system."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from launcher.typed.ranges import Count
+from launcher.typed.scalars import PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoleSite:
-    """Nodes for one role beside the trainers, such as a parameter server's ``server``: a part of its own in
-    a heterogeneous job, without devices. The rest is that of the site, but for ``options``."""
+    """Nodes for one role beside the trainers, such as a parameter server's ``server``: a component of its own
+    in a heterogeneous job, without devices. Other settings are those of the site, except ``options``."""
 
     partition: str | None = None
     """Partition; null = that of the site."""
     constraint: str | None = None
     """Features that every node has."""
-    ranks_per_node: Count = 1
+    ranks_per_node: PositiveInt = 1
     """Ranks of the role on one node."""
-    cpus_per_rank: Count | None = None
+    cpus_per_rank: PositiveInt | None = None
     """Processors of one rank; null = the site's default."""
     memory_per_node: str | None = None
     """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""
@@ -28,12 +28,12 @@ class RoleSite:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteConfig:
-    """What is particular to one cluster's batch system, and belongs to no recipe."""
+    """What is specific to one cluster's batch system, and belongs to no recipe."""
 
     name: str = "none"
     """Name shown in the plan."""
     account: str | None = None
-    """Account that pays for the job."""
+    """Account that the job is charged to."""
     partition: str | None = None
     """Partition, or several separated by commas; null = the site's default."""
     qos: str | None = None
@@ -54,7 +54,7 @@ class SiteConfig:
     """Type of ``gres_typed``, such as ``h100``."""
     memory_per_node: str | None = None
     """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""
-    cpus_per_rank: Count | None = None
+    cpus_per_rank: PositiveInt | None = None
     """Processors of one rank; null = the site's default."""
     cpu_bind: str | None = None
     """How srun binds tasks to processors, such as ``cores`` or ``none``; null = the site's default."""
@@ -76,7 +76,7 @@ class SiteConfig:
     forward: tuple[str, ...] = ()
     """Names of variables that are copied from where the job is submitted."""
     secrets: tuple[str, ...] = ()
-    """The same for variables whose values may stand in no file of the run; each must be set."""
+    """The same for variables whose values may be in no file of the run; each must be set."""
     container_image: str | None = None
     """Image that the ranks run in, started by Slurm's pyxis plugin."""
     container_mounts: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from launcher.plan.layout.world_size import axes, rank_order_faults, solve_dp, w
 from launcher.plan.plugins import Chosen, choose, plugin_faults
 from launcher.plan.rules.checks import config_faults
 from launcher.plan.rules.fusion import fusion_faults
-from launcher.schedule.validation.plugin_output import given_faults
+from launcher.schedule.passes import schedule_faults
 from launcher.typed.read import Source
 
 Describe = Callable[[ModelConfig, BatchConfig], ModelShape]
@@ -82,7 +82,7 @@ def examine(
     verdicts = [*fusion_faults(solved, chosen.schedule)]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
-        rules = [*given_faults(chosen.schedule, job.pipeline), *length_faults(job.pipeline, config.batch)]
+        rules = [*schedule_faults(chosen.schedule, job.pipeline), *length_faults(job.pipeline, config.batch)]
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)

@@ -1,1 +1,1 @@
-"""The directory of a run and the life of its job, on the machine that starts it. No torch."""
+"""The directory of a run and the states of its job, on the machine that starts it. No torch."""

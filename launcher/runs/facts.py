@@ -1,12 +1,10 @@
-"""What a run was made with: versions, hardware, sources. No secret: variables are an allow-list."""
+"""What a run was made with: versions, hardware, git state. Only variables of a fixed list, so no secret."""
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import launcher
+from launcher.base.machine import command_output, cpu_model, memory_bytes, num_cores
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -23,7 +22,6 @@ _VARIABLES = (
     "NCCL_SOCKET_IFNAME",
     "OMP_NUM_THREADS",
 )
-_GIT_TIMEOUT_S = 20
 
 
 def environment_facts() -> dict[str, Any]:
@@ -50,27 +48,9 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def cpu_model() -> str:
-    """The product name of the processor."""
-    return _proc_value("cpuinfo", "model name") or platform.processor() or platform.machine()
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def memory_bytes() -> int | None:
-    """Memory of this machine, where the system tells."""
-    total = _proc_value("meminfo", "MemTotal")
-    return int(total.split()[0]) * 1024 if total else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """A git work tree that a run takes code or recipes from."""
+    """A git working tree that a run takes code or recipes from."""
 
     root: str
     commit: str | None
@@ -78,15 +58,14 @@ class Checkout:
     untracked: tuple[str, ...]
     """Files that neither the commit nor the patch holds."""
     patch: str
-    """What tracked files differ from the commit."""
+    """``git diff`` of the tracked files against the commit."""
 
 
 def checkouts(folders: Iterable[str] = ()) -> tuple[Checkout, ...]:
-    """The git work trees of this program, of the current folder and of ``folders``; none without git."""
+    """The git working trees of this program, of the current folder and of ``folders``; none without git."""
     package = Path(launcher.__file__).parent
-    places = (package, Path.cwd(), *map(Path, folders))
-    roots = dict.fromkeys(root for folder in places if (root := _git_root(folder)))
-    return tuple(_checkout(root) for root in roots)
+    roots = [git(str(folder), ("rev-parse", "--show-toplevel")) for folder in (package, Path.cwd(), *folders)]
+    return tuple(_checkout(root.rstrip("\n")) for root in dict.fromkeys(roots) if root)
 
 
 def _checkout(root: str) -> Checkout:
@@ -100,31 +79,6 @@ def _checkout(root: str) -> Checkout:
     )
 
 
-def _git_root(folder: Path) -> str | None:
-    found = git(str(folder), ("rev-parse", "--show-toplevel"))
-    return found.rstrip("\n") if found else None
-
-
 def git(folder: str, words: Iterable[str]) -> str | None:
     """What git prints, or None where it fails or is absent."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    try:
-        done = subprocess.run(  # noqa: S603 (fixed words, no shell)
-            [git, "-C", folder, *words], capture_output=True, timeout=_GIT_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None
-
-
-def _proc_value(file: str, key: str) -> str | None:
-    path = Path("/proc", file)
-    if not path.exists():
-        return None
-    for line in path.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return None
+    return command_output(("git", "-C", folder, *words), timeout_s=20)

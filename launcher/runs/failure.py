@@ -1,4 +1,4 @@
-"""Why a job failed: the guilty rank first, in its own words."""
+"""Why a job failed: the rank that failed first, and its error."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from launcher.contract.heartbeat import stacks_name
 from launcher.contract.job import EXECUTOR_LOG, OUT_OF_MEMORY, SECONDARY_EXIT_CODES, JobState
 from launcher.runs.hang import Hang, find_hang
 from launcher.runs.store import read_json
+from launcher.typed.read import Reading, read
 
 _TAIL_LINES = 15
 _MAX_RANKS = 8
@@ -18,7 +19,7 @@ _MAX_RANKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """What a failing rank left in ``exit/rank-N.json``."""
+    """The error of a rank, from ``exit/rank-N.json``."""
 
     rank: int
     time: float
@@ -30,35 +31,25 @@ class RankFailure:
 
 
 def rank_failures(run_dir: Path) -> tuple[RankFailure, ...]:
-    """Every report left by a failing rank, the earliest first."""
+    """The errors of all ranks that reported one, the earliest first."""
     found = [read_json(path) for path in (run_dir / "exit").glob("rank-*.json")]
-    failures = [
-        RankFailure(
-            rank=int(report["rank"]),
-            time=float(report["time"]),
-            error_type=str(report["error_type"]),
-            message=str(report["message"]),
-            traceback=str(report["traceback"]),
-        )
-        for report in found
-        if report
-    ]
+    failures = [failure for report in found if (failure := read(RankFailure, report, Reading()))]
     return tuple(sorted(failures, key=lambda failure: (failure.time, failure.rank)))
 
 
 def out_of_memory_ranks(run_dir: Path) -> tuple[int, ...]:
-    """The ranks that ended because an allocation failed."""
+    """The ranks that ran out of memory."""
     failures = rank_failures(run_dir)
     return tuple(sorted(failure.rank for failure in failures if failure.error_type == OUT_OF_MEMORY))
 
 
 def failure_text(run_dir: Path, state: JobState) -> str:
-    """The guilty rank, its traceback or the end of its log, and where to read on."""
+    """The rank that failed first, its traceback or the end of its log, and where its log is."""
     if (hang := find_hang(run_dir)) is not None:
         return _hang_text(run_dir, hang)
     failures = rank_failures(run_dir)
     if not failures or _was_killed(state, failures):
-        return _silent_text(run_dir, state, failures)
+        return _text_without_error(run_dir, state, failures)
     first, *rest = failures
     kind = f"{first.error_type}: " if first.traceback else ""
     lines = [f"rank {first.rank} failed: {kind}{first.message}"]
@@ -69,7 +60,7 @@ def failure_text(run_dir: Path, state: JobState) -> str:
 
 
 def failure_line(run_dir: Path, state: JobState) -> str:
-    """The guilty rank and what it ended of, as one line."""
+    """The rank that failed first and its error, as one line."""
     if (hang := find_hang(run_dir)) is not None:
         return f"rank {hang.rank} {hang}"
     failures = rank_failures(run_dir)
@@ -91,13 +82,13 @@ def _hang_text(run_dir: Path, hang: Hang) -> str:
 
 
 def _was_killed(state: JobState, failures: Sequence[RankFailure]) -> bool:
-    """Whether a rank ended without a word: those that report then only missed it."""
+    """Whether a rank was killed without a report: the ranks with a report then failed because of it."""
     if state.rank is None or state.exit_code is None or state.exit_code in SECONDARY_EXIT_CODES:
         return False
     return state.exit_code < 0 and state.rank not in {failure.rank for failure in failures}
 
 
-def _silent_text(run_dir: Path, state: JobState, failures: Sequence[RankFailure]) -> str:
+def _text_without_error(run_dir: Path, state: JobState, failures: Sequence[RankFailure]) -> str:
     if state.rank is None:
         log = run_dir / EXECUTOR_LOG
         return "\n".join([f"the job failed: {state.reason}", *_tail(log), f"Its log: {log}"])

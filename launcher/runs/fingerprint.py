@@ -1,4 +1,4 @@
-"""What two runs must share for the ratio of their speeds to mean something."""
+"""The fingerprint of a run: two runs are comparable when theirs are equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENVIRONMENT = ("python", "torch", "cpu_model", "num_cores")
 
 
 def fingerprint(plan: Plan, facts: Mapping[str, Any]) -> str:
-    """A hash of the work, the device, the code and the environment; not of how the work is spread."""
+    """A hash of the work, the device, the code and the environment; not of how the work is distributed."""
     return _sha256(json.dumps(identity(plan, facts), sort_keys=True))
 
 
@@ -51,7 +51,7 @@ def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_recompute(plan: Plan) -> Recompute:
-    """What every stage computes again, and so one device that holds them all."""
+    """The recomputation of all stages: what a single device with all of them would use."""
     order: tuple[Recompute, ...] = ("none", "selective", "full")
     return min((stage.recompute for stage in plan.stages), key=order.index)
 

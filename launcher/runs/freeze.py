@@ -1,4 +1,4 @@
-"""A copy of the code in the run directory, so that a job that waits runs what was submitted.
+"""A copy of the code in the run directory, so that a queued job runs what was submitted.
 
 RUN/source/lib      this program with its plugins, its settings and its entry points
 RUN/source/roots/N  the folders that a user's own model and data are imported from
@@ -24,7 +24,7 @@ from launcher.runs.store import move_aside
 CODE = "source/lib"
 _ROOTS = "source/roots"
 _MAX_BYTES = 100_000_000
-"""More than this in one folder is data, not code."""
+"""A folder with more than this is taken to hold data, not code."""
 _METADATA = ("METADATA", "entry_points.txt")
 
 
@@ -35,11 +35,12 @@ class Tree:
     source: Path
     target: Path
     is_ours: bool
-    """A package of this program: outside of git all of it is copied, of other folders only Python files."""
+    """Whether it is a package of this program: outside of git it is copied whole, other folders only in part
+    (Python files)."""
 
 
 def frozen_plan(plan: Plan, run_dir: Path) -> Plan:
-    """The plan whose ranks import the user's modules from the copies in the run directory."""
+    """The plan with the user's modules imported from the copies in the run directory."""
     roots = tuple(str(run_dir / _ROOTS / str(number)) for number in range(len(plan.source_roots)))
     return replace(plan, source_roots=roots)
 
@@ -47,17 +48,16 @@ def frozen_plan(plan: Plan, run_dir: Path) -> Plan:
 def freeze(source_roots: Sequence[str], run_dir: Path, untracked: Sequence[str] = ()) -> tuple[str, ...]:
     """Copies the code into the run directory; its files are read-only. Returns the untracked ones.
 
-    Of a git work tree the tracked files are copied as they are now, and of those that git neither
-    tracks nor ignores the Python files and what matches a pattern of ``untracked``.
+    From a git working tree, tracked files are copied as they are now; of the files that are neither tracked
+    nor ignored, those in Python and those that match a pattern of ``untracked``.
 
     Raises:
         JobError: when a folder holds more than code, or a pattern matches nothing.
     """
     if (run_dir / "source").exists():
         move_aside(run_dir / "source")
-    trees = [*_own_trees(run_dir / CODE), *_user_trees(source_roots, run_dir)]
     copied: dict[str, None] = {}
-    for tree in trees:
+    for tree in _trees(source_roots, run_dir):
         tracked, others = _files(tree, untracked)
         _copy(tree, [*tracked, *others])
         copied |= dict.fromkeys(str(tree.source / path) for path in others)
@@ -70,23 +70,21 @@ def freeze(source_roots: Sequence[str], run_dir: Path, untracked: Sequence[str] 
     return tuple(copied)
 
 
-def _own_trees(code: Path) -> Iterator[Tree]:
+def _trees(source_roots: Sequence[str], run_dir: Path) -> Iterator[Tree]:
+    code = run_dir / CODE
     for name in own_packages():
         yield Tree(source=package_folder(name), target=code / name, is_ours=True)
     conf = resources.folder("conf")
     if not conf.is_relative_to(package_folder("launcher")):
         yield Tree(source=conf, target=code / "conf", is_ours=True)
-
-
-def _user_trees(roots: Sequence[str], run_dir: Path) -> Iterator[Tree]:
-    for number, root in enumerate(roots):
+    for number, root in enumerate(source_roots):
         yield Tree(source=Path(root), target=run_dir / _ROOTS / str(number), is_ours=False)
 
 
 def _files(tree: Tree, patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """The tracked and the untracked files to copy, relative to the folder."""
     tracked = _listed(tree.source, "--cached")
-    if not tracked:  # not a work tree, or an ignored part of one, as a virtual environment is
+    if not tracked:  # not in a working tree, or ignored by git, as a virtual environment is
         return sorted(_outside_git(tree)), []
     others = [
         path
@@ -130,7 +128,7 @@ def _copy(tree: Tree, paths: Iterable[Path]) -> None:
 
 
 def _copy_metadata(code: Path) -> None:
-    """The entry points, so that plugins are found even when the installed ones have changed."""
+    """The entry points, so that plugins are found even when the installation has changed."""
     distribution = metadata.distribution(DISTRIBUTION)
     folder = code / f"{DISTRIBUTION.replace('-', '_')}-{distribution.version}.dist-info"
     folder.mkdir()

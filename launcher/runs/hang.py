@@ -1,4 +1,4 @@
-"""Which rank of a job hung: by the heartbeats that its ranks left."""
+"""Which rank of a job hung, by the heartbeats of its ranks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _NAME = re.compile(r"rank-(\d+)\.heartbeat")
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAX_FRAMES = 20
 _SERVER_SILENT_S = 2.0
-"""Far more than between two beats of a server that waits."""
+"""Far longer than the interval between two heartbeats of a server that waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A rank that the others waited for in vain."""
+    """A rank that hung."""
 
     rank: int
     heartbeat: Heartbeat
-    """Its last."""
+    """Its last heartbeat."""
     silent_s: float
-    """From then until a watchdog ended the wait."""
+    """Seconds from its last heartbeat until a watchdog ended the job."""
     stack: str
-    """Where its main thread was, the innermost call first; empty where it did not live to tell."""
+    """The stack of its main thread, innermost call first; empty where it was killed without writing one."""
     waiting: tuple[int, ...]
-    """The ranks that waited for others then."""
+    """The ranks that were waiting for others."""
 
     def __str__(self) -> str:
         silent = format_duration(self.silent_s)
@@ -41,39 +41,39 @@ class Hang:
 
 
 def find_hang(run_dir: Path) -> Hang | None:
-    """The rank that hung, where a watchdog ended the newest start of a run; else None.
+    """The rank that hung, where a watchdog ended the last start of a run; else None.
 
-    It is the one that was heard from last the longest ago, of those that did not wait for another.
+    It is the one with the oldest heartbeat, of the ranks that did not wait for another.
     """
     beats = dict(_heartbeats(run_dir))
     ended = [when for rank in beats if (when := _watchdog_time(run_dir, rank))]
     if not ended:
         return None
     suspects = [rank for rank, beat in beats.items() if _is_suspect(beat, min(ended))] or list(beats)
-    guilty = min(suspects, key=lambda rank: (beats[rank].time, rank))
+    hung = min(suspects, key=lambda rank: (beats[rank].time, rank))
     return Hang(
-        rank=guilty,
-        heartbeat=beats[guilty],
-        silent_s=max(0.0, min(ended) - beats[guilty].time),
-        stack=_main_stack(run_dir / stacks_name(guilty)),
-        waiting=tuple(sorted(rank for rank, beat in beats.items() if beat.is_waiting and rank != guilty)),
+        rank=hung,
+        heartbeat=beats[hung],
+        silent_s=max(0.0, min(ended) - beats[hung].time),
+        stack=_main_stack(run_dir / stacks_name(hung)),
+        waiting=tuple(sorted(rank for rank, beat in beats.items() if beat.is_waiting and rank != hung)),
     )
 
 
 def _is_suspect(beat: Heartbeat, ended: float) -> bool:
-    """Whether a rank did not wait for another one. A server that waits says so all the time."""
+    """Whether a rank did not wait for another one. A server that waits keeps sending heartbeats."""
     is_silent = beat.doing == SERVING and not beat.is_starting and ended - beat.time > _SERVER_SILENT_S
     return is_silent or not beat.is_waiting
 
 
 def all_have_begun(run_dir: Path) -> bool:
-    """Whether every rank that has not ended well is past its start: it trains, or serves those that do."""
+    """Whether every rank that has not ended well is past its start."""
     beats = [beat for _, beat in _heartbeats(run_dir)]
     return bool(beats) and not any(beat.is_starting for beat in beats)
 
 
 def with_hang(state: JobState, run_dir: Path) -> JobState:
-    """A failed state with the rank that hung, where one did: the executor knows only who ended first."""
+    """A failed state with the rank that hung, if any: the executor knows only which rank ended first."""
     if state.phase != "failed" or (hang := find_hang(run_dir)) is None:
         return state
     return replace(state, rank=hang.rank, exit_code=1, reason=str(hang))
@@ -89,7 +89,7 @@ def _heartbeats(run_dir: Path) -> Iterator[tuple[int, Heartbeat]]:
 
 
 def _watchdog_time(run_dir: Path, rank: int) -> float | None:
-    """When the watchdog of a rank ended it; None where it did not."""
+    """When the watchdog of a rank ended it; None: it did not."""
     with suppress(OSError):
         status = (run_dir / stacks_name(rank)).stat()
         return status.st_mtime if status.st_size else None
@@ -97,7 +97,7 @@ def _watchdog_time(run_dir: Path, rank: int) -> float | None:
 
 
 def _main_stack(path: Path) -> str:
-    """The last thread of those in the file is the first that the process had."""
+    """The stack of the main thread, which faulthandler writes last."""
     with suppress(OSError):
         text = path.read_text(encoding="utf-8", errors="replace")
         lines = _THREAD.split(text)[-1].splitlines()[1:]

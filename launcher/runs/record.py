@@ -1,4 +1,4 @@
-"""Writes into a run directory what the run is, before its first process starts."""
+"""Writes the description of a run into its directory, before its first process starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.runs.render import shell_text
 from launcher.runs.store import RunDirectory, read_json
 
 VERSION = 1
-"""Of job.json; raised when a field changes its meaning."""
+"""Version of job.json; incremented when a field changes its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Origin:
 
 
 def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Origin) -> None:
-    """Writes plan, settings, command, environment facts and source state."""
+    """Writes plan, settings, command, environment and git state."""
     text = plan.to_json()
     directory.write("plan.json", text)
     directory.write("plan.sha256", f"{sha256(text)}  plan.json\n")
@@ -57,31 +57,30 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
         "plan_sha256": sha256(text),
         "world_size": plan.world_size,
         "fingerprint": fingerprint(plan, origin.facts),
-        "baseline": read_json(directory.job).get("baseline"),  # of a run that is resumed
+        "baseline": read_json(directory.job).get("baseline"),  # of the start that is resumed
         "facts": dict(origin.facts),
-        "checkouts": [_checkout_facts(*item) for item in enumerate(origin.checkouts)],
+        "checkouts": [
+            {
+                "root": checkout.root,
+                "commit": checkout.commit,
+                "patch": _patch_name(number) if checkout.patch else None,
+                "untracked": list(checkout.untracked),
+            }
+            for number, checkout in enumerate(origin.checkouts)
+        ],
     }
     _write_job(directory, job)
     directory.write_status("prepared")
 
 
 def write_baseline(directory: RunDirectory, baseline: Path) -> None:
-    """Names the run that this one is measured against, relative to its directory."""
+    """Records the baseline of this run, relative to its directory."""
     job = read_json(directory.job)
     _write_job(directory, job | {"baseline": os.path.relpath(baseline, directory.path)})
 
 
 def _write_job(directory: RunDirectory, job: Mapping[str, Any]) -> None:
     directory.write(directory.job.name, json.dumps(job, indent=1) + "\n")
-
-
-def _checkout_facts(number: int, checkout: Checkout) -> dict[str, Any]:
-    return {
-        "root": checkout.root,
-        "commit": checkout.commit,
-        "patch": _patch_name(number) if checkout.patch else None,
-        "untracked": list(checkout.untracked),
-    }
 
 
 def _patch_name(number: int) -> str:

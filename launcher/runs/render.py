@@ -1,4 +1,4 @@
-"""What will be started, as data and as text to read."""
+"""The job of a plan, as data and as text to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an interrupted run can go on, and its directory made ready for that."""
+"""Whether an interrupted run can be resumed, and its directory prepared for that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.contract.moved import with_current_names
 from launcher.runs.store import RunDirectory, absolute, check_idle, move_aside, read_json, saved_steps
 
 _ATTEMPT = ("logs", "exit")
-"""What belongs to one start of the ranks; moved aside when a run is resumed."""
+"""Folders of one start of the ranks; moved aside when a run is resumed."""
 _TRAINING = (
     "seed",
     "model",
@@ -27,24 +27,24 @@ _TRAINING = (
     "precision",
     "architecture",
 )
-"""The settings that say what is computed. The rest is where, how and over how many devices: a checkpoint
-carries no layout, so all of that may change."""
-_FREE = (
+"""The settings that determine what is computed. The others may change: a checkpoint does not depend on
+how the run is distributed."""
+_NOT_COMPUTED = (
     "data.cache_dir",
     "data.prefetch_batches",
     "train.checkpoint_interval",
     "train.keep_checkpoints",
     "train.async_checkpoint",
 )
-"""Settings among those that change nothing that is computed."""
+"""Exceptions among them, which do not change what is computed."""
 
 
 def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
-    """The directory of an interrupted run, ready for its ranks to be started again.
+    """The directory of an interrupted run, prepared for another start of its ranks.
 
     Raises:
-        ConfigError: when there is none, or it was planned otherwise.
-        JobError: when the run is still going, has finished, or has no checkpoint.
+        ConfigError: when there is none, or another training was planned.
+        JobError: when the run has not ended, has finished, or has no checkpoint.
     """
     directory = RunDirectory(absolute(run.dir or ""))
     old = _old_plan(directory, run.dir)
@@ -55,7 +55,9 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
         changed = [setting for setting in changed if not setting.startswith("architecture.")]
     if changed:
         fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
-        raise ConfigError([Fault("run.dir", run.dir, "this run is another training", fix)])
+        raise ConfigError(
+            [Fault("run.dir", run.dir, "cannot resume: these settings change what is trained", fix)]
+        )
     _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
@@ -64,7 +66,7 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
 
 
 def begin_attempt(directory: RunDirectory, *others: str) -> None:
-    """Moves aside what the start before has left in its folders, and in ``others``."""
+    """Moves aside the folders of the previous start, and ``others``."""
     for name in (*_ATTEMPT, *others):
         folder = directory.path / name
         if folder.is_dir():
@@ -73,7 +75,7 @@ def begin_attempt(directory: RunDirectory, *others: str) -> None:
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What two configurations compute differently: each setting with its old and its new value.
+    """The settings by which two configurations compute different results, with old and new value.
 
     >>> changed_settings({"seed": 1, "parallel": {"tp": 1}}, {"seed": 2, "parallel": {"tp": 2}})
     ['seed (1 -> 2)']
@@ -93,7 +95,7 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    if path in _FREE or old == new:
+    if path in _NOT_COMPUTED or old == new:
         return
     groups = [value for value in (old, new) if value is not None]
     if all(isinstance(group, Mapping) for group in groups):
@@ -119,14 +121,14 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
     try:
         int(plan["config"]["train"]["num_steps"])
     except (KeyError, TypeError, ValueError):
-        rule = "its plan.json is damaged, so nobody knows what to go on with"
-        fix = "Start anew with --overwrite, or with another run.dir."
+        rule = "its plan.json is damaged, so it cannot be resumed"
+        fix = "Start again with --overwrite, or with another run.dir."
         raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
     return plan
 
 
 def _check_unfinished(directory: RunDirectory, num_steps: int, given: str) -> None:
-    """Refuses a run with nothing left to train: a start without a step would hide what was measured."""
+    """Refuses a run with nothing left to train: a start without steps would hide its measurements."""
     saved = saved_steps(directory.path)
     has_finished = read_json(directory.status_file).get("phase") == "succeeded"
     if has_finished or max(saved, default=0) >= num_steps:
@@ -135,5 +137,5 @@ def _check_unfinished(directory: RunDirectory, num_steps: int, given: str) -> No
     if not saved:
         raise JobError(
             f"{given} has no checkpoint to resume from. "
-            "Set train.checkpoint_interval and start anew with --overwrite."
+            "Set train.checkpoint_interval and start again with --overwrite."
         )

@@ -1,7 +1,7 @@
-"""Follows a job from its start to its end, and ends it when this process is told to stop.
+"""Follows a job from its start to its end, and ends it when this process receives a signal to stop.
 
-Ranks that save are told first, and waited for: a second request, or the end of ``JobScript.save_wait_s``,
-ends them as they are.
+Ranks that save are asked to stop first, and waited for; a second signal, or the end of
+``JobScript.save_wait_s``, kills them.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from launcher.runs.hang import all_have_begun, find_hang, with_hang
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _AT_ONCE = (signal.SIGINT, signal.SIGTERM)
-"""Signals that end the ranks without a save when they come after another one."""
+"""Signals that end the ranks without a checkpoint when they follow another one."""
 _REPEAT_S = 0.5
-"""Time in which a signal that comes again is still the same request: terminals and wrappers send it twice."""
+"""Time in which a repeated signal is the same request: terminals and wrappers may send it twice."""
 _INTERVAL_S = 0.1
 
 
 class StopRequest:
-    """Whether this process was told to stop.
+    """Whether this process received a signal to stop.
 
-    A flag, not an exception: an exception could arise between the start of a job and the moment
-    when somebody knows that it has to be ended.
+    A flag, not an exception: an exception could be raised between the start of a job and the point from
+    which it would be ended.
     """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.at_once: signal.Signals | None = None
-        """A later signal, by which nothing is waited for any more."""
+        """A later signal, after which nothing is waited for."""
         self._received_at = 0.0
 
     @property
     def exit_code(self) -> int:
         """The shell's exit code of a process ended by the signal."""
-        assert self.signal is not None, "nobody asked to stop"
+        assert self.signal is not None, "no signal to stop"
         return 128 + self.signal
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler: keeps the first signal, and the first after it that is in a hurry."""
+        """Signal handler: keeps the first signal, and the first of `_AT_ONCE` after it."""
         now = time.monotonic()
         if self.signal is None:
             self.signal, self._received_at = signal.Signals(number), now
@@ -61,7 +61,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Takes Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop, while it is open.
+    """While open, handles Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop.
 
     Only the main thread of a program is given signals; in another thread there are no requests.
     """
@@ -76,10 +76,10 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def follow(executor: Executor, script: JobScript, stop: StopRequest, on_tick: Callable[[], None]) -> JobState:
-    """Starts a job and returns how it ended; whatever happens, none of its ranks is left.
+    """Starts a job and returns its final state; in any case none of its ranks is left.
 
-    ``on_tick`` is called about ten times a second, and once after the end. When whoever reads our output
-    is gone, that is a request to stop.
+    ``on_tick`` is called about ten times a second, and once after the end. A closed pipe on our output
+    is a request to stop.
     """
     handle = executor.submit(script)
     try:
@@ -98,30 +98,28 @@ def follow(executor: Executor, script: JobScript, stop: StopRequest, on_tick: Ca
 
 
 def _stopped(
-    executor: Executor,
-    handle: JobHandle,
-    script: JobScript,
-    stop: StopRequest,
-    on_tick: Callable[[], None],
+    executor: Executor, handle: JobHandle, script: JobScript, stop: StopRequest, on_tick: Callable[[], None]
 ) -> JobState:
-    """How a job ends that is told to: its ranks save first, where they do and may. What is left of it is
-    for the caller to end."""
-    assert stop.signal is not None, "nobody asked to stop"
+    """Asks the ranks of a job to save and stop, where they can; the final state. The caller ends what is left
+    of it."""
+    assert stop.signal is not None, "no signal to stop"
     _drop_lost_output()
     ended = JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
     if not script.save_wait_s or not isinstance(executor, TellsRanks):
         return ended
     executor.tell_to_end(handle)
-    told_at, most_s = time.monotonic(), format_duration(script.save_wait_s)
-    is_said = False
+    asked_at, most_s = time.monotonic(), format_duration(script.save_wait_s)
+    is_shown = False
     while (state := executor.state(handle)).phase in ("pending", "running"):
-        waited_s = time.monotonic() - told_at
-        if waited_s > _REPEAT_S and not is_said:
-            is_said = True
-            _tell(
-                f"\nstopped by {ended.reason}: the ranks end their step and save; waits for it at most "
+        waited_s = time.monotonic() - asked_at
+        if waited_s > _REPEAT_S and not is_shown:
+            is_shown = True
+            text = (
+                f"\nstopped by {ended.reason}: the ranks finish their step and save; this waits at most "
                 f"{most_s} (executor.save_wait_s). Ctrl-C again ends them at once."
             )
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
         unsaved = f"a second signal, {stop.at_once.name}" if stop.at_once else ""
         if waited_s > script.save_wait_s:
             unsaved = f"the end of executor.save_wait_s = {most_s}"
@@ -142,13 +140,8 @@ def _stopped(
     return ended
 
 
-def _tell(text: str) -> None:
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
 def _drop_lost_output() -> None:
-    """Sends nowhere what would be an error: a closed terminal, or a reader that was told to stop, too."""
+    """Redirects output to the null device where its terminal or reader is gone, too."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             poll = select.poll()

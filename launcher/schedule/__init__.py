@@ -1,1 +1,1 @@
-"""From the actions of a schedule to checked action lists and their timeline. No plan, no torch."""
+"""From a schedule's actions to validated action lists and their timeline. No torch."""

@@ -1,4 +1,4 @@
-"""When every compute action of a schedule runs, given what each costs."""
+"""Simulates a schedule: when every compute action runs, given its duration."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
-from launcher.contract.actions import Action, B, F, PipelineShape, W, from_text, has_weight_actions
+from launcher.contract.actions import COMPUTE, Action, B, F, PipelineShape, W, from_text, has_weight_actions
 from launcher.contract.plan import Plan
-from launcher.schedule.dependencies import ABSENT, Flow, Lists, compute_only
+from launcher.schedule.dependencies import ABSENT, DependencyGraph, Lists
 
 _KIND = itemgetter(1)
 PENDING = -1.0
-"""Stands for the end of an action that has not run."""
+"""End of an action that has not run."""
 
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Pauses the cyclic garbage collector; also a decorator.
+    """Pauses the cyclic garbage collector; also a decorator. Can be nested.
 
-    A large schedule is a million small tuples and no cycle. The collector would walk all of them
-    again and again while they are made, for a third of the whole time. What was made in between then
-    counts as old, or the next young collection would walk it, too. Nested pauses are fine.
+    A large schedule is a million small tuples without a cycle. The collector would traverse all of them
+    again and again while they are created, for a third of the whole time. Objects created meanwhile are
+    moved to the oldest generation, or the next young collection would traverse them, too.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -34,7 +34,7 @@ def paused_collector() -> Iterator[None]:
         if was_enabled:
             if not gc.get_freeze_count():
                 gc.freeze()
-                gc.unfreeze()  # into the oldest generation
+                gc.unfreeze()  # moves all objects to the oldest generation
             gc.enable()
 
 
@@ -88,9 +88,9 @@ class Timeline:
 def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
     """Runs validated lists against a clock.
 
-    A W starts when its rank is free: its B stands before it in the list. A forward or backward starts when
-    its rank is free and its message has arrived: `transfer_s` after its producer ended when that is
-    on another rank, at once on the same. Sends do not block, and receives count as posted in time.
+    A W starts when its rank is free: its B comes before it in the list. A forward or backward starts when
+    its rank is free and its input has arrived: `transfer_s` after its producer ended when that is on another
+    rank, at once on the same. Sends do not block, and receives are taken to be posted in time.
 
     >>> from launcher.contract.actions import from_text
     >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
@@ -99,7 +99,7 @@ def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
     >>> timeline.makespan_s, timeline.busy_s, timeline.transfers
     (7.0, (3, 3), 2)
     """
-    compute = compute_only(lists)
+    compute = _compute_only(lists)
     assert bool(costs.weight_s) == has_weight_actions(lists), "weight_s goes with a schedule that has W"
     seconds = {F: costs.forward_s, B: costs.backward_s, W: costs.weight_s}
     durations = [[seconds[kind][stage] for stage, kind, _ in actions] for actions in compute]
@@ -116,26 +116,35 @@ def replay(
     Raises:
         ValueError: when a rank's times are not as many as its compute actions.
     """
-    compute = compute_only(lists)
+    compute = _compute_only(lists)
     for pp_rank, (actions, durations) in enumerate(zip(compute, durations_s, strict=True)):
         if len(actions) != len(durations):
             raise ValueError(f"pp_rank {pp_rank}: {len(durations)} times for {len(actions)} actions")
     return _timeline(compute, shape, durations_s, transfer_s)
 
 
+def _compute_only(lists: Lists) -> list[list[Action]]:
+    kinds = frozenset(COMPUTE)
+    return [[action for action in actions if action[1] in kinds] for actions in lists]
+
+
 def _timeline(
     compute: Lists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], transfer_s: float
 ) -> Timeline:
-    flow = Flow.of(compute, shape)
-    starts, ends = _run(flow, list(chain.from_iterable(durations_s)), transfer_s)
+    graph = DependencyGraph.of(compute, shape)
+    owner = graph.owner
+    starts, ends = _run(graph, list(chain.from_iterable(durations_s)), transfer_s)
     return Timeline(
         spans=tuple(
             tuple(zip(actions, starts[first:end], ends[first:end], strict=True))
-            for actions, (first, end) in zip(compute, pairwise(flow.first), strict=True)
+            for actions, (first, end) in zip(compute, pairwise(graph.first), strict=True)
         ),
         makespan_s=max(ends),
         busy_s=tuple(map(sum, durations_s)),
-        transfers=_num_transfers(flow),
+        transfers=sum(
+            needed_by != ABSENT and owner[needed_by] != rank
+            for rank, needed_by in zip(owner, graph.consumer, strict=True)
+        ),
     )
 
 
@@ -155,11 +164,13 @@ def peak_held(lists: Lists, shape: PipelineShape) -> tuple[int, ...]:
     return tuple(max(accumulate(filter(None, map(change.get, map(_KIND, actions))))) for actions in lists)
 
 
-def _run(flow: Flow, durations: list[float], transfer_s: float) -> tuple[list[float], list[float]]:
-    """Start and end of every action: each rank goes on until it needs a result that is not there yet."""
-    owner, producer = flow.owner, flow.producer
+def _run(
+    graph: DependencyGraph, durations: list[float], transfer_s: float
+) -> tuple[list[float], list[float]]:
+    """Start and end of every action: each rank advances until it needs a result that is not available yet."""
+    owner, producer = graph.owner, graph.producer
     starts, ends = [0.0] * len(durations), [PENDING] * len(durations)
-    position, stop = flow.first[:-1], flow.first[1:]
+    position, stop = graph.first[:-1], graph.first[1:]
     before: list[int] = []
     clocks = [0.0] * len(position)
     while position != stop:
@@ -183,13 +194,6 @@ def _run(flow: Flow, durations: list[float], transfer_s: float) -> tuple[list[fl
                 here += 1
             position[rank], clocks[rank] = here, clock
     return starts, ends
-
-
-def _num_transfers(flow: Flow) -> int:
-    owner = flow.owner
-    return sum(
-        target != ABSENT and owner[target] != rank for rank, target in zip(owner, flow.consumer, strict=True)
-    )
 
 
 def planned_timeline(plan: Plan) -> Timeline:

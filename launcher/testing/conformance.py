@@ -28,13 +28,13 @@ SHAPES = tuple(
     PipelineShape(num_pp_ranks=p, num_chunks=v, num_microbatches=m)
     for p, v, m in product((1, 2, 3, 4), (1, 2), (1, 3, 4, 8))
 )
-"""Small shapes, valid and not, that every schedule is asked about."""
+"""Small shapes, valid and invalid, that every schedule is tested with."""
 
 
 class ScheduleConformance:
-    """What the launcher relies on in every schedule plugin.
+    """What the launcher requires of every schedule plugin.
 
-    A shape may be refused, with a fault that says how to mend it; every other must run.
+    A shape may be refused, with a fault that says how to fix it; every other must run.
     """
 
     plugin: ClassVar[type[Schedule]]
@@ -42,7 +42,7 @@ class ScheduleConformance:
     name: ClassVar[str]
     """The name under which its entry point is registered."""
     shapes: ClassVar[Sequence[PipelineShape]] = SHAPES
-    """Replace these where the schedule needs others to be tried."""
+    """Override where the schedule needs other shapes to be tested."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Runs every test that takes a ``shape`` on each of them."""
@@ -81,11 +81,11 @@ class ScheduleConformance:
             assert isinstance(fault, Fault), f"{fault!r} is not a Fault"
             assert fault.path, f"{fault}: which setting is wrong?"
             assert fault.allowed, f"{fault}: by which rule?"
-            assert fault.ways or fault.fix, f"{fault}: how is it mended?"
+            assert fault.ways or fault.fix, f"{fault}: how is it fixed?"
 
     def test_gives_the_kinds_of_action_that_it_says(self, shape: PipelineShape) -> None:
-        """W stands in the lists exactly when the schedule says that it splits the backward, and sends and
-        receives are the launcher's part."""
+        """The lists have W exactly when the schedule declares that it splits the backward, and no sends or
+        receives, which the launcher adds."""
         if self.accepts(shape):
             given = {action.kind for actions in self._actions(shape) for action in actions}
             expected = set(compute_kinds(splits_backward=self.splits_backward))
@@ -100,7 +100,7 @@ class ScheduleConformance:
             assert self._actions(shape) == self._actions(shape)
 
     def test_runs_complete_and_without_deadlock(self, shape: PipelineShape) -> None:
-        """Every microbatch runs on every stage, in an order that cannot hang."""
+        """Every microbatch runs on every stage, without deadlock."""
         if self.accepts(shape):
             lower(self.plugin(), shape)
 

@@ -1,4 +1,4 @@
-"""What to write instead of a scalar that is not of the wanted type."""
+"""What to write instead of a scalar that is not of the expected type."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _YES_NO = {
 
 
 def hint(kinds: Sequence[Any], value: Any, text: str | None) -> str:
-    """What to write instead of a value that is of none of the ``kinds``; empty when unknown.
+    """What to write instead of a value that is none of the ``kinds``; empty when unknown.
 
-    A number is offered only where it is the one that was written, or the bound that it breaks.
+    A number is suggested only where it is the one that was written, or the bound that it violates.
 
     >>> hint([int], "010", "010"), hint([bool], "on", "on"), hint([int], "4", None)
     ('Write 10, without leading zeros.', 'Write true.', 'Remove the quotes.')

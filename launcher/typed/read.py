@@ -1,7 +1,7 @@
 """Frozen dataclasses from plain values, strictly: one reader for recipes, plans and records.
 
-A value's *text*, where it is known, decides what it means, so that `1e-5`, `010` or `no` mean the
-same in YAML and on the command line whatever a YAML parser made of them.
+Where a value's *text* is known, it decides what the value means: `1e-5`, `010` or `no` mean the same in
+YAML and on the command line, whatever a YAML parser would make of them.
 """
 
 from __future__ import annotations
@@ -15,29 +15,15 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 
 from launcher.base.errors import Fault, did_you_mean
 from launcher.typed.hints import hint
-from launcher.typed.scalars import NO_VALUE, WRONG, Filled, Range, describe, read_scalar
-
-__all__ = [
-    "MISSING",
-    "REST",
-    "UNKNOWN",
-    "Filled",
-    "Range",
-    "Reading",
-    "Source",
-    "field_types",
-    "plain",
-    "read",
-    "read_fields",
-]
+from launcher.typed.scalars import NO_VALUE, WRONG, describe, read_scalar
 
 T = TypeVar("T")
 MISSING: Final = "(missing)"
-"""Stands in a fault for a value that is not there."""
+"""Shown in a fault as the value of a missing setting."""
 UNKNOWN: Final = "not a setting here"
-"""The rule that a fault of an unknown key names."""
+"""The rule in the fault of an unknown key."""
 REST: Final = {"rest": True}
-"""Metadata of the field that takes every key which no other field of its class takes."""
+"""Metadata of the field that collects every key without a field of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +38,13 @@ class Source:
 
 @dataclass
 class Reading:
-    """Collects the faults of one reading."""
+    """Collects faults while values are read."""
 
     sources: Mapping[str, Source] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, path: str, given: Any, allowed: str, fix: str = "") -> Any:
-        """Notes a fault and stands in for the value that could not be read."""
+        """Records a fault; returns the sentinel for a value that could not be read."""
         source = self.sources.get(path)
         written = source.text if source and source.text is not None else given
         self.faults.append(Fault(path, written, allowed, fix, source.where if source else ""))
@@ -123,7 +109,7 @@ def _fields(cls: Any, values: Mapping[str, Any], path: str, reading: Reading) ->
     extra = {str(key): item for key, item in values.items() if key not in known or key == rest}
     items: dict[str, Any] = {} if rest is None else {rest: extra}
     for key in extra if rest is None else ():
-        reading.fault(_join(path, key), extra[key], UNKNOWN, did_you_mean(key, known))
+        reading.fault(join(path, key), extra[key], UNKNOWN, did_you_mean(key, known))
     for name, item in known.items():
         if name != rest:
             items[name] = _field(item, field_types(cls)[name], values, path, reading)
@@ -133,7 +119,7 @@ def _fields(cls: Any, values: Mapping[str, Any], path: str, reading: Reading) ->
 def _field(
     item: dataclasses.Field[Any], kind: Any, values: Mapping[str, Any], path: str, reading: Reading
 ) -> Any:
-    inner = _join(path, item.name)
+    inner = join(path, item.name)
     if item.name in values:
         return _value(kind, values[item.name], inner, reading)
     if item.default is not dataclasses.MISSING:
@@ -182,7 +168,7 @@ def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any
 
 
 def _takes(kind: Any, value: Any) -> bool:
-    """Whether a list or a group is what the kind wants, so that its inner faults say more."""
+    """Whether the value has the shape of the kind (list or group), so that its inner faults say more."""
     if get_origin(kind) is tuple:
         return isinstance(value, list | tuple)
     return isinstance(value, Mapping) and (_is_mapping(kind) or dataclasses.is_dataclass(kind))
@@ -202,23 +188,29 @@ def _tuple(kind: Any, value: Any, path: str, reading: Reading) -> Any:
         fix = f"Give {len(kinds)} items in [ ]."
         return reading.fault(path, value, f"must have {len(kinds)} items, not {len(value)}", fix)
     pairs = enumerate(zip(kinds, value, strict=True))
-    items = [_value(inner, item, f"{path}[{place}]", reading) for place, (inner, item) in pairs]
+    items = [_value(inner, item, f"{path}[{index}]", reading) for index, (inner, item) in pairs]
     return WRONG if any(item is WRONG for item in items) else tuple(items)
 
 
 def _mapping(kind: Any, value: Any, path: str, reading: Reading) -> Any:
     if not isinstance(value, Mapping):
         return reading.fault(path, value, "must be a group of settings", "Write it as key: value lines.")
-    items = {str(key): _value(kind, item, _join(path, key), reading) for key, item in value.items()}
+    items = {str(key): _value(kind, item, join(path, key), reading) for key, item in value.items()}
     return WRONG if any(item is WRONG for item in items.values()) else items
 
 
-def _join(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path else str(key)
+def join(path: str, key: Any) -> str:
+    """A config path below another.
+
+    >>> join("optim", "betas"), join("optim.betas", "[0]"), join("", "name")
+    ('optim.betas', 'optim.betas[0]', 'name')
+    """
+    inner = str(key)
+    return f"{path}.{inner}" if path and inner and not inner.startswith("[") else path + inner
 
 
 def _example(kind: Any) -> str:
-    """What a missing scalar looks like, as ``=NUMBER``; empty for a group or a list."""
+    """An example of a missing scalar, as ``=NUMBER``; empty for a group or a list."""
     if types.NoneType in get_args(kind):
         return "=null for no value"
     base = get_args(kind)[0] if get_origin(kind) in (Annotated, Union, types.UnionType) else kind

@@ -1,4 +1,4 @@
-"""What one scalar means: by its text where that is known, else by its exact type."""
+"""The meaning of one scalar (by its text where that is known, else by its exact type) and its range."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 WRONG: Final = object()
-"""Stands for a value that could not be read as the wanted type."""
+"""Sentinel for a value that cannot be read as the expected type."""
 INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})")
 """A whole number as it is written; 19 digits fit into 64 bits."""
 FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NO_VALUE = ("", "None", "none")
-"""Texts that are meant as no value where a text may be left out."""
+"""Texts that mean null where a text is optional."""
 _NULLS = ("null", "Null", "NULL", "~", "")
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
@@ -44,7 +44,7 @@ class Range:
         return " and ".join(f"{word} {_bound(bound)}" for word, bound in words.items() if bound is not None)
 
     def nearest(self, value: float) -> float | None:
-        """The bound that a value outside breaks, or None where the bound itself is outside too.
+        """The bound that a value violates, or None where the bound itself is excluded too.
 
         >>> Range(minimum=1).nearest(0), Range(above=0).nearest(-1)
         (1, None)
@@ -56,13 +56,31 @@ class Range:
 
 @dataclass(frozen=True)
 class Filled:
-    """Bound of a text that says something, for ``Annotated``. ``None`` is what others write for null."""
+    """Bound of a text that is not blank, for ``Annotated``. ``None`` counts as blank: it is meant as null."""
 
     def __contains__(self, value: str) -> bool:
         return value.strip() not in NO_VALUE
 
     def __str__(self) -> str:
         return "that is neither empty nor None"
+
+
+PositiveInt = Annotated[int, Range(minimum=1)]
+"""A whole number of at least 1."""
+SmallInt = Annotated[int, Range(minimum=1, maximum=10_000)]
+"""A whole number from 1 to 10,000: a plan may iterate over all of it."""
+Size = Annotated[int, Range(minimum=1, maximum=10_000_000)]
+"""A whole number from 1 to 10,000,000: a plan may search its divisors."""
+NonNegativeInt = Annotated[int, Range(minimum=0)]
+"""A whole number of at least 0."""
+PositiveFloat = Annotated[float, Range(above=0)]
+"""A finite number above 0."""
+NonNegativeFloat = Annotated[float, Range(minimum=0)]
+"""A finite number of at least 0."""
+Fraction = Annotated[float, Range(minimum=0, maximum=1)]
+"""A finite number from 0 to 1."""
+Probability = Annotated[float, Range(minimum=0, below=1)]
+"""A finite number from 0 up to, not including, 1."""
 
 
 def scalar(text: str) -> Any:
@@ -125,7 +143,7 @@ def describe(kind: Any) -> str:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """A value without text, of exactly this type; a whole number is a float too."""
+    """A value without text, of exactly this type; an int is also accepted as a float."""
     if kind is float and type(value) is int:
         return float(value)
     is_kind = type(value) is kind and (kind is not float or math.isfinite(value))
@@ -133,7 +151,7 @@ def _typed(kind: Any, value: Any) -> Any:
 
 
 def _bound(bound: float) -> str:
-    """A whole bound in full: 1e+07 is no whole number to whoever types it."""
+    """A whole bound in full: 1e+07 is not accepted where a whole number is asked for."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 

@@ -113,7 +113,7 @@ def test_a_size_that_no_link_connects_is_refused():
             "--save dgx_h100: a cluster of this name ships with Trireme.",
         ),
         (["collectives", "site=box"], "site.name=box: has no effect on a run on this machine, where nothing"),
-        (["collectives", "cluster.nodes=2"], "executor.name=torchrun: starts ranks on this machine alone"),
+        (["collectives", "cluster.nodes=2"], "executor.name=torchrun: starts ranks on this machine only"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, message, capsys, tmp_path, monkeypatch):
@@ -136,8 +136,8 @@ def test_files_that_are_there_are_not_written_over(capsys, tmp_path, monkeypatch
     mine.parent.mkdir(parents=True)
     mine.touch()
     Path("a.json").touch()
-    assert "is there already" in refused(capsys, "collectives", "--json", "a.json")
-    assert "is there already" in refused(capsys, "collectives", "--save", "mine")
+    assert "already exists" in refused(capsys, "collectives", "--json", "a.json")
+    assert "already exists" in refused(capsys, "collectives", "--save", "mine")
 
 
 # What is shown
@@ -153,7 +153,7 @@ def test_the_tables_show_times_bandwidths_lines_and_what_is_missing():
 
 def test_one_size_shows_bandwidths_and_no_line():
     text = result_text(result(sizes=(4096,)))
-    assert "none: a line takes two sizes of an operation that plans count with" in text
+    assert "none: a fit needs two sizes of an operation that plans use" in text
 
 
 def test_the_json_holds_every_number():
@@ -191,14 +191,14 @@ def test_a_plan_counts_with_a_saved_cluster(tmp_path, monkeypatch):
 
 
 def test_no_cluster_is_saved_from_sizes_that_tell_no_bandwidth():
-    with pytest.raises(LauncherError, match=r"no bandwidth can be told from these sizes\. Give"):
+    with pytest.raises(LauncherError, match=r"these sizes do not determine a bandwidth\. Give"):
         cluster_text("mine", cluster(1, 8), result(sizes=(4096,)), "2025-01-02")
 
 
 def test_sizes_that_tell_no_bandwidth_are_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "collectives", "--sizes", "4KB", "--save", "links.yaml"]) == 2
-    assert "--save: no bandwidth can be told from these sizes. Give several" in capsys.readouterr().err
+    assert "--save: these sizes do not determine a bandwidth. Give several" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -149,7 +149,7 @@ def test_what_the_executor_cannot_start_is_planned_and_noted():
         note for note in plan.notes if note.startswith("Planned, but it cannot be started like this: ")
     ]
     assert note.endswith(
-        "executor.name=torchrun: starts ranks on this machine alone, and cluster.nodes=2. "
+        "executor.name=torchrun: starts ranks on this machine only, and cluster.nodes=2. "
         "Choose an executor that reserves machines: slurm."
     )
 

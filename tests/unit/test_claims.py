@@ -157,10 +157,10 @@ def test_the_report_of_a_run_that_asks_ends_with_the_table(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["parallel.pp=1"], "report.claims=true: is about pipelines, and parallel.pp is 1. "
+        (["parallel.pp=1"], "report.claims=true: measures pipeline schedules, and parallel.pp is 1. "
          "Set report.claims=false, or a larger parallel.pp."),
-        (["fusion.compile=block"], "makes one of many. Set report.claims=false or fusion.compile=none."),
-        (["report.warmup_steps=1"], "report.warmup_steps=1: counts the second step, which report.claims "
+        (["fusion.compile=block"], "fuses operations. Set report.claims=false or fusion.compile=none."),
+        (["report.warmup_steps=1"], "report.warmup_steps=1: includes the second step, which report.claims "
          "slows down. Set report.warmup_steps=2."),
     ],
 )  # fmt: skip

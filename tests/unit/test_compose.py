@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import re
 import shlex
@@ -5,13 +6,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.base import resources
+from launcher.base import registry, resources
 from launcher.base.errors import ConfigError, LauncherError
 from launcher.config.compose import compose
 from launcher.config.overrides import quoted
+from launcher.contract.config import LaunchConfig
+from launcher.typed.read import field_types, plain
 
 Write = Callable[[str, str], Path]
 
@@ -181,7 +185,7 @@ def test_override_is_accepted(write: Write, word: str, path: str, value: object)
         ("parallel.tp=", "Give parallel.tp=VALUE, or parallel.tp=null for no value."),
         ("parallel.tp", "an override is written key=value. Give parallel.tp=VALUE."),
         ("=4", "an override is written key=value. Give KEY=4."),
-        ("a b=4", "a b=4: is no key: it holds letters, digits and _, joined by dots."),
+        ("a b=4", "a b=4: is not a valid key: letters, digits and _, joined by dots."),
         ("parallel.tp=1,2", "parallel.tp=1,2: these are several values, and one run takes one. "
          "Give one value, or use trireme sweep. A list is written 'parallel.tp=[1,2]', "
          "one text 'parallel.tp=\"1,2\"'."),
@@ -193,10 +197,10 @@ def test_override_is_accepted(write: Write, word: str, path: str, value: object)
         ("model=lama3_8b", "model=lama3_8b: no such file in the group model. Did you mean llama3_8b? "
          "[override model=lama3_8b]"),
         ("model=null", "model=null: must name a file of the group. Known: custom, gpt,"),
-        ("model@foo=tiny", "model@foo=tiny: files of a group are put at the group's own place. "
+        ("model@foo=tiny", "model@foo=tiny: files of a group are always placed at the path of the group. "
          "Give model=tiny."),
         ("run.dir=${nam}", "run.dir=${nam}: there is no setting nam."),
-        ("run.dir=x${run.dir}", "run.dir=x${run.dir}: leads back to itself."),
+        ("run.dir=x${run.dir}", "run.dir=x${run.dir}: refers to itself."),
     ],
 )  # fmt: skip
 def test_override_is_refused_with_what_to_write(word: str, message: str) -> None:
@@ -327,15 +331,18 @@ def test_file_given_without_its_path_is_hinted(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb:\n  c: 1\n  c: 2\n", "b.c=(twice): is set twice in one group, first on line 3. Remove one. "
+        ("a: 1\nb:\n  c: 1\n  c: 2\n", "b.c=(twice): is set twice in one group, first in line 3. Remove one. "
          "[ours.yaml:4]"),
         ("a: [1\nb", "ours.yaml:3: not YAML: did not find expected ',' or ']'"),
         ("a: 1\n\tb: 2\n", "ours.yaml:2: not YAML: "),
         ("a: 1\n---\nb: 1\n", "ours.yaml:2: not YAML: but found another document"),
-        ("a: !!int 3\n", "a=tag:yaml.org,2002:int: YAML tags are not used. Remove the tag. [ours.yaml:1]"),
-        ("a: !!python/object/apply:os.system ['id']\n", "YAML tags are not used"),
-        ("? [a]\n: 3\n", "?=sequence: a key is a word. Write one. [ours.yaml:1]"),
-        ("- 3\n", "ours.yaml: must hold key: value lines, not a list"),
+        (
+            "a: !!int 3\n",
+            "a=tag:yaml.org,2002:int: YAML tags are not supported. Remove the tag. [ours.yaml:1]",
+        ),
+        ("a: !!python/object/apply:os.system ['id']\n", "YAML tags are not supported"),
+        ("? [a]\n: 3\n", "?=sequence: a key must be a scalar. Write a name. [ours.yaml:1]"),
+        ("- 3\n", "ours.yaml: must consist of key: value lines, not a list"),
         ("a: &x [*x]\n", "is nested more than 20 deep, as an alias inside of its own anchor is. "
          "Write it flatter. [ours.yaml:1]"),
         ("# @package a b c\na: 1\n", "ours.yaml: cannot be read: Too many components"),
@@ -346,9 +353,9 @@ def test_file_given_without_its_path_is_hinted(write: Write) -> None:
          "model=tinny: no such file in the group model. "
          "Did you mean tiny? [ours.yaml:3]"),
         ("defaults:\n  - /base\n  - override /modl: tiny\n",
-         "defaults=modl: no group of this name is chosen. "
+         "defaults=modl: no group of this name is selected. "
          "Did you mean model? [ours.yaml:3]"),
-        ("defaults: [/base, ours]\n", "ours.yaml: its defaults lead back to one of themselves"),
+        ("defaults: [/base, ours]\n", "ours.yaml: its defaults list includes itself"),
         ("defaults: [/base]\nrun: {dir: '${nam}'}\n", "there is no setting nam. Refer to a setting that has "
          "a value. [ours.yaml:2]"),
     ],
@@ -360,7 +367,7 @@ def test_broken_file_is_refused_with_its_line(write: Write, text: str, message: 
 
 def test_file_of_another_encoding_is_refused(write: Write) -> None:
     write("ours.yaml", "").write_bytes(b"a: \xff\xfe\n")
-    assert "ours.yaml: cannot be read: it is not text in UTF-8" in refused("./ours.yaml")
+    assert "ours.yaml: cannot be read: not UTF-8 text" in refused("./ours.yaml")
 
 
 def test_empty_file_composes_to_its_name_alone(write: Write) -> None:
@@ -387,3 +394,44 @@ def test_base_chooses_of_every_group() -> None:
     groups = {folder.name for folder in resources.folder("conf").iterdir() if folder.is_dir()}
     base = (resources.folder("conf") / "base.yaml").read_text()
     assert groups == set(re.findall(r"^  - (\w+): ", base, re.MULTILINE))
+
+
+# Defaults, which a plan of an earlier version is read with, and which conf/ gives to a new one
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The fields of a settings class that have a default, with its plain value."""
+    fields = dataclasses.fields(cls)
+    found = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    made = {f.name: f.default_factory for f in fields if f.default_factory is not dataclasses.MISSING}
+    return plain(found | {name: factory() for name, factory in made.items()})
+
+
+def test_the_defaults_of_the_schema_are_those_of_conf(write: Write) -> None:
+    write("ours.yaml", BASED)
+    values = compose("./ours.yaml").values
+    groups = {
+        name: kind
+        for name, kind in field_types(LaunchConfig).items()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+    compared = 0
+    for group, kind in groups.items():
+        if group in ("cluster", "device"):  # whose files describe hardware
+            continue
+        for name, default in defaults(kind).items():
+            assert values[group].get(name, default) == default, f"{group}.{name}"
+            compared += name in values[group]
+    assert compared > 30
+
+
+@pytest.mark.parametrize("group", ["architecture", "executor"])
+def test_the_defaults_of_a_plugin_are_those_of_its_file(write: Write, group: str) -> None:
+    write("ours.yaml", BASED)
+    files = sorted((resources.folder("conf") / group).glob("*.yaml"))
+    assert len(files) > 1
+    for file in files:
+        values = compose("./ours.yaml", [f"{group}={file.stem}"]).values[group]
+        plugin = registry.resolve(registry.record(f"launcher.{group}s", values["name"]).target)
+        expected = defaults(plugin.Config) if getattr(plugin, "Config", None) else {}
+        assert {name: value for name, value in values.items() if name != "name"} == expected, file.stem

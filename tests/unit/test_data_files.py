@@ -46,7 +46,7 @@ def test_a_pattern_without_files_names_the_folder() -> None:
 
 
 def test_a_missing_path_says_where_it_was_looked_for() -> None:
-    expected = f"data.source=no/such/*: no file is there, seen from {Path.cwd()}. Check the path."
+    expected = f"data.source=no/such/*: no such file, relative to {Path.cwd()}. Check the path."
     with pytest.raises(ConfigError, match=re.escape(expected)):
         find_files("no/such/*")
 
@@ -58,7 +58,7 @@ def test_a_folder_is_refused_with_the_pattern_of_its_files(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("source", ["n" * 300, "a\0b", "~nobody/x"])
 def test_a_name_that_no_file_can_have_is_no_file(source: str) -> None:
-    with pytest.raises(ConfigError, match=r"no file is there, seen from .*\. Check the path\."):
+    with pytest.raises(ConfigError, match=r"no such file, relative to .*\. Check the path\."):
         find_files(source)
 
 
@@ -72,7 +72,7 @@ def test_empty_files_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "closed.txt").write_text("text")
     (tmp_path / "closed.txt").chmod(0)
-    with pytest.raises(ConfigError, match=r"closed\.txt may not be read\. Change its permissions"):
+    with pytest.raises(ConfigError, match=r"closed\.txt is not readable\. Change its permissions"):
         find_files(f"{tmp_path}/*.txt")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.app.checks import input_faults
-from launcher.base.compilers import cxx_compiler, missing_for_compile
 from launcher.base.errors import PlanError
+from launcher.base.machine import cxx_compiler, missing_for_compile
 from launcher.cli.cluster import doctor
 from launcher.contract.config import FusionConfig, ReportConfig
 from launcher.plan.build import build, job_shape
@@ -153,7 +153,7 @@ def test_a_run_that_compiles_is_refused_without_a_compiler(no_compiler):
 
 
 def test_the_doctor_says_what_needs_the_compiler(no_compiler):
-    assert doctor.compiler().verdict == "none"
+    assert doctor.compiler().status == "none"
     assert doctor.compiler().text == (
         "no C++ compiler (g++, c++ or clang++): install g++, or name one in CXX; only fusion.compile and "
         "DeepSpeed's operators need it"
@@ -179,7 +179,7 @@ def test_python_without_its_headers_cannot_compile(tmp_path, monkeypatch):
 
 
 def test_a_gpu_needs_triton_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.base.compilers.find_spec", lambda name: None)
+    monkeypatch.setattr("launcher.base.machine.find_spec", lambda name: None)
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     own = tmp_path / "g++"

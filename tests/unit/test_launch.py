@@ -145,7 +145,7 @@ def test_weights_to_begin_with_that_are_not_there_are_refused_before_the_start(r
 def test_a_restart_without_checkpoints_is_refused(run, capsys):
     assert main(["run", "quickstart", "executor.max_restarts=2"]) == 2
     assert capsys.readouterr().err.startswith(
-        "executor.max_restarts=2: a new start would have nothing to go on from, as "
+        "executor.max_restarts=2: a restart would have nothing to resume from, since "
         "train.checkpoint_interval is 0. Set train.checkpoint_interval=15, or executor.max_restarts=0."
     )
 
@@ -187,7 +187,7 @@ def test_the_same_directory_twice_is_refused_then_moved_aside(run, tmp_path, cap
     directory = f"run.dir={tmp_path}/mine"
     assert run.start(directory, wants_baseline=False) == 0
     assert main(["run", "quickstart", directory, "--no-baseline"]) == 2
-    assert "exists, and no run is written over another" in capsys.readouterr().err
+    assert "already exists; a run never overwrites a directory" in capsys.readouterr().err
     assert run.start(directory, overwrite=True, wants_baseline=False) == 0
     assert len(list(tmp_path.glob("mine.*"))) == 1
 
@@ -207,7 +207,7 @@ def test_everything_that_cannot_be_started_is_refused_at_once_before_anything_is
     error = capsys.readouterr().err
     assert error.startswith("3 faults:\n")
     assert "site.name=box: has no effect on a run on this machine" in error
-    assert "data.source=no/such: no file is there, seen from" in error
+    assert "data.source=no/such: no such file, relative to" in error
     assert "Check the path. [override data.source=no/such]" in error
     assert "report.baseline=foo: must be auto, none, or the directory of a finished run" in error
     assert not (tmp_path / "runs").exists()

@@ -198,7 +198,7 @@ def test_a_recipe_that_extends_nothing_is_one_fault(tmp_path: Path, text: str) -
     composed = compose(str(tmp_path / "ours.yaml"))
     with pytest.raises(
         ConfigError,
-        match=r"defaults=\(missing\): nothing gives .*model, data, .*\. "
+        match=r"defaults=\(missing\): no file sets .*model, data, .*\. "
         r"Begin the recipe with `defaults: \[/base, _self_\]`\.$",
     ):
         load(composed.values, composed.sources)

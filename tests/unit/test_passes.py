@@ -25,9 +25,8 @@ from launcher.contract.actions import (
     to_text,
 )
 from launcher.contract.strategy import Schedule
-from launcher.schedule.dependencies import Flow
-from launcher.schedule.passes import add_communication, lower
-from launcher.schedule.receive_depth import deadlines, smallest_depth
+from launcher.schedule.dependencies import DependencyGraph
+from launcher.schedule.passes import add_communication, deadlines, lower, smallest_depth
 from launcher.schedule.simulate import simulate, textbook_costs
 from launcher.schedule.validation.validate import validate
 from launcher_plugins.schedules.gpipe import GPipe
@@ -48,8 +47,8 @@ def compute_of(schedule: Schedule, shape: PipelineShape) -> list[list[Action]]:
 
 
 def depth_of(schedule: Schedule, shape: PipelineShape) -> int:
-    flow = Flow.of(compute_of(schedule, shape), shape)
-    return smallest_depth(flow, deadlines(flow))
+    graph = DependencyGraph.of(compute_of(schedule, shape), shape)
+    return smallest_depth(graph, deadlines(graph))
 
 
 def accepted_shapes() -> Iterator[tuple[Any, PipelineShape]]:
@@ -134,9 +133,7 @@ def test_smallest_depth_is_the_least_that_the_validator_accepts() -> None:
         splits = schedule.splits_backward
         validate(add_communication(compute, shape, depth), shape, splits_backward=splits)
         if depth:
-            with pytest.raises(
-                PlanError, match="deadlock when sends block until received: waits for pp_rank"
-            ):
+            with pytest.raises(PlanError, match="deadlock with blocking sends: waits for pp_rank"):
                 validate(add_communication(compute, shape, depth - 1), shape, splits_backward=splits)
 
 
@@ -151,7 +148,7 @@ def test_receives_are_posted_in_the_order_of_the_sends_even_when_needed_otherwis
 
 @st.composite
 def random_order(draw: st.DrawFn) -> tuple[PipelineShape, list[list[Action]], bool]:
-    """Any lists whose data flow is acyclic: each rank's share of one random global order. The last value
+    """Any lists whose data graph is acyclic: each rank's share of one random global order. The last value
     is whether the backward is split."""
     is_split = draw(st.booleans())
     shape = shape_of(draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
@@ -229,11 +226,11 @@ def test_lower_names_a_cycle_in_the_data_flow() -> None:
         lower(Given(lists), shape_of(2, 1, 2))
     text = str(raised.value)
     assert (
-        "=0B0: deadlock however sends behave: waits for pp_rank 1 to send 1SB0, which stands behind 1F1 "
+        "=0B0: deadlock even with buffered sends: waits for pp_rank 1 to send 1SB0, which comes after 1F1 "
         in text
     )
     assert (
-        "=1F1: deadlock however sends behave: waits for pp_rank 0 to send 0SF1, which stands behind 0B0 "
+        "=1F1: deadlock even with buffered sends: waits for pp_rank 0 to send 0SF1, which comes after 0B0 "
         in text
     )
     assert ">0B0<" in text

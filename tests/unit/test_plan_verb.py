@@ -47,7 +47,7 @@ def test_out_never_writes_over_a_file(tmp_path: Path):
     out.write_text("mine")
     with pytest.raises(
         LauncherError,
-        match=r"--out .*thesis\.tex: the file is there already\. Remove it, or give another name\.",
+        match=r"--out .*thesis\.tex: the file already exists\. Remove it, or give another name\.",
     ):
         verb.run(["--out", str(out)])
     assert out.read_text() == "mine"
@@ -116,7 +116,7 @@ def test_a_drawing_of_another_kind_is_refused_before_planning(tmp_path: Path, na
 def test_a_drawing_never_replaces_a_file(tmp_path: Path):
     file = tmp_path / "schedule.svg"
     file.write_text("mine")
-    with pytest.raises(LauncherError, match=r"schedule\.svg: the file is there already\. Remove it, or give"):
+    with pytest.raises(LauncherError, match=r"schedule\.svg: the file already exists\. Remove it, or give"):
         verb.run(["quickstart", "--draw", str(file)])
     assert file.read_text() == "mine"
 

@@ -157,7 +157,7 @@ def test_the_published_name_of_a_schedule_is_its_name(trireme):
         pytest.param(
             "data.source=n1,n2", "A list is written 'data.source=[n1,n2]'", id="a_comma_without_brackets"
         ),
-        pytest.param("++run.dir=['a\\','b']", "is not readable as an override", id="a_trailing_backslash"),
+        pytest.param("++run.dir=['a\\','b']", "cannot be parsed as an override", id="a_trailing_backslash"),
         pytest.param("\\parallel.tp=4", "as when a line continuation is pasted", id="a_pasted_backslash"),
         pytest.param("parallel.tp:=4", "stray colon before the =. Give parallel.tp=4.", id="a_stray_colon"),
         pytest.param("--parallel.tp=4", "written without dashes: parallel.tp=4.", id="a_setting_as_a_flag"),
@@ -194,7 +194,7 @@ def test_a_word_that_other_tools_choke_on_is_taken_as_it_is(trireme, word, shown
 def test_a_key_written_twice_is_refused_with_both_lines(trireme, recipe):
     error = trireme("plan", recipe("optim:\n  lr: 1\n  lr: 2\n")).err
     assert (
-        error == "optim.lr=(twice): is set twice in one group, first on line 3. Remove one. [ours.yaml:4]\n"
+        error == "optim.lr=(twice): is set twice in one group, first in line 3. Remove one. [ours.yaml:4]\n"
     )
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from launcher.app.prepared_run import make_plan
 from launcher.base.errors import Fault, LauncherError, PlanError
-from launcher.config.by_path import changed
 from launcher.config.compose import compose
 from launcher.config.load import load
+from launcher.config.paths import changed
 from launcher.plan.build import build
 from launcher.plan.rules.remedies import MAX_OFFERS, mended
 from tests.helpers.configs import launch_config

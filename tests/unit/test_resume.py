@@ -27,7 +27,7 @@ def interrupted(tmp_path):
     """A run of 40 steps that was stopped after 20."""
     directory = new_directory(settings(tmp_path / "mine"), "x")
     directory.write("plan.json", json.dumps(plan(seed=0, parallel={"tp": 1})))
-    directory.write_status("cancelled", 130)
+    directory.write_status("cancelled", exit_code=130)
     (directory.path / "checkpoints" / "step-00000020").mkdir(parents=True)
     (directory.path / "checkpoints" / "step-00000040.unfinished").mkdir()
     (directory.path / "exit" / "rank-0.json").write_text("{}")
@@ -48,8 +48,8 @@ def test_resume_takes_the_directory_and_sets_the_last_attempt_aside(interrupted)
 def test_resume_with_other_settings_names_them_with_both_values(interrupted):
     with pytest.raises(
         ConfigError,
-        match=r"run\.dir=.*/mine: this run is another training\. Give the settings it was "
-        r"started with, or another run\.dir\. "
+        match=r"run\.dir=.*/mine: cannot resume: these settings change what is trained\. Give the settings "
+        r"it was started with, or another run\.dir\. "
         r"Changed: seed \(0 -> null\), train\.num_steps \(40 -> 50\)\.$",
     ):
         resume(interrupted.path, num_steps=50, parallel={"tp": 2})
@@ -114,7 +114,7 @@ def test_a_damaged_plan_is_refused_without_a_traceback(interrupted, data):
     interrupted.plan.write_bytes(data)
     with pytest.raises(
         ConfigError,
-        match=r"its plan\.json is damaged, .*\. Start anew with --overwrite, or with another run\.dir\.",
+        match=r"its plan\.json is damaged, .*\. Start again with --overwrite, or with another run\.dir\.",
     ):
         resume(interrupted.path)
 
@@ -128,7 +128,7 @@ def test_resume_without_a_checkpoint_says_how_to_have_one(interrupted):
 
 
 def finish_by_status(directory):
-    directory.write_status("succeeded", 0)
+    directory.write_status("succeeded", exit_code=0)
 
 
 def finish_by_checkpoint(directory):

@@ -76,7 +76,7 @@ def test_a_run_of_another_machine_is_taken_at_its_word(directory, monkeypatch):
 
 
 def test_a_directory_without_a_status_says_so(directory):
-    assert current_state(directory) == JobState(phase="failed", reason="it left no status.json")
+    assert current_state(directory) == JobState(phase="failed", reason="it has no status.json")
 
 
 def test_the_directory_of_a_waiting_job_is_not_used_again(directory, queue):

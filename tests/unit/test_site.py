@@ -5,7 +5,7 @@ import pytest
 from launcher.base.errors import ConfigError
 from launcher.config.compose import compose
 from launcher.config.load import load
-from launcher.config.site_rules import secret_rules, secret_variable_rules, site_rules
+from launcher.config.site_rules import secret_faults, secret_variable_faults, site_faults
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import plain
 
@@ -13,7 +13,7 @@ from launcher.typed.read import plain
 def told(**settings):
     """The faults of a site with some settings, as path=given: rule. fix."""
     site = replace(SiteConfig(), **settings)
-    return [f"{path}={given}: {rule}. {fix}" for path, given, rule, fix in site_rules(site)]
+    return [str(fault) for fault in site_faults(site)]
 
 
 def test_the_site_none_is_what_the_schema_says_where_nothing_is_set():
@@ -103,15 +103,19 @@ def test_a_variable_given_twice_names_both_places():
 
 
 def test_a_value_among_the_names_is_refused_without_showing_it():
-    (fault,) = secret_variable_rules(replace(SiteConfig(), secrets=("HF_TOKEN=abc123",)))
-    assert fault[:3] == ("site.secrets[0]", "***", "must be the name of a variable, without its value")
-    assert "abc123" not in fault[3]
+    (fault,) = secret_variable_faults(replace(SiteConfig(), secrets=("HF_TOKEN=abc123",)))
+    assert (fault.path, fault.given, fault.allowed) == (
+        "site.secrets[0]",
+        "***",
+        "must be the name of a variable, without its value",
+    )
+    assert "abc123" not in fault.fix
 
 
 def test_a_secret_in_the_clear_is_refused_without_showing_it():
-    (fault,) = secret_variable_rules(replace(SiteConfig(), env={"WANDB_API_KEY": "abc123"}))
-    assert fault[:2] == ("site.env.WANDB_API_KEY", "***")
-    assert "site.secrets=[WANDB_API_KEY]" in fault[3]
+    (fault,) = secret_variable_faults(replace(SiteConfig(), env={"WANDB_API_KEY": "abc123"}))
+    assert (fault.path, fault.given) == ("site.env.WANDB_API_KEY", "***")
+    assert "site.secrets=[WANDB_API_KEY]" in fault.fix
 
 
 def test_a_word_that_is_no_name_is_no_variable():
@@ -122,18 +126,18 @@ def test_a_word_that_is_no_name_is_no_variable():
 
 @pytest.mark.parametrize("key", ["api_key", "db_password", "SECRET", "auth_token", "access_key"])
 def test_a_secret_in_a_users_own_option_is_refused_without_showing_it(key):
-    (fault,) = secret_rules({"data": {"options": {key: "abc123"}}})
-    assert fault[:2] == (f"data.options.{key}", "***")
+    (fault,) = secret_faults({"data": {"options": {key: "abc123"}}})
+    assert (fault.path, fault.given) == (f"data.options.{key}", "***")
 
 
 @pytest.mark.parametrize("key", ["eos_token", "tokenizer", "num_kv_heads", "key"])
 def test_other_options_are_no_secrets(key):
-    assert list(secret_rules({"data": {"options": {key: "abc123"}}})) == []
+    assert list(secret_faults({"data": {"options": {key: "abc123"}}})) == []
 
 
 def test_no_shipped_setting_is_taken_for_a_secret():
     composed = compose("quickstart")
-    assert list(secret_rules(plain(load(composed.values, composed.sources)))) == []
+    assert list(secret_faults(plain(load(composed.values, composed.sources)))) == []
 
 
 def test_a_secret_on_the_command_line_is_not_repeated_by_the_error():

@@ -13,7 +13,7 @@ from launcher.config.load import load
 from launcher.contract.executor import SiteQuestion
 from launcher_plugins.executors.slurm import executor as slurm
 from launcher_plugins.executors.slurm import survey as slurm_survey
-from launcher_plugins.executors.slurm.commands import Answer
+from launcher_plugins.executors.slurm.commands import CommandResult
 from launcher_plugins.executors.slurm.survey import read_partitions, survey
 
 CONFIG = """\
@@ -46,22 +46,22 @@ class Cluster:
         command, *rest = words
         if command == "sbatch":
             self.tried.append(Path(words[-1]).read_text())
-            return Answer(code=int(bool(self.refusal)), output="", error=self.refusal)
+            return CommandResult(code=int(bool(self.refusal)), output="", error=self.refusal)
         if command == "sacctmgr":
             if self.accounts is None:
-                return Answer(
+                return CommandResult(
                     code=1, output="", error="You are not running a supported accounting_storage plugin"
                 )
-            return Answer(code=0, output=self.accounts[rest[2]], error="")
+            return CommandResult(code=0, output=self.accounts[rest[2]], error="")
         text = {"scontrol": self.config if rest[-1] == "config" else self.partitions, "sinfo": NODES}[command]
-        return Answer(code=0, output=text, error="")
+        return CommandResult(code=0, output=text, error="")
 
 
 @pytest.fixture
 def cluster(monkeypatch, tmp_path):
     found = Cluster()
-    monkeypatch.setattr(slurm_survey, "ask", found)
-    monkeypatch.setattr(slurm, "ask", found)
+    monkeypatch.setattr(slurm_survey, "run_command", found)
+    monkeypatch.setattr(slurm, "run_command", found)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     return found
@@ -170,13 +170,13 @@ def test_a_site_is_never_written_over_another_one(cluster, tmp_path, capsys):
     out = tmp_path / "alps.yaml"
     assert main(["site", "init", "alps", "--out", str(out)]) == 0
     assert main(["site", "init", "alps", "--out", str(out)]) == 2
-    assert f"--out {out}: the file is there already." in capsys.readouterr().err
+    assert f"--out {out}: the file already exists." in capsys.readouterr().err
 
 
 def test_a_cluster_that_gives_no_answer_is_told(monkeypatch):
-    away = Answer(code=1, output="", error="Unable to contact slurm controller")
-    monkeypatch.setattr(slurm_survey, "ask", lambda words, environment: away)
-    with pytest.raises(JobError, match="Slurm says nothing about itself: Unable to contact slurm controller"):
+    away = CommandResult(code=1, output="", error="Unable to contact slurm controller")
+    monkeypatch.setattr(slurm_survey, "run_command", lambda words, environment: away)
+    with pytest.raises(JobError, match="Slurm does not answer: Unable to contact slurm controller"):
         survey()
 
 
@@ -246,7 +246,7 @@ def test_a_recipe_is_checked_as_it_is(cluster):
 def test_a_site_that_the_scheduler_refuses_names_the_setting(cluster, capsys):
     cluster.refusal = "Invalid qos specification"
     assert main(["site", "check", "box"]) == 2
-    assert capsys.readouterr().err == "Slurm refuses the job: Invalid qos specification. Look at site.qos.\n"
+    assert capsys.readouterr().err == "Slurm rejects the job: Invalid qos specification. Look at site.qos.\n"
 
 
 def test_a_site_that_is_not_there_is_answered_with_those_that_are(cluster, capsys):

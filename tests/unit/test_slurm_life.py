@@ -194,7 +194,7 @@ def test_a_chain_that_fails_cancels_its_other_jobs_and_none_starts_any_more(life
     assert run.once(FAILS="", RANK_CODE="17") == 17
     assert run.asked() == ["scancel --quiet 42", "scancel --quiet 43"]
     assert run.once(SLURM_JOB_ID="42") == 1
-    assert "the run has failed for good before (executor.max_restarts=0)\n" in run.done.stderr
+    assert "the run has already failed (executor.max_restarts=0)\n" in run.done.stderr
     assert not (run.run_dir / "up").exists()
 
 
@@ -249,12 +249,12 @@ def test_slurm_is_told_who_requeues_and_when_to_tell_the_ranks(make_plan, overri
     [
         (
             (*SAVES, "site.time_limit=00:02:00"),
-            r"executor\.save_lead_s=120: the ranks would be told to end as they start, as "
+            r"executor\.save_lead_s=120: the ranks would be asked to stop as they start, since "
             r"site\.time_limit is 00:02:00\. Set executor\.save_lead_s=30, or a longer",
         ),
         (
             ("executor.continuation=chain",),
-            r"executor\.continuation=chain: a job would have nothing to go on from, as "
+            r"executor\.continuation=chain: a job would have nothing to resume from, since "
             r"train\.checkpoint_interval is 0\. Set train\.checkpoint_interval=15\.",
         ),
         (
@@ -268,13 +268,13 @@ def test_slurm_is_told_who_requeues_and_when_to_tell_the_ranks(make_plan, overri
         ),
         (
             ("executor.max_restarts=3",),
-            r"executor\.max_restarts=3: a new start would have nothing to go on from, as "
+            r"executor\.max_restarts=3: a restart would have nothing to resume from, since "
             r"train\.checkpoint_interval is 0\. Set train\.checkpoint_interval=15, or "
             r"executor\.max_restarts=0\.",
         ),
     ],
 )
-def test_a_life_that_cannot_be_is_refused(make_plan, overrides, message):
+def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message):
     with pytest.raises(PlanError, match=message):
         Slurm().render(make_plan(*TWO_BY_TWO, *overrides), REQUEST)
 
@@ -295,8 +295,8 @@ def test_a_life_that_cannot_be_is_refused(make_plan, overrides, message):
             [
                 "Slurm requeues the job after a preemption and when a node fails: at most 8 starts "
                 "(executor.continuation=requeue).",
-                "As train.checkpoint_interval is 0, a requeued job begins anew, and nothing is saved at its "
-                "end.",
+                "Since train.checkpoint_interval is 0, a requeued job starts from the beginning, and nothing "
+                "is saved at its end.",
             ],
         ),
         (
@@ -311,14 +311,14 @@ def test_a_life_that_cannot_be_is_refused(make_plan, overrides, message):
         (
             (*SAVES, *CHAIN, "executor.save_lead_s=0"),
             [
-                "It is submitted as 3 jobs. The first ends at its time limit, without a word to the ranks, "
+                "It is submitted as 3 jobs. The first ends at its time limit, without a signal to the ranks, "
                 "and the next goes on; those that are not needed are cancelled, and nothing is requeued "
                 "(executor.continuation=chain)."
             ],
         ),
         (
             ("executor.continuation=none",),
-            ["Nothing starts the run again when it is cut short (executor.continuation=none)."],
+            ["Nothing starts the run again when it is interrupted (executor.continuation=none)."],
         ),
     ],
 )
@@ -356,7 +356,7 @@ def test_starts_enough_for_a_long_run_are_not_spoken_of(make_plan):
 def test_the_plan_says_how_long_a_run_that_hangs_takes_to_fail(make_plan):
     note = make_plan(*TWO_BY_TWO, *SAVES, "executor.max_restarts=2").notes[-1]
     assert note == (
-        "After a failure the ranks are started again from the newest good checkpoint, at most 2 times "
+        "After a failure the ranks are restarted from the newest intact checkpoint, at most 2 times "
         "(executor.max_restarts). A run that hangs each time has failed after 3 times 600 s (run.timeout_s) "
         "without progress: 30 min 0 s; where it never makes a step, after 3 times 1800 s "
         "(run.start_timeout_s): 1 h 30 min."

@@ -6,15 +6,21 @@ from launcher.base.errors import PlanError
 from launcher.contract.job import JobRequest
 from launcher.contract.site import SiteConfig
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.options import Layout, directives, layout, option_faults, quoted
+from launcher_plugins.executors.slurm.options import (
+    NodeLayout,
+    directives,
+    node_layout,
+    option_faults,
+    quoted,
+)
 
 REQUEST = JobRequest(run_dir="/runs/a", plan_sha256="5a" * 32, python="/venv/bin/python")
 ON_H100 = ("executor=slurm", "device=h100", "cluster=dgx_h100", "parallel.dp=4")
 
 
 def placed(config, world_size):
-    place = layout(config, world_size)
-    assert isinstance(place, Layout), place
+    place = node_layout(config, world_size)
+    assert isinstance(place, NodeLayout), place
     return place
 
 
@@ -102,7 +108,8 @@ def test_an_option_of_a_sites_own_plugin_is_passed_on():
 
 def test_an_option_that_follows_from_a_setting_names_it():
     assert told(nodes="4") == [
-        "site.options.nodes=4: follows from cluster.nodes. Set cluster.nodes, and remove site.options.nodes."
+        "site.options.nodes=4: is set by cluster.nodes and cannot be given here too. "
+        "Set cluster.nodes, and remove site.options.nodes."
     ]
 
 
@@ -169,7 +176,7 @@ def test_a_task_for_a_whole_node_is_not_bound_to_one_processor(make_plan, bindin
 def test_the_plan_says_where_the_ranks_meet(make_plan):
     words = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=1")
     notes = make_plan(*words, "site.host_suffix=i", "site.network_interface=ib0").notes
-    assert "The ranks meet at the first node's name followed by i (site.host_suffix)." in notes
+    assert "The ranks rendezvous at the first node's name followed by i (site.host_suffix)." in notes
     assert "gloo and NCCL use the interface ib0 (site.network_interface)." in notes
 
 

@@ -1,4 +1,4 @@
-"""Roles with nodes of their own: parts of one heterogeneous job, whose ranks have one range of numbers."""
+"""Roles with nodes of their own: components of one heterogeneous job, with consecutive ranks."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from launcher.contract.strategy import RoleGroup
 from launcher.plan.text import plan_text
 from launcher_plugins.architectures.decentralized.plan import Decentralized
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.state import guilty_rank
+from launcher_plugins.executors.slurm.state import first_failed_rank
 from tests.helpers.slurm_stage import GOLDEN, REQUEST, TWO_BY_TWO, Stage
 
 OWN_NODES = (*TWO_BY_TWO, "+site.roles.server.partition=cpu")
@@ -48,7 +48,7 @@ def test_the_plan_says_that_a_run_which_can_lose_a_worker_cannot_lose_a_node():
         for way in ("continue", "fail")
     )
     assert set(lost) - set(kept) > {
-        "The others go on without a rank whose process ends; a node that fails ends them all."
+        "The others continue without a rank whose process ends; the failure of a node ends them all."
     }
 
 
@@ -167,11 +167,11 @@ def test_the_memory_of_a_role_is_checked_as_that_of_the_site():
 PARTS = "trireme: ranks from 0 on node[0-1]\ntrireme: ranks from 4 on cpu[1-2]\n"
 
 
-def test_the_guilty_rank_of_a_further_part_is_counted_from_its_first():
-    assert guilty_rank(f"{PARTS}srun: error: cpu2: task 1: Exited with exit code 17") == (5, 17)
-    assert guilty_rank(f"{PARTS}srun: error: node1: task 3: Killed") == (3, -9)
+def test_the_first_failed_rank_of_a_further_part_is_counted_from_its_first():
+    assert first_failed_rank(f"{PARTS}srun: error: cpu2: task 1: Exited with exit code 17") == (5, 17)
+    assert first_failed_rank(f"{PARTS}srun: error: node1: task 3: Killed") == (3, -9)
 
 
 def test_no_rank_is_blamed_where_parts_share_a_node():
     shared = "trireme: ranks from 0 on node0\ntrireme: ranks from 4 on node0\n"
-    assert guilty_rank(f"{shared}srun: error: node0: task 0: Exited with exit code 17") is None
+    assert first_failed_rank(f"{shared}srun: error: node0: task 0: Exited with exit code 17") is None

@@ -7,13 +7,13 @@ from launcher.base.errors import JobError
 from launcher.contract.job import EXECUTOR_LOG, JobHandle, JobScript, JobState
 from launcher_plugins.executors.slurm import executor as slurm
 from launcher_plugins.executors.slurm import queue as slurm_queue
-from launcher_plugins.executors.slurm.commands import Answer, ask, left_out
+from launcher_plugins.executors.slurm.commands import CommandResult, removed_names, run_command
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.state import from_record, guilty_rank, read_sacct, read_squeue
+from launcher_plugins.executors.slurm.state import first_failed_rank, from_record, read_sacct, read_squeue
 
 LIVE = "7                  |{:20}|{:12}|0       |{:60}"
-FORGOTTEN = Answer(code=1, output="", error="slurm_load_jobs error: Invalid job id specified")
-NO_ACCOUNTS = Answer(code=1, output="", error="Slurm accounting storage is disabled")
+FORGOTTEN = CommandResult(code=1, output="", error="slurm_load_jobs error: Invalid job id specified")
+NO_ACCOUNTS = CommandResult(code=1, output="", error="Slurm accounting storage is disabled")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_a_record_counts_only_for_its_own_job():
 )
 def test_srun_names_the_rank_that_ended_first(line, rank, code):
     others = "\nsrun: error: node0: tasks 0-1: Terminated\n"
-    assert guilty_rank(f"srun: launch/slurm: x\n{line}{others}") == (rank, code)
-    assert guilty_rank(f"{others.lstrip()}{line}") == (rank, code)
+    assert first_failed_rank(f"srun: launch/slurm: x\n{line}{others}") == (rank, code)
+    assert first_failed_rank(f"{others.lstrip()}{line}") == (rank, code)
 
 
 def test_a_log_without_an_error_names_nobody():
-    assert guilty_rank("trireme: job 7\nall is well\n") is None
+    assert first_failed_rank("trireme: job 7\nall is well\n") is None
 
 
 class Answers:
@@ -142,17 +142,17 @@ def handle(tmp_path):
 
 
 def state(monkeypatch, handle, **answers):
-    monkeypatch.setattr(slurm_queue, "ask", Answers(**answers))
+    monkeypatch.setattr(slurm_queue, "run_command", Answers(**answers))
     return Slurm().state(handle)
 
 
 def test_a_job_that_the_controller_knows_needs_no_accounts(monkeypatch, handle):
-    live = Answer(code=0, output=LIVE.format("RUNNING", "0", "None"), error="")
+    live = CommandResult(code=0, output=LIVE.format("RUNNING", "0", "None"), error="")
     assert state(monkeypatch, handle, squeue=live).phase == "running"
 
 
 def test_a_job_that_the_controller_forgot_is_looked_up_in_the_accounts(monkeypatch, handle):
-    accounts = Answer(code=0, output="7|PREEMPTED|0:0\n7|COMPLETED|0:0", error="")
+    accounts = CommandResult(code=0, output="7|PREEMPTED|0:0\n7|COMPLETED|0:0", error="")
     assert state(monkeypatch, handle, squeue=FORGOTTEN, sacct=accounts).phase == "succeeded"
 
 
@@ -164,7 +164,10 @@ def test_without_accounts_the_job_tells_by_its_own_record(monkeypatch, handle, t
 def test_a_job_that_nobody_knows_has_failed(monkeypatch, handle, tmp_path):
     (tmp_path / "logs" / "starts").write_text("7.0\n")
     found = state(monkeypatch, handle, squeue=FORGOTTEN, sacct=NO_ACCOUNTS)
-    assert (found.phase, found.reason) == ("failed", "Slurm forgot job 7, and it left no record of its end")
+    assert (found.phase, found.reason) == (
+        "failed",
+        "Slurm no longer knows job 7, and it left no record of its end",
+    )
 
 
 def test_a_job_that_nobody_knows_and_that_never_started_was_taken_out_of_the_queue(monkeypatch, handle):
@@ -173,25 +176,29 @@ def test_a_job_that_nobody_knows_and_that_never_started_was_taken_out_of_the_que
 
 
 def test_a_controller_that_is_away_is_no_verdict(monkeypatch, handle):
-    away = Answer(code=1, output="", error="Unable to contact slurm controller")
-    with pytest.raises(JobError, match="does not say how job 7 stands: Unable to contact slurm controller"):
+    away = CommandResult(code=1, output="", error="Unable to contact slurm controller")
+    with pytest.raises(
+        JobError, match="does not report the state of job 7: Unable to contact slurm controller"
+    ):
         state(monkeypatch, handle, squeue=away, sacct=NO_ACCOUNTS)
 
 
 def test_without_a_cluster_the_way_to_one_is_told(monkeypatch, handle):
-    away = Answer(code=1, output="", error="squeue: fatal: Could not establish a configuration source")
-    with pytest.raises(JobError, match=r"a configuration source\. SLURM_CONF leads to a cluster$"):
+    away = CommandResult(code=1, output="", error="squeue: fatal: Could not establish a configuration source")
+    with pytest.raises(
+        JobError, match=r"a configuration source\. Set SLURM_CONF to the cluster's configuration$"
+    ):
         state(monkeypatch, handle, squeue=away, sacct=NO_ACCOUNTS)
 
 
-def test_the_guilty_rank_is_that_of_the_newest_start(monkeypatch, handle, tmp_path):
+def test_the_first_failed_rank_is_that_of_the_newest_start(monkeypatch, handle, tmp_path):
     (tmp_path / EXECUTOR_LOG).write_text(
         "trireme: job 7, restart 0, by srun: rendezvous 7.0 at a:1\n"
         "srun: error: a: task 3: Exited with exit code 1\n"
         "trireme: job 7, restart 1, by srun: rendezvous 7.1 at a:1\n"
         "srun: error: a: task 2: Exited with exit code 17\n"
     )
-    failed = Answer(code=0, output=LIVE.format("FAILED", str(143 << 8), "NonZeroExitCode"), error="")
+    failed = CommandResult(code=0, output=LIVE.format("FAILED", str(143 << 8), "NonZeroExitCode"), error="")
     assert state(monkeypatch, handle, squeue=failed) == JobState(
         phase="failed", exit_code=17, reason="ended with exit code 17", rank=2
     )
@@ -204,7 +211,7 @@ def test_under_torchrun_a_task_is_a_node_and_the_rank_is_in_its_report(monkeypat
         "  rank      : 5 (local_rank: 1)\n  exitcode  : 3 (pid: 9)\n"
         "srun: error: b: task 1: Exited with exit code 1\n"
     )
-    failed = Answer(code=0, output=LIVE.format("FAILED", "256", "NonZeroExitCode"), error="")
+    failed = CommandResult(code=0, output=LIVE.format("FAILED", "256", "NonZeroExitCode"), error="")
     assert (
         state(monkeypatch, handle, squeue=failed).rank,
         state(monkeypatch, handle, squeue=failed).exit_code,
@@ -224,20 +231,20 @@ def submitted(monkeypatch, *answers, sinfo=None):
         asked.append(words)
         return sinfo if words[0] == "sinfo" else queue.pop(0)
 
-    monkeypatch.setattr(slurm, "ask", reply)
+    monkeypatch.setattr(slurm, "run_command", reply)
     return asked
 
 
 def test_a_job_is_checked_and_then_submitted_once(monkeypatch):
-    good = Answer(code=0, output="12;cluster", error="")
+    good = CommandResult(code=0, output="12;cluster", error="")
     asked = submitted(monkeypatch, good, good)
     assert Slurm().submit(SCRIPT).id == "12"
     assert asked == [("sbatch", "--test-only", "/runs/a/job.sh"), SCRIPT.argv]
 
 
 def test_a_refused_job_is_not_submitted_and_the_setting_is_named(monkeypatch):
-    bad = Answer(code=1, output="", error="allocation failure: Invalid partition name specified")
-    asked = submitted(monkeypatch, bad, sinfo=Answer(code=0, output="short\nbatch", error=""))
+    bad = CommandResult(code=1, output="", error="allocation failure: Invalid partition name specified")
+    asked = submitted(monkeypatch, bad, sinfo=CommandResult(code=0, output="short\nbatch", error=""))
     with pytest.raises(
         JobError,
         match=r"Invalid partition name specified\. Look at site\.partition\. Partitions here: batch, short\.",
@@ -247,7 +254,7 @@ def test_a_refused_job_is_not_submitted_and_the_setting_is_named(monkeypatch):
 
 
 def test_what_is_left_out_of_the_environment_is_said(monkeypatch):
-    good = Answer(code=0, output="12", error="")
+    good = CommandResult(code=0, output="12", error="")
     submitted(monkeypatch, good, good)
     monkeypatch.setenv("SLURM_CPU_BIND", "cores")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
@@ -262,8 +269,8 @@ def test_commands_see_neither_job_state_nor_hidden_options():
         "SLURM_JOB_CPUS_PER_NODE": "64(x2)",
         "SBATCH_QOS": "x",
     }
-    assert left_out(environment) == ["SBATCH_QOS", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_CPUS_PER_NODE"]
-    told = ask(("env",), environment | {"PATH": "/usr/bin:/bin"})
+    assert removed_names(environment) == ["SBATCH_QOS", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_CPUS_PER_NODE"]
+    told = run_command(("env",), environment | {"PATH": "/usr/bin:/bin"})
     assert told.output.splitlines() == ["SLURM_CONF=/c", "PATH=/usr/bin:/bin"]
 
 
@@ -271,16 +278,18 @@ def test_a_machine_without_slurm_is_told_so():
     with pytest.raises(
         JobError, match=r"no-such-sbatch is not on this machine\. .* or look with --dry-run\."
     ):
-        ask(("no-such-sbatch",), {})
+        run_command(("no-such-sbatch",), {})
 
 
 def test_a_job_that_has_ended_already_is_cancelled_without_complaint(monkeypatch, handle):
-    monkeypatch.setattr(slurm, "ask", Answers(scancel=FORGOTTEN))
+    monkeypatch.setattr(slurm, "run_command", Answers(scancel=FORGOTTEN))
     Slurm().cancel(handle)
 
 
 def test_a_refused_cancel_is_told(monkeypatch, handle):
-    monkeypatch.setattr(slurm, "ask", Answers(scancel=Answer(code=1, output="", error="Access denied")))
+    monkeypatch.setattr(
+        slurm, "run_command", Answers(scancel=CommandResult(code=1, output="", error="Access denied"))
+    )
     with pytest.raises(JobError, match="does not cancel job 7: Access denied"):
         Slurm().cancel(handle)
 
@@ -293,7 +302,7 @@ CHAIN = replace(SCRIPT, num_jobs=3)
 
 def test_each_job_of_a_chain_waits_until_the_one_before_has_not_finished(monkeypatch, tmp_path):
     (tmp_path / "logs").mkdir()
-    answers = [Answer(code=0, output=output, error="") for output in ("", "7", "8", "9")]
+    answers = [CommandResult(code=0, output=output, error="") for output in ("", "7", "8", "9")]
     asked = submitted(monkeypatch, *answers)
     handle = Slurm().submit(replace(CHAIN, run_dir=str(tmp_path)))
     assert handle.id == "7,8,9"
@@ -306,8 +315,8 @@ def test_each_job_of_a_chain_waits_until_the_one_before_has_not_finished(monkeyp
 
 
 def test_a_chain_that_cannot_be_submitted_whole_is_taken_back(monkeypatch):
-    good = Answer(code=0, output="7", error="")
-    bad = Answer(code=1, output="", error="Job violates accounting/QOS policy")
+    good = CommandResult(code=0, output="7", error="")
+    bad = CommandResult(code=1, output="", error="Job violates accounting/QOS policy")
     asked = submitted(monkeypatch, good, good, bad, good)
     with pytest.raises(JobError, match="violates accounting/QOS policy"):
         Slurm().submit(CHAIN)
@@ -331,8 +340,8 @@ def test_a_chain_stands_as_the_last_job_that_was_needed(monkeypatch, tmp_path, s
         LIVE.format(state, str(75 << 8), "None").replace("7", str(number), 1)
         for number, state in enumerate(states, 7)
     ]
-    queue = Answers(squeue=Answer(code=0, output="\n".join(lines), error=""))
-    monkeypatch.setattr(slurm_queue, "ask", queue)
+    queue = Answers(squeue=CommandResult(code=0, output="\n".join(lines), error=""))
+    monkeypatch.setattr(slurm_queue, "run_command", queue)
     assert Slurm().state(JobHandle(id="7,8,9", run_dir=str(tmp_path))).phase == phase
     assert [words[-1] for words in queue.asked] == ["--jobs=7,8,9"]
 
@@ -346,10 +355,10 @@ def test_many_runs_are_asked_about_in_one_command_and_the_forgotten_ones_in_anot
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "starts").write_text("3.0\n")
     commands = Answers(
-        squeue=Answer(code=0, output=QUEUE, error=""),
-        sacct=Answer(code=0, output="8|COMPLETED|0:0\n", error=""),
+        squeue=CommandResult(code=0, output=QUEUE, error=""),
+        sacct=CommandResult(code=0, output="8|COMPLETED|0:0\n", error=""),
     )
-    monkeypatch.setattr(slurm_queue, "ask", commands)
+    monkeypatch.setattr(slurm_queue, "run_command", commands)
     handles = [JobHandle(id=job, run_dir=str(tmp_path)) for job in ("1", "8", "3", "99", "2")]
     phases = [state.phase for state in Slurm().states(handles)]
     assert phases == ["failed", "succeeded", "succeeded", "failed", "pending"]
@@ -358,16 +367,16 @@ def test_many_runs_are_asked_about_in_one_command_and_the_forgotten_ones_in_anot
 
 def test_a_thousand_runs_are_asked_about_in_parts(monkeypatch, tmp_path):
     text = "\n".join(LIVE.format("RUNNING", "0", "None").replace("7", str(job), 1) for job in range(1000))
-    commands = Answers(squeue=Answer(code=0, output=text, error=""))
-    monkeypatch.setattr(slurm_queue, "ask", commands)
+    commands = Answers(squeue=CommandResult(code=0, output=text, error=""))
+    monkeypatch.setattr(slurm_queue, "run_command", commands)
     handles = [JobHandle(id=str(job), run_dir=str(tmp_path)) for job in range(1000)]
     assert {state.phase for state in Slurm().states(handles)} == {"running"}
     assert len(commands.asked) == 2
 
 
 def test_a_chain_is_cancelled_from_its_end(monkeypatch):
-    answers = Answers(scancel=Answer(code=0, output="", error=""))
-    monkeypatch.setattr(slurm, "ask", answers)
+    answers = Answers(scancel=CommandResult(code=0, output="", error=""))
+    monkeypatch.setattr(slurm, "run_command", answers)
     Slurm().cancel(JobHandle(id="7,8,9", run_dir="/runs/a"))
     assert answers.asked == [("scancel", "9", "8", "7")]
 
@@ -375,6 +384,6 @@ def test_a_chain_is_cancelled_from_its_end(monkeypatch):
 def test_a_run_that_saved_and_has_no_start_left_says_how_to_go_on(monkeypatch, handle, tmp_path):
     (tmp_path / EXECUTOR_LOG).write_text("trireme: job 7, restart 0, by srun: rendezvous 7.0 at a:1\n")
     (tmp_path / "exit" / "stopped.json").write_text('{"step": 40, "signal": "SIGUSR1"}\n')
-    failed = Answer(code=0, output=LIVE.format("FAILED", str(75 << 8), "NonZeroExitCode"), error="")
+    failed = CommandResult(code=0, output=LIVE.format("FAILED", str(75 << 8), "NonZeroExitCode"), error="")
     found = state(monkeypatch, handle, squeue=failed)
-    assert found.reason == "cut short, saved after step 40: trireme submit --resume goes on"
+    assert found.reason == "interrupted, saved after step 40: trireme submit --resume resumes it"

@@ -93,7 +93,7 @@ def test_an_existing_directory_is_refused_with_the_ways_out(tmp_path):
     new_directory(settings(tmp_path, tmp_path / "mine"), "x")
     with pytest.raises(
         ConfigError,
-        match=r"run\.dir=.*/mine: exists, and no run is written over another\. Give --resume .* --overwrite",
+        match=r"/mine: already exists; a run never overwrites a directory\. Give --resume .* --overwrite",
     ):
         new_directory(settings(tmp_path, tmp_path / "mine"), "x")
 
@@ -148,7 +148,7 @@ def test_what_is_no_run_is_never_moved_aside(work, directory, why):
 
 def test_what_is_no_run_is_refused_without_naming_a_flag_that_would_be_refused(work):
     with pytest.raises(
-        ConfigError, match=r"exists, and no run is written over another\. Give another run\.dir\.$"
+        ConfigError, match=r"already exists; a run never overwrites a directory\. Give another run\.dir\.$"
     ):
         new_directory(settings(work, "."), "x")
 
@@ -162,14 +162,14 @@ def test_a_folder_without_a_file_is_moved_aside(work):
 def test_a_run_that_is_still_going_is_never_moved_aside(tmp_path):
     run = settings(tmp_path, tmp_path / "mine")
     new_directory(run, "x").write_status("running")
-    with pytest.raises(JobError, match=rf"mine is in use by .* still going \(process {os.getpid()}\)"):
+    with pytest.raises(JobError, match=rf"mine is in use by a running process \(process {os.getpid()}\)"):
         new_directory(run, "x", overwrite=True)
 
 
 def test_a_root_that_cannot_be_made_is_a_fault_of_its_setting(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        ConfigError, match=r"run\.root=.*: cannot be made: Not a directory\. Set run\.root to"
+        ConfigError, match=r"run\.root=.*: cannot be created: Not a directory\. Set run\.root to"
     ):
         new_directory(settings(tmp_path / "file" / "runs"), "x")
 
@@ -178,7 +178,7 @@ def test_status_keeps_when_the_run_started(tmp_path):
     directory = new_directory(settings(tmp_path), "x")
     directory.write_status("running")
     started = read_json(directory.status_file)["started"]
-    directory.write_status("failed", -9)
+    directory.write_status("failed", exit_code=-9)
     status = read_json(directory.status_file)
     assert (status["phase"], status["exit_code"], status["started"]) == ("failed", -9, started)
 

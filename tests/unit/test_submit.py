@@ -105,7 +105,7 @@ def test_a_refused_job_leaves_nothing_behind(slurm, tmp_path, capsys):
     (slurm.folder / "refuse").touch()
     assert main(["submit", "quickstart", *TWO]) == 2
     assert capsys.readouterr().err == (
-        "Slurm refuses the job: Invalid qos specification. Look at site.qos.\n"
+        "Slurm rejects the job: Invalid qos specification. Look at site.qos.\n"
     )
     assert not (tmp_path / "run").exists()
     assert slurm.asked() == [["sbatch", "--test-only"]]
@@ -134,7 +134,7 @@ def test_a_site_has_no_effect_on_a_local_run_and_is_refused(slurm, capsys):
 
 def test_missing_data_is_refused_before_anything_is_made(slurm, tmp_path, capsys):
     assert main(["submit", "quickstart", "data.source=no/such", *TWO]) == 2
-    assert "no file is there, seen from" in capsys.readouterr().err
+    assert "no such file, relative to" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert slurm.asked() == []
 
@@ -232,7 +232,7 @@ def test_a_refused_baseline_leaves_the_run_alone_and_nothing_behind(slurm, tmp_p
     asked = f'[ "$(grep -c sbatch {slurm.folder}/asked)" -lt 3 ] || touch {slurm.folder}/refuse\ncase'
     (slurm.folder / "sbatch").write_text(command.replace("case", asked, 1))
     assert main(["submit", "quickstart", *BASED]) == 0
-    assert "no baseline: Slurm refuses the job: Invalid qos specification." in capsys.readouterr().out
+    assert "no baseline: Slurm rejects the job: Invalid qos specification." in capsys.readouterr().out
     assert list((tmp_path / "runs").iterdir()) == []
     assert read_json(tmp_path / "run" / "job.json")["baseline"] is None
 
@@ -418,7 +418,7 @@ def test_a_dry_run_of_a_sweep_prints_what_is_submitted_and_makes_nothing(slurm, 
 def test_a_sweep_that_is_refused_leaves_nothing_behind(slurm, tmp_path, capsys):
     (slurm.folder / "refuse").touch()
     assert main([*SWEEP, "seed=1,2"]) == 2
-    assert "Slurm refuses the job: Invalid qos specification. Look at site.qos." in capsys.readouterr().err
+    assert "Slurm rejects the job: Invalid qos specification. Look at site.qos." in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

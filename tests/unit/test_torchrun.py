@@ -264,7 +264,7 @@ def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):
 
 
 def test_ranks_that_outlive_a_failure_are_ended(run_dir, monkeypatch):
-    monkeypatch.setattr(torchrun, "_OUTLIVES_S", 0.2)
+    monkeypatch.setattr(torchrun, "_SURVIVAL_S", 0.2)
     handle, rank_pid = start_with_a_stubborn_rank(run_dir)
     log = run_dir / EXECUTOR_LOG
     for text, lives in (
@@ -277,7 +277,7 @@ def test_ranks_that_outlive_a_failure_are_ended(run_dir, monkeypatch):
         if not lives:
             wait_until(lambda: not is_alive(rank_pid))
         assert is_alive(rank_pid) is lives
-    assert f"killed process {rank_pid}, which outlived" in log.read_text()
+    assert f"killed process {rank_pid}, which survived" in log.read_text()
     Torchrun().cancel(handle)
 
 
@@ -317,5 +317,5 @@ def test_a_job_ends_when_its_launcher_is_killed(run_dir):
 
 
 def test_a_job_of_another_process_is_not_followed():
-    with pytest.raises(AssertionError, match="followed by whoever started it"):
+    with pytest.raises(AssertionError, match="followed by the process that started it"):
         Torchrun().state(JobHandle(id="1", run_dir="/runs/a"))

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from launcher.base.redaction import shortened
-from launcher.typed.read import REST, Filled, Range, Reading, Source, plain, read, read_fields
-from launcher.typed.scalars import scalar
+from launcher.typed.read import REST, Reading, Source, plain, read, read_fields
+from launcher.typed.scalars import Filled, Range, scalar
 
 
 @dataclass(frozen=True, kw_only=True)

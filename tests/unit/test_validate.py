@@ -59,7 +59,7 @@ def test_dropped_receive_is_named(lists: Lists) -> None:
 def test_repeated_action_is_named_with_its_first_place(lists: Lists) -> None:
     lists[2].append(act("2F0"))
     first = lists[2].index(act("2F0"))
-    assert f"=2F0: repeated; it already stands at action {first}. Remove one of them." in message(lists)
+    assert f"=2F0: repeated; it is already at action {first}. Remove one of them." in message(lists)
 
 
 def test_action_of_another_rank_is_named(lists: Lists) -> None:
@@ -96,7 +96,7 @@ def test_faults_of_all_ranks_come_at_once(lists: Lists) -> None:
 def test_swapped_actions_are_named_with_what_they_need(lists: Lists, early: str, needed: str) -> None:
     first, second = lists[1].index(act(needed)), lists[1].index(act(early))
     lists[1][first], lists[1][second] = lists[1][second], lists[1][first]
-    expected = f"pp_rank 1, action {first}={early}: needs {needed}, which stands later, at action {second}. "
+    expected = f"pp_rank 1, action {first}={early}: needs {needed}, which comes later, at action {second}. "
     text = message(lists)
     assert expected + f"Put {needed} before it." in text
     assert f">{early}<" in text
@@ -105,20 +105,20 @@ def test_swapped_actions_are_named_with_what_they_need(lists: Lists, early: str,
 def test_receive_after_its_backward_is_named(lists: Lists) -> None:
     lists[0].remove(act("0RB2"))
     lists[0].append(act("0RB2"))
-    assert "=0B2: needs 0RB2, which stands later, at action 15. Put 0RB2 before it." in message(lists)
+    assert "=0B2: needs 0RB2, which comes later, at action 15. Put 0RB2 before it." in message(lists)
 
 
 def test_stages_of_one_rank_in_the_wrong_order_are_named() -> None:
     shape = PipelineShape(num_pp_ranks=1, num_chunks=2, num_microbatches=1)
     text = message([list(from_text("1F0 0F0 1B0 0B0"))], shape)
-    assert "pp_rank 0, action 0=1F0: needs 0F0, which stands later, at action 1. Put 0F0 before it." in text
+    assert "pp_rank 0, action 0=1F0: needs 0F0, which comes later, at action 1. Put 0F0 before it." in text
 
 
 def test_receives_in_another_order_than_the_sends_are_named(lists: Lists) -> None:
     first, second = lists[2].index(act("2RF0")), lists[2].index(act("2RF1"))
     lists[2][first], lists[2][second] = lists[2][second], lists[2][first]
     assert (
-        "pp_rank 2, action 0=2RF1: stands before 2RF0, whose message pp_rank 1 sends first; receives from "
+        "pp_rank 2, action 0=2RF1: is posted before 2RF0, whose message pp_rank 1 sends first; receives from "
         "one rank are posted in the order of its sends. Put 2RF0 before 2RF1."
     ) in message(lists)
 
@@ -129,28 +129,28 @@ def test_deadlock_of_blocking_sends_alone_shows_who_waits_for_whom() -> None:
     text = message([list(actions) for actions in add_communication(compute, shape, 0)], shape)
     assert text == (
         "2 faults:\n"
-        "  1. pp_rank 0, action 3=0SF1: deadlock when sends block until received: waits for pp_rank 1 to "
-        "post 1RF1, which stands behind 1SB0 there. Let pp_rank 1 post 1RF1 before 1SB0.\n"
-        "  2. pp_rank 1, action 3=1SB0: deadlock when sends block until received: waits for pp_rank 0 to "
-        "post 0RB0, which stands behind 0SF1 there. Let pp_rank 0 post 0RB0 before 0SF1.\n"
+        "  1. pp_rank 0, action 3=0SF1: deadlock with blocking sends: waits for pp_rank 1 to "
+        "post 1RF1, which comes after 1SB0 there. Let pp_rank 1 post 1RF1 before 1SB0.\n"
+        "  2. pp_rank 1, action 3=1SB0: deadlock with blocking sends: waits for pp_rank 0 to "
+        "post 0RB0, which comes after 0SF1 there. Let pp_rank 0 post 0RB0 before 0SF1.\n"
         "\n"
         "  pp_rank 0  0F0 0SF0 0F1 >0SF1< 0RB0 0B0 0F2 0SF2 ...\n"
         "  pp_rank 1  1RF0 1F0 1B0 >1SB0< 1RF1 1F1 1B1 1SB1 ..."
     )
 
 
-def test_cyclic_order_over_three_ranks_names_only_the_ranks_of_the_circle() -> None:
+def test_cyclic_order_over_three_ranks_names_only_the_ranks_of_the_cycle() -> None:
     # Ranks 0 and 1 want each other's microbatch first; rank 2 only waits for rank 1.
     compute = [from_text("0F0 0B0 0F1 0B1"), from_text("1F1 1B1 1F0 1B0"), from_text("2F0 2B0 2F1 2B1")]
     shape = PipelineShape(num_pp_ranks=3, num_microbatches=2)
     text = message([list(actions) for actions in add_communication(compute, shape, 2)], shape)
     assert text.startswith("2 faults:")
     assert (
-        "=0B0: deadlock however sends behave: waits for pp_rank 1 to send 1SB0, which stands behind 1F1 "
+        "=0B0: deadlock even with buffered sends: waits for pp_rank 1 to send 1SB0, which comes after 1F1 "
         in text
     )
     assert (
-        "=1F1: deadlock however sends behave: waits for pp_rank 0 to send 0SF1, which stands behind 0B0 "
+        "=1F1: deadlock even with buffered sends: waits for pp_rank 0 to send 0SF1, which comes after 0B0 "
         in text
     )
     assert "pp_rank 2" not in text
@@ -188,9 +188,7 @@ def test_missing_weight_gradients_are_named() -> None:
 
 def test_weight_gradients_before_their_backward_are_named() -> None:
     compute = [from_text("0F0 0W0 0B0")]
-    with pytest.raises(
-        ScheduleError, match=r"=0W0: needs 0B0, which stands later, at action 2\. Put 0B0 bef"
-    ):
+    with pytest.raises(ScheduleError, match=r"=0W0: needs 0B0, which comes later, at action 2\. Put 0B0 bef"):
         validate_compute(compute, PipelineShape(num_pp_ranks=1), splits_backward=True)
 
 
@@ -206,7 +204,7 @@ def test_long_lists_of_faults_are_cut() -> None:
         validate_compute([[] for _ in range(20)], shape)
     text = str(raised.value)
     assert "0B0 0B1 0B2 0B3 0B4 0B5 and 10 more missing" in text
-    assert "  ... and 8 more places" in text
+    assert "  ... and 8 more violations" in text
 
 
 def drop(lists: Lists, rank: int, index: int) -> None:

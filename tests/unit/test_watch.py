@@ -122,7 +122,7 @@ def test_ranks_that_save_are_told_and_waited_for_and_the_user_reads_how_long(clo
     assert state == JobState(phase="cancelled", exit_code=130, reason="SIGINT")
     assert (executor.told, ticks) == (1, 31)
     assert capsys.readouterr().err == (
-        "\nstopped by SIGINT: the ranks end their step and save; waits for it at most 1 min 0 s "
+        "\nstopped by SIGINT: the ranks finish their step and save; this waits at most 1 min 0 s "
         "(executor.save_wait_s). Ctrl-C again ends them at once.\n"
     )
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from launcher.app.sweep.point import Point
 from launcher.base.errors import ConfigError, Fault
-from launcher.config.origins import walk
 from launcher.config.override_grammar import alternatives
 from launcher.config.overrides import split
+from launcher.config.paths import walk
 
 SECTION = "sweep"
 """The part of a recipe that holds its axes; a point is composed without it."""

@@ -68,7 +68,7 @@ def make_sweep(planned: PlannedSweep) -> Sweep:
             (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
     except OSError as error:
         setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
-        rule, fix = f"cannot be made: {error.strerror}", f"Set {setting} to a writable place."
+        rule, fix = f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
         raise ConfigError([Fault(setting, given, rule, fix)]) from error
     content = {
         "version": VERSION,

@@ -1,4 +1,4 @@
-"""``trireme doctor``: what this machine has, and how to mend what is missing."""
+"""``trireme doctor``: what this machine has, and how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -6,136 +6,124 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
-from launcher.base.compilers import cxx_compiler, missing_for_compile
 from launcher.base.errors import LauncherError
+from launcher.base.machine import (
+    command_output,
+    cpu_model,
+    cxx_compiler,
+    installed_gpus,
+    memory_bytes,
+    missing_for_compile,
+    num_cores,
+    num_visible,
+)
 from launcher.base.units import format_bytes
 from launcher.cli.arguments import parse
-from launcher.runs.devices import installed_gpus, num_visible
-from launcher.runs.facts import cpu_model, memory_bytes, num_cores, version
+from launcher.runs.facts import version
 
 HELP = """\
-Looks at this machine, one line each: ok, or how to mend it. "none" is a part that only some runs
-need. The exit code is 1 when something has to be mended.
+Looks at this machine, one line each: ok, or how to fix it. "none" is a part that only some runs
+need. The exit code is 1 when something has to be fixed.
 """
 EXAMPLES = """\
   trireme doctor
 """
 _SLURM_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
-_CUDA_QUESTION = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-_CUDA_TIMEOUT_S = 60
+_CUDA_DEVICES = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One line of the doctor."""
+class Check(NamedTuple):
+    """The result of one check."""
 
-    verdict: Literal["ok", "none", "mend"]
+    status: Literal["ok", "none", "fix"]
     text: str
 
 
 def run(words: list[str]) -> int:
-    """Prints every finding; returns 1 when something has to be mended."""
+    """Prints the result of every check; returns 1 when something has to be fixed."""
     rest = parse("doctor", words).names
     if rest:
         raise LauncherError(f"doctor takes no words, given {' '.join(rest)}")
-    verdicts = []
-    for name, look in LOOKS.items():
-        finding = look()
-        print(f"{finding.verdict:5} {name:10} {finding.text}", flush=True)
-        verdicts.append(finding.verdict)
-    return int("mend" in verdicts)
+    statuses = []
+    for name, check in CHECKS.items():
+        status, text = check()
+        print(f"{status:5} {name:10} {text}", flush=True)
+        statuses.append(status)
+    return int("fix" in statuses)
 
 
-def python() -> Finding:
+def python() -> Check:
     """The interpreter."""
-    return Finding(verdict="ok", text=f"{platform.python_version()} at {sys.executable}")
+    return Check("ok", f"{platform.python_version()} at {sys.executable}")
 
 
-def package(name: str) -> Finding:
+def package(name: str) -> Check:
     """An installed distribution."""
     found = version(name)
     if found:
-        return Finding(verdict="ok", text=found)
-    return Finding(verdict="mend", text=f"not installed: {sys.executable} -m pip install {name}")
+        return Check("ok", found)
+    return Check("fix", f"not installed: {sys.executable} -m pip install {name}")
 
 
-def devices() -> Finding:
-    """CUDA devices, and whether torch can drive them."""
+def devices() -> Check:
+    """CUDA devices, and whether torch can use them."""
     gpus = installed_gpus()
     if not gpus:
-        return Finding(verdict="none", text="no NVIDIA device: ranks run on the CPU (device=cpu)")
+        return Check("none", "no NVIDIA device: ranks run on the CPU (device=cpu)")
     text = f"{num_visible(gpus, os.environ)} of {len(gpus)} visible: {', '.join(sorted(set(gpus)))}"
-    driven = _cuda_devices_of_torch()
-    if driven:
-        return Finding(verdict="ok", text=text)
-    build = f"torch {version('torch')} drives none of them"
-    return Finding(
-        verdict="mend", text=f"{text}; {build}: install torch built for your driver's CUDA version"
-    )
+    if int(command_output((sys.executable, "-c", _CUDA_DEVICES), timeout_s=60) or 0):
+        return Check("ok", text)
+    build = f"torch {version('torch')} can use none of them"
+    return Check("fix", f"{text}; {build}: install torch built for your driver's CUDA version")
 
 
-def cores() -> Finding:
+def cores() -> Check:
     """Processor cores that this process may use."""
-    return Finding(verdict="ok", text=f"{num_cores()} x {cpu_model()}")
+    return Check("ok", f"{num_cores()} x {cpu_model()}")
 
 
-def memory() -> Finding:
+def memory() -> Check:
     """Memory of the machine."""
     total = memory_bytes()
-    if total is None:
-        return Finding(verdict="none", text="the system does not tell")
-    return Finding(verdict="ok", text=format_bytes(total))
+    return Check("none", "not reported by the system") if total is None else Check("ok", format_bytes(total))
 
 
-def port() -> Finding:
+def port() -> Check:
     """Whether a rendezvous can open a port on this machine."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            return Finding(
-                verdict="ok", text=f"the system gives free ports, such as {server.getsockname()[1]}"
-            )
+            return Check("ok", f"the system gives free ports, such as {server.getsockname()[1]}")
     except OSError as error:
         text = f"none can be opened on 127.0.0.1 ({error.strerror}): allow it in the firewall or container"
-        return Finding(verdict="mend", text=text)
+        return Check("fix", text)
 
 
-def slurm() -> Finding:
+def slurm() -> Check:
     """Slurm's commands."""
     found = [name for name in _SLURM_COMMANDS if shutil.which(name)]
     if not found:
-        return Finding(verdict="none", text="no Slurm command: runs start on this machine")
+        return Check("none", "no Slurm command: runs start on this machine")
     missing = [name for name in _SLURM_COMMANDS if name not in found]
     if missing:
-        text = f"{', '.join(found)}; not found: {', '.join(missing)}: install slurm-client"
-        return Finding(verdict="mend", text=text)
-    if not _controller_answers():
-        return Finding(verdict="none", text="Slurm's commands are here, and no controller answers them")
-    return Finding(verdict="ok", text=", ".join(found))
+        return Check("fix", f"{', '.join(found)}; not found: {', '.join(missing)}: install slurm-client")
+    if command_output(("sinfo", "--noheader"), timeout_s=5) is None:
+        return Check("none", "Slurm's commands are installed, but no controller answers")
+    return Check("ok", ", ".join(found))
 
 
-def _controller_answers() -> bool:
-    try:
-        asked = subprocess.run(["sinfo", "--noheader"], capture_output=True, check=False, timeout=5)  # noqa: S607
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return asked.returncode == 0
-
-
-def compiler() -> Finding:
+def compiler() -> Check:
     """A C++ compiler and what else torch.compile needs; DeepSpeed's own operators need one, too."""
     missing = missing_for_compile(os.environ, "cpu")
     if not missing:
-        return Finding(verdict="ok", text=cxx_compiler(os.environ) or "")
-    return Finding(verdict="none", text=f"{missing}; only fusion.compile and DeepSpeed's operators need it")
+        return Check("ok", cxx_compiler(os.environ) or "")
+    return Check("none", f"{missing}; only fusion.compile and DeepSpeed's operators need it")
 
 
-LOOKS: dict[str, Callable[[], Finding]] = {
+CHECKS: dict[str, Callable[[], Check]] = {
     "python": python,
     "torch": lambda: package("torch"),
     "deepspeed": lambda: package("deepspeed"),
@@ -147,16 +135,4 @@ LOOKS: dict[str, Callable[[], Finding]] = {
     "slurm": slurm,
     "compiler": compiler,
 }
-"""Everything that is looked at, in the order of the lines."""
-
-
-def _cuda_devices_of_torch() -> int:
-    """How many devices torch finds, asked of a process of its own."""
-    command: Sequence[str] = (sys.executable, "-c", _CUDA_QUESTION)
-    try:
-        done = subprocess.run(  # noqa: S603 (our own words, no shell)
-            command, capture_output=True, text=True, timeout=_CUDA_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return 0
-    return int(done.stdout) if done.returncode == 0 else 0
+"""Every check, in the order of the lines."""

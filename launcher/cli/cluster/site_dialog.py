@@ -1,4 +1,4 @@
-"""The questions of a new site: asked of a person, checked, and written down."""
+"""The questions about a new site: asked, checked, and written to its file."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, get_origin
 
 from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean
 from launcher.config.save import scalar_text
-from launcher.config.site_rules import site_rules
+from launcher.config.site_rules import site_faults
 from launcher.contract.executor import SiteQuestion, SiteSurvey
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import Reading, Source, field_types, plain, read
 
 NOTHING = "-"
-"""The answer that leaves a setting out."""
+"""The answer for no value."""
 
 
 def given_answers(overrides: Sequence[str]) -> dict[str, str | None]:
-    """The answers that were given as ``key=value`` words, with or without ``site.`` before the key.
+    """The answers given as ``key=value`` overrides, with or without ``site.`` before the key.
 
     Raises:
-        ConfigError: with every word that is no setting of one value.
+        ConfigError: for every override that is not a setting with one value.
     """
     kinds = field_types(SiteConfig)
     single = [name for name, kind in kinds.items() if not _holds_several(kind) and name != "name"]
@@ -41,7 +41,7 @@ def given_answers(overrides: Sequence[str]) -> dict[str, str | None]:
 
 
 def ask_person(question: SiteQuestion) -> str | None:
-    """What the person answers; an answer that is none of the choices is asked for again.
+    """The user's answer; one that is none of the choices is asked for again.
 
     Raises:
         LauncherError: when the input ends.
@@ -74,11 +74,11 @@ def settle(name: str, survey: SiteSurvey, answers: Mapping[str, str | None]) -> 
     sources = {f"site.{key}": Source(where="answer", text=value) for key, value in chosen.items()}
     reading = Reading(sources)
     site = read(SiteConfig, {"name": name, **chosen}, reading, "site")
-    for path, given, rule, fix in site_rules(site) if site else ():
-        reading.fault(path, given, rule, fix)
+    for fault in site_faults(site) if site else ():
+        reading.fault(fault.path, fault.given, fault.allowed, fault.fix)
     if site is None or reading.faults:
         raise ConfigError(reading.faults)
-    lines = [f"# {name}, as the cluster told of itself:", *(f"#   {fact}" for fact in survey.facts)]
+    lines = [f"# {name}, by the cluster's own report:", *(f"#   {fact}" for fact in survey.facts)]
     lines += ["defaults:", "  - none", "  - _self_"]
     standard = plain(SiteConfig())
     lines += [f"{key}: {scalar_text(value)}" for key, value in plain(site).items() if value != standard[key]]

@@ -1,4 +1,4 @@
-"""Writes a plan's simulated schedule to a file, in the format that the file's name ends in."""
+"""Writes a plan's simulated schedule to a file, in the format of its suffix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_drawing(path: Path) -> None:
     """Refuses a file that could not be written as a drawing, before any planning.
 
     Raises:
-        LauncherError: for an unknown ending, and for a file that is there already.
+        LauncherError: for an unknown suffix, and for a file that exists.
     """
     if path.suffix not in _FORMATS:
         known = ", ".join(f"{ending} ({what})" for ending, what in _FORMATS.items())

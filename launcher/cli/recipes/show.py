@@ -10,7 +10,7 @@ from launcher.base.redaction import escaped, hide_secrets, without_secrets
 from launcher.config.compose import draft
 from launcher.config.load import load
 from launcher.config.save import scalar_text
-from launcher.typed.read import Source
+from launcher.typed.read import Source, join
 
 _MAX_WIDTH = 56
 
@@ -47,7 +47,7 @@ def lines(values: Mapping[str, Any], sources: Mapping[str, Source]) -> Iterator[
 def _rows(values: Mapping[str, Any], sources: Mapping[str, Source], path: str) -> Iterator[tuple[str, str]]:
     indent = "  " * path.count(".") + "  " * bool(path)
     for key, value in values.items():
-        inner = f"{path}.{key}" if path else key
+        inner = join(path, key)
         if isinstance(value, Mapping) and value:
             yield f"{indent}{key}:", ""
             yield from _rows(value, sources, inner)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from launcher.base.errors import Fault
-from launcher.config.by_path import blamed
+from launcher.config.paths import blamed
 from launcher.contract.config import BatchConfig
 from launcher.plan.layout.arithmetic import divisors, multiples_around, nearest_first
 from launcher.typed.read import Source

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.base.errors import Fault
-from launcher.config.by_path import blamed, value_at
+from launcher.config.paths import blamed, value_at
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import BatchConfig, LaunchConfig
 from launcher.plan.layout.batch import BatchSizes, with_microbatches

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.base.errors import Fault
 from launcher.base.units import counted
-from launcher.config.by_path import blamed
+from launcher.config.paths import blamed
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import Recompute
 from launcher.contract.plan import ModelShape, StagePlan

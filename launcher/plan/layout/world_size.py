@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.base.errors import Fault
 from launcher.base.units import counted
-from launcher.config.by_path import blamed, value_at
+from launcher.config.paths import blamed, value_at
 from launcher.contract.config import LaunchConfig
 from launcher.contract.mesh import AXES
 from launcher.contract.strategy import RoleGroup

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from launcher.base.errors import Fault
-from launcher.config.by_path import blamed, value_at
+from launcher.config.paths import blamed, value_at
 from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, ParallelConfig, PrecisionConfig
 from launcher.plan.layout.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.typed.read import Source

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.base.errors import Fault, LauncherError
-from launcher.config.by_path import changed, value_at
+from launcher.config.paths import changed, value_at
 from launcher.contract.config import LaunchConfig
 
 Way = Mapping[str, Any]

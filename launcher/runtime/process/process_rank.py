@@ -7,8 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.compilers import cxx_compiler, missing_for_compile
 from launcher.base.errors import JobError
+from launcher.base.machine import cxx_compiler, missing_for_compile
 
 
 @dataclass(frozen=True, kw_only=True)

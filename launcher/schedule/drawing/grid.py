@@ -1,7 +1,7 @@
 """Draws a schedule in the terminal: a row per rank, a column per time slot.
 
-A forward takes one slot and a backward two, or one for each half where it is split, so that the
-picture is that of the textbooks whatever the stages cost.
+A forward takes one slot and a backward two, or one for each half where it is split, as in textbooks,
+whatever the stages cost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Slot:
 
     text: str
     gap: str = " "
-    """The column that parts it from the next slot."""
+    """The column between it and the next slot."""
     goes_on: bool = False
     """Whether the next slot belongs to the same action."""
     color: int | None = None
@@ -76,12 +76,12 @@ class _Pen:
 
     shape: PipelineShape
     is_split: bool
-    """Whether there are weight gradients apart."""
+    """Whether there are separate weight-gradient actions."""
     color: bool
 
     @property
     def width(self) -> int:
-        """Columns of a slot's text: the microbatch, its chunk, and a mark that tells B from W."""
+        """Columns of a slot's text: the microbatch, its chunk, and a mark for W."""
         return len(str(self.shape.num_microbatches - 1)) + (self.shape.num_chunks > 1) + self.is_split
 
     def plain(self, text: str) -> _Slot:
@@ -107,7 +107,7 @@ class _Pen:
         ]
 
     def legend(self) -> str:
-        """What the signs mean."""
+        """The meaning of the symbols."""
         last = self.shape.num_microbatches - 1
         halves = ((F, 1, "forward"), (B, 1, "input gradient"), (W, 1, "weight gradients"))
         samples = halves if self.is_split else ((F, 1, "forward"), (B, 2, "backward"))
@@ -126,7 +126,7 @@ def _letter(chunk: int) -> str:
 
 
 def _rows(lists: Lists, pen: _Pen, ranks: list[int]) -> dict[int, list[_Slot]]:
-    """The time slots of some ranks, all equally many."""
+    """The time slots of some ranks, the same number for each."""
     shape = pen.shape
     timeline = simulate(lists, shape, textbook_costs(shape, splits_backward=pen.is_split))
     rows = {}
@@ -155,7 +155,7 @@ def _ruler(slots: list[int | None], cell: int) -> str:
 
 
 def _kept(total: int, at_most: int) -> list[int | None]:
-    """What is drawn of ``total`` rows or columns; None stands for those left out in the middle.
+    """The rows or columns that are drawn of ``total``; None: those left out in the middle.
 
     >>> _kept(5, 5), _kept(9, 5)
     ([0, 1, 2, 3, 4], [0, 1, None, 7, 8])
@@ -173,7 +173,7 @@ def _left_out(kept: list[int | None], total: int, name: str) -> list[str]:
 def phases(actions: Sequence[Action]) -> tuple[int, int, int]:
     """Compute actions of one rank in warm-up, steady phase and cool-down.
 
-    Warm-up: the forwards before the first forward-backward pair. Cool-down: what stands after the
+    Warm-up: the forwards before the first forward-backward pair. Cool-down: what comes after the
     last such pair and, where the schedule splits the backward, the W that follows it.
 
     >>> from launcher.contract.actions import from_text

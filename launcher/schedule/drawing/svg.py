@@ -1,7 +1,7 @@
 """Draws a timeline as a stand-alone SVG picture: a row per rank, boxes to scale.
 
-The colours (blue, orange, green) differ in lightness as well as in hue, so that they can be told
-apart with any colour vision and in print.
+The colours (blue, orange, green) differ in lightness as well as in hue, so that they are distinct with
+any colour vision and in print.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Chart:
         return _TOP + _PITCH * self.shape.num_pp_ranks
 
     def x(self, seconds: float) -> float:
-        """Place of a moment."""
+        """Position of a time."""
         return _LEFT + self.width * seconds / self.timeline.makespan_s
 
     def chunk(self, action: Action) -> int:
@@ -91,7 +91,7 @@ class _Chart:
         return f"{action.microbatch}{letter}"
 
     def color(self, kind: str, chunk: int) -> str:
-        """Of an action; that of a later chunk is nearer to white."""
+        """Colour of an action; lighter for later chunks."""
         share = 0.65 * chunk / self.shape.num_chunks
         return f"rgb({','.join(str(round(part + (255 - part) * share)) for part in COLORS[kind])})"
 
@@ -148,7 +148,7 @@ class _Chart:
             yield f'<path fill="{fill}" stroke="#fff" stroke-width="{edge}" d="{"".join(paths)}"/>'
 
     def labels(self) -> Iterator[str]:
-        """The microbatch of every action that has room for it, light on a dark box."""
+        """The microbatch of every action with room for it, light on dark boxes."""
         texts: dict[bool, list[str]] = {True: [], False: []}
         for rank, spans in enumerate(self.timeline.spans):
             y = _TOP + _PITCH * rank + _BOX - 7
@@ -163,7 +163,7 @@ class _Chart:
 
 
 def _width(timeline: Timeline, shape: PipelineShape) -> int:
-    """As many pixels as let the shortest action show its label, within bounds."""
+    """The width at which the shortest action has room for its label, within bounds."""
     shortest = min(end - start for spans in timeline.spans for _, start, end in spans if end > start)
     num_characters = len(str(shape.num_microbatches - 1)) + (shape.num_chunks > 1)
     wanted = timeline.makespan_s / shortest * (num_characters * _DIGIT + 5)

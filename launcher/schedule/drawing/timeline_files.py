@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.contract.actions import Action, B, F, PipelineShape, W
+from launcher.contract.actions import B, F, PipelineShape, W
 from launcher.schedule.simulate import Timeline
 
 _JUST_BEFORE_S = 1e-9
-"""An arrow begins this long before its slice ends, or it would belong to the slice that follows."""
+"""An arrow begins this long before its slice ends, or it would be attached to the next slice."""
 _CATEGORIES = {F: "forward", B: "backward", W: "weight gradients"}
 _MESSAGES = {F: "activation", B: "gradient"}
 
@@ -70,7 +70,7 @@ def _arrows(timeline: Timeline, shape: PipelineShape) -> Iterator[Event]:
     number = 0
     for rank, spans in enumerate(timeline.spans):
         for action, start, end in spans:
-            needed_by = _consumer(action)
+            needed_by = action._replace(stage=action.stage + {F: 1, B: -1, W: 0}[action.kind])
             if needed_by not in starts or shape.pp_rank(needed_by.stage) == rank:
                 continue
             arrow = {"name": _MESSAGES[action.kind], "cat": "message", "id": number, "pid": 0}
@@ -81,14 +81,8 @@ def _arrows(timeline: Timeline, shape: PipelineShape) -> Iterator[Event]:
             number += 1
 
 
-def _consumer(action: Action) -> Action | None:
-    """The action of the neighbouring stage that needs the result, if there is such a stage."""
-    step = {F: 1, B: -1, W: None}[action.kind]
-    return None if step is None else action._replace(stage=action.stage + step)
-
-
 def _microseconds(seconds: float) -> float:
-    """Rounded to what the format can tell apart."""
+    """Rounded to the resolution of the format."""
     return round(seconds * 1e6, 3)
 
 

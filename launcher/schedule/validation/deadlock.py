@@ -1,9 +1,9 @@
-"""Finds ranks that would wait for each other for ever, and says under which kind of sends.
+"""Finds deadlocks, and under which kind of sends they occur.
 
-- Buffered: a send returns at once, so only a forward or backward waits, for its message. What
-  deadlocks here is wrong in the order of compute, and deadlocks however sends behave.
-- Blocking: a send returns when its receive has been posted. What deadlocks only here is mended by
-  posting receives earlier.
+- Buffered: a send returns at once, so only a forward or backward waits, for its message. A deadlock here
+  is due to the order of compute, and occurs with any kind of sends.
+- Blocking: a send returns when its receive has been posted. A deadlock only here is fixed by posting
+  receives earlier.
 """
 
 from __future__ import annotations
@@ -11,58 +11,57 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.contract.actions import COMPUTE
-from launcher.schedule.dependencies import ABSENT, Flow, Lists
-from launcher.schedule.validation.violation import Finding
+from launcher.schedule.dependencies import ABSENT, DependencyGraph, Lists
+from launcher.schedule.validation.violation import Violation
 
-_ALWAYS, _BLOCKING = "deadlock however sends behave", "deadlock when sends block until received"
+_ALWAYS, _BLOCKING = "deadlock even with buffered sends", "deadlock with blocking sends"
 
 
-def find_deadlock(lists: Lists, flow: Flow) -> Iterator[Finding]:
-    """The ranks of a circle of waiting, if there is one under either kind of sends.
+def find_deadlock(lists: Lists, graph: DependencyGraph) -> Iterator[Violation]:
+    """The ranks of a deadlock, if there is one under either kind of sends.
 
     ``lists`` must be complete and in order on every rank. A list free of deadlock under blocking
     sends is free of it under buffered ones, so these are tried only where those fail.
     """
-    blocking = _waits(flow, sends_block=True)
-    blocked_at = _run(flow, blocking)
-    if blocked_at == flow.first[1:]:
+    blocking = _waits(graph, sends_block=True)
+    blocked_at = _run(graph, blocking)
+    if blocked_at == graph.first[1:]:
         return
-    buffered = _waits(flow, sends_block=False)
-    buffered_at = _run(flow, buffered)
-    if buffered_at != flow.first[1:]:
-        yield from _findings(lists, flow, buffered, buffered_at, _ALWAYS)
+    buffered = _waits(graph, sends_block=False)
+    buffered_at = _run(graph, buffered)
+    if buffered_at != graph.first[1:]:
+        yield from _violations(lists, graph, buffered, buffered_at, _ALWAYS)
     else:
-        yield from _findings(lists, flow, blocking, blocked_at, _BLOCKING)
+        yield from _violations(lists, graph, blocking, blocked_at, _BLOCKING)
 
 
-def _findings(
-    lists: Lists, flow: Flow, waits_for: list[int], position: list[int], kind: str
-) -> Iterator[Finding]:
-    """Who waits for whom, rank by rank round the circle."""
-    for pp_rank in _circle(position, waits_for, flow):
+def _violations(
+    lists: Lists, graph: DependencyGraph, waits_for: list[int], position: list[int], kind: str
+) -> Iterator[Violation]:
+    """Who waits for whom, rank by rank around the cycle."""
+    for pp_rank in _cycle(position, waits_for, graph):
         here, needed = position[pp_rank], waits_for[position[pp_rank]]
-        other = flow.owner[needed]
-        action = lists[pp_rank][here - flow.first[pp_rank]]
-        awaited = lists[other][needed - flow.first[other]]
-        blocked = lists[other][position[other] - flow.first[other]]
+        other = graph.owner[needed]
+        action = lists[pp_rank][here - graph.first[pp_rank]]
+        awaited = lists[other][needed - graph.first[other]]
+        blocked = lists[other][position[other] - graph.first[other]]
         verb = "send" if action.kind in COMPUTE else "post"
-        yield Finding(
+        yield Violation(
             pp_rank=pp_rank,
-            index=here - flow.first[pp_rank],
+            index=here - graph.first[pp_rank],
             given=str(action),
-            rule=f"{kind}: waits for pp_rank {other} to {verb} {awaited}, "
-            f"which stands behind {blocked} there",
+            rule=f"{kind}: waits for pp_rank {other} to {verb} {awaited}, which comes after {blocked} there",
             fix=f"Let pp_rank {other} {verb} {awaited} before {blocked}.",
         )
 
 
-def _waits(flow: Flow, *, sends_block: bool) -> list[int]:
+def _waits(graph: DependencyGraph, *, sends_block: bool) -> list[int]:
     """For each action, the one on another rank that must have been reached first, or `ABSENT`.
 
     A forward or backward waits for its message to be sent; a send that blocks, for its receive.
     """
-    waits_for = [ABSENT] * len(flow.owner)
-    for send, receive, consumer in flow.messages():
+    waits_for = [ABSENT] * len(graph.owner)
+    for send, receive, consumer in graph.messages():
         if send != ABSENT:
             waits_for[consumer] = send
             if sends_block:
@@ -70,10 +69,10 @@ def _waits(flow: Flow, *, sends_block: bool) -> list[int]:
     return waits_for
 
 
-def _run(flow: Flow, waits_for: list[int]) -> list[int]:
-    """Lets every rank go on until none can; where each stands then."""
-    owner, stop = flow.owner, flow.first[1:]
-    position = flow.first[:-1]
+def _run(graph: DependencyGraph, waits_for: list[int]) -> list[int]:
+    """Advances every rank until none can advance; the position of each then."""
+    owner, stop = graph.owner, graph.first[1:]
+    position = graph.first[:-1]
     before: list[int] = []
     while position != before:
         before = list(position)
@@ -88,15 +87,15 @@ def _run(flow: Flow, waits_for: list[int]) -> list[int]:
     return position
 
 
-def _circle(position: list[int], waits_for: list[int], flow: Flow) -> list[int]:
-    """The ranks of one circle of waiting, each waiting for the next.
+def _cycle(position: list[int], waits_for: list[int], graph: DependencyGraph) -> list[int]:
+    """The ranks of one cycle of waiting, each waiting for the next.
 
-    A rank that has finished keeps nobody waiting, so following a blocked rank's wait always leads to
-    another blocked rank, and in the end round.
+    No rank waits for one that has finished, so following the waits from a blocked rank always leads to
+    another blocked rank, and finally around a cycle.
     """
-    rank = next(rank for rank, end in enumerate(flow.first[1:]) if position[rank] < end)
+    rank = next(rank for rank, end in enumerate(graph.first[1:]) if position[rank] < end)
     path: list[int] = []
     while rank not in path:
         path.append(rank)
-        rank = flow.owner[waits_for[position[rank]]]
+        rank = graph.owner[waits_for[position[rank]]]
     return path[path.index(rank) :]

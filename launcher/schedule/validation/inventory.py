@@ -1,4 +1,4 @@
-"""Whether each rank's list holds exactly the actions that belong there."""
+"""Whether each rank's list has exactly the actions that belong on it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import chain, product
 
 from launcher.base.errors import Fault, PlanError
 from launcher.contract.actions import RB, RF, SB, SF, Action, PipelineShape, W, compute_kinds
-from launcher.schedule.dependencies import Lists, crosses
-from launcher.schedule.validation.violation import Finding
+from launcher.schedule.dependencies import Lists
+from launcher.schedule.validation.violation import Violation
 
 MAX_NAMED = 6
 """Actions named in one fault."""
@@ -17,16 +17,16 @@ MAX_NAMED = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What the lists of a schedule hold when they are complete."""
+    """The actions of complete lists."""
 
     shape: PipelineShape
     splits_backward: bool
     """Whether there is a W for every B."""
     has_messages: bool
-    """Whether sends and receives are there, too."""
+    """Whether the lists have sends and receives."""
 
-    def check(self, lists: Lists) -> Iterator[Finding]:
-        """Actions that are missing, repeated, or have no place on their rank.
+    def check(self, lists: Lists) -> Iterator[Violation]:
+        """Actions that are missing, repeated, or do not belong on their rank.
 
         Raises:
             PlanError: when there is not one list for each pp_rank.
@@ -37,7 +37,9 @@ class Inventory:
             raise PlanError([Fault("pipeline lists", len(lists), rule, "")])
         for pp_rank, actions in enumerate(lists):
             present = set(actions)
-            if len(actions) == self._count(pp_rank) and present.issuperset(self._every(pp_rank)):
+            kinds = sum(len(self._kinds(stage)) for stage in self.shape.stages(pp_rank))
+            has_all = present.issuperset(self._every(pp_rank))
+            if has_all and len(actions) == kinds * self.shape.num_microbatches:
                 continue
             complete = set(self._every(pp_rank))
             yield from self._misplaced(actions, pp_rank, present - complete)
@@ -50,27 +52,24 @@ class Inventory:
 
     def _kinds(self, stage: int) -> tuple[str, ...]:
         """The kinds of action that a stage runs once for every microbatch."""
-        sends_on = self.has_messages and crosses(self.shape, stage)
-        sends_back = self.has_messages and stage > 0 and crosses(self.shape, stage - 1)
+        sends_on = self.has_messages and is_sent_on(self.shape, stage)
+        sends_back = self.has_messages and stage > 0 and is_sent_on(self.shape, stage - 1)
         return (*self._compute, *(SF, RB) * sends_on, *(RF, SB) * sends_back)
 
-    def _count(self, pp_rank: int) -> int:
-        return sum(len(self._kinds(s)) for s in self.shape.stages(pp_rank)) * self.shape.num_microbatches
-
     def _every(self, pp_rank: int) -> Iterator[tuple[int, str, int]]:
-        """The actions of a rank in no useful order."""
+        """The actions of a rank, in no particular order."""
         microbatches = range(self.shape.num_microbatches)
         stages = self.shape.stages(pp_rank)
         return chain.from_iterable(product((stage,), self._kinds(stage), microbatches) for stage in stages)
 
-    def _misplaced(self, actions: Sequence[Action], pp_rank: int, wrong: set[Action]) -> Iterator[Finding]:
-        places = [index for index, action in enumerate(actions) if action in wrong]
-        if places:
+    def _misplaced(self, actions: Sequence[Action], pp_rank: int, wrong: set[Action]) -> Iterator[Violation]:
+        indices = [index for index, action in enumerate(actions) if action in wrong]
+        if indices:
             is_split = any(action.kind == W for action in wrong) and not self.splits_backward
-            yield Finding(
+            yield Violation(
                 pp_rank=pp_rank,
-                index=places[0],
-                given=_some(actions[index] for index in places),
+                index=indices[0],
+                given=_some(actions[index] for index in indices),
                 rule=f"not among the actions of pp_rank {pp_rank} ({self._belonging(pp_rank)})",
                 fix="Set splits_backward = True on the schedule, or remove every W."
                 if is_split
@@ -78,7 +77,7 @@ class Inventory:
             )
 
     def _belonging(self, pp_rank: int) -> str:
-        """What belongs on a rank, in words."""
+        """The actions that belong on a rank, as text."""
         stages = ", ".join(map(str, self.shape.stages(pp_rank)))
         *others, last = [*self._compute, "messages"] if self.has_messages else self._compute
         rest = "" if self.has_messages else " only, the launcher adds messages"
@@ -87,14 +86,14 @@ class Inventory:
 
     def _missing(
         self, actions: Sequence[Action], pp_rank: int, absent: set[tuple[int, str, int]]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[Violation]:
         if absent:
             missing = [Action(*action) for action in sorted(absent)]
             stage, _, microbatch = missing[0]
             related = (i for i, action in enumerate(actions) if (action[0], action[2]) == (stage, microbatch))
             index = next(related, len(actions))
             weights = ", once for its weight gradients" if self.splits_backward else ""
-            yield Finding(
+            yield Violation(
                 pp_rank=pp_rank,
                 index=index,
                 given=str(actions[index]) if index < len(actions) else "end",
@@ -104,15 +103,15 @@ class Inventory:
             )
 
 
-def _repeated(actions: Sequence[Action], pp_rank: int) -> Iterator[Finding]:
+def _repeated(actions: Sequence[Action], pp_rank: int) -> Iterator[Violation]:
     seen: set[Action] = set()
     for index, action in enumerate(actions):
         if action in seen:
-            yield Finding(
+            yield Violation(
                 pp_rank=pp_rank,
                 index=index,
                 given=str(action),
-                rule=f"repeated; it already stands at action {actions.index(action)}",
+                rule=f"repeated; it is already at action {actions.index(action)}",
                 fix="Remove one of them.",
             )
             return
@@ -124,3 +123,14 @@ def _some(actions: Iterable[Action]) -> str:
     texts = [str(action) for action in actions]
     others = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
     return " ".join(texts[:MAX_NAMED]) + others
+
+
+def is_sent_on(shape: PipelineShape, stage: int) -> bool:
+    """Whether the result of a stage is sent to another rank (that of the last stage is not).
+
+    >>> is_sent_on(PipelineShape(num_pp_ranks=2), 0)
+    True
+    >>> is_sent_on(PipelineShape(num_pp_ranks=1, num_chunks=2), 0)
+    False
+    """
+    return stage + 1 < shape.num_stages and shape.pp_rank(stage) != shape.pp_rank(stage + 1)

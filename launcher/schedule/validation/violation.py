@@ -1,4 +1,4 @@
-"""What is wrong at one place of the action lists, and how it is shown."""
+"""One violation in action lists, and how it is shown."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from launcher.schedule.dependencies import Lists
 REACH = 4
 """Actions shown on each side of a marked one."""
 MAX_ROWS = 12
-"""Places shown."""
+"""Violations shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One wrong place."""
+class Violation:
+    """One position in the lists that breaks a rule."""
 
     pp_rank: int
     index: int
-    """Place of the wrong action in its rank's list; the end of the list when nothing stands there."""
+    """Index of the wrong action in its rank's list; its length when the end is meant."""
     given: str
     """The wrong actions, as text."""
     rule: str
@@ -28,38 +28,38 @@ class Finding:
 
     @property
     def fault(self) -> Fault:
-        """The finding as text; its path is the place in the lists."""
+        """The violation as a fault; its path is the position in the lists."""
         return Fault(f"pp_rank {self.pp_rank}, action {self.index}", self.given, self.rule, self.fix)
 
 
 class ScheduleError(PlanError):
-    """Action lists that cannot run. The text shows the lists around every wrong place."""
+    """Action lists that cannot run. The text shows the lists around every violation."""
 
-    def __init__(self, lists: Lists, findings: Sequence[Finding]) -> None:
-        super().__init__(finding.fault for finding in findings)
-        self.args = (f"{faults_text(self.faults)}\n\n{draw_excerpt(lists, findings)}",)
+    def __init__(self, lists: Lists, violations: Sequence[Violation]) -> None:
+        super().__init__(violation.fault for violation in violations)
+        self.args = (f"{faults_text(self.faults)}\n\n{draw_excerpt(lists, violations)}",)
 
 
-def draw_excerpt(lists: Lists, findings: Sequence[Finding]) -> str:
-    """One row per finding, the marked actions one below the other.
+def draw_excerpt(lists: Lists, violations: Sequence[Violation]) -> str:
+    """One row per violation, the marked actions aligned.
 
     >>> from launcher.contract.actions import from_text
     >>> lists = [from_text("0F0 0SF0 0RB0 0B0"), from_text("1RF0 1B0 1F0 1SB0")]
-    >>> wrong = Finding(pp_rank=1, index=1, given="1B0", rule="follows its forward", fix="Move it.")
+    >>> wrong = Violation(pp_rank=1, index=1, given="1B0", rule="follows its forward", fix="Move it.")
     >>> print(draw_excerpt(lists, [wrong]))
       pp_rank 1  1RF0 >1B0< 1F0 1SB0
     """
-    rows = [(f"pp_rank {finding.pp_rank}", *_row(lists, finding)) for finding in findings[:MAX_ROWS]]
+    rows = [(f"pp_rank {violation.pp_rank}", *_row(lists, violation)) for violation in violations[:MAX_ROWS]]
     label_width, left_width = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [f"  {label:<{label_width}}  {left:>{left_width}}{right}" for label, left, right in rows]
-    if len(findings) > MAX_ROWS:
-        lines.append(f"  ... and {len(findings) - MAX_ROWS} more places")
+    if len(violations) > MAX_ROWS:
+        lines.append(f"  ... and {len(violations) - MAX_ROWS} more violations")
     return "\n".join(lines)
 
 
-def _row(lists: Lists, finding: Finding) -> tuple[str, str]:
+def _row(lists: Lists, violation: Violation) -> tuple[str, str]:
     """The text left of the marked action, and the text from it on."""
-    actions, index = lists[finding.pp_rank], finding.index
+    actions, index = lists[violation.pp_rank], violation.index
     before = [str(action) for action in actions[max(0, index - REACH) : index]]
     after = [str(action) for action in actions[index + 1 : index + 1 + REACH]]
     marked = str(actions[index]) if index < len(actions) else "end"

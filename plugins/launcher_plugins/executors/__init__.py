@@ -1,1 +1,1 @@
-"""Who reserves machines and starts the ranks."""
+"""Executors: they reserve machines and start the ranks."""

@@ -1,8 +1,8 @@
 """Starts all ranks on this machine through torchrun.
 
-Port 0 lets the system choose the rendezvous port, so that several runs share a machine. torchrun
-puts every rank in a session of its own, so ending torchrun's process group would not end them:
-`cancel` asks torchrun, waits, and then ends whatever rank of this run is still there.
+Port 0 lets the system choose the rendezvous port, so that several runs can share a machine. torchrun
+starts every rank in a session of its own, so killing torchrun's process group would not end them:
+`cancel` signals torchrun, waits, and then kills every rank of this run that is left.
 """
 
 from __future__ import annotations
@@ -33,33 +33,32 @@ from launcher.contract.job import (
 )
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import JobShape
-from launcher.typed.ranges import Index, Positive
-from launcher.typed.read import Reading, read
+from launcher.typed.scalars import NonNegativeInt, PositiveFloat
 
 ENTRY_MODULE = "launcher.runtime.process.main"
-"""What every rank runs."""
+"""The module that every rank runs."""
 _GRACE_S = 3
-"""Longest wait for torchrun to end ranks that are not to save: the signal ends all but the stubborn."""
+"""Longest wait for torchrun to end ranks that do not save, before they are killed."""
 _PR_SET_PDEATHSIG = 1
-_OUTLIVES_S = 5
-"""Longest that ranks outlive another one's failure. torchrun tells them to end, which those that save, or
-hang, do not at once, and would kill them after 30 s."""
-_TELLS, _KILLED = b" closing signal ", "trireme: killed process"
+_SURVIVAL_S = 5
+"""Longest time that ranks survive the failure of another one. torchrun sends them SIGTERM, on which ranks
+that save or hang do not end at once, and would kill them after 30 s."""
+_CLOSING, _KILLED = b" closing signal ", "trireme: killed process"
 _FORCED = re.compile(rf"(?:Unable to shutdown process|{_KILLED}) (\d+)")
 _REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) \(pid: (\d+)\)")
 _INHERITED = ("PET_", "TORCHELASTIC_", "PYTHON_EXEC")
-"""Variables that would change what torchrun does; none of them is passed on."""
+"""Prefixes of variables that would change what torchrun does; they are not passed on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunConfig:
     """Settings of the executor."""
 
-    max_restarts: Index = 0
-    """Times that the ranks are started again after a failure, from the newest good checkpoint."""
-    save_wait_s: Positive = 600
-    """Seconds that ranks have to save when the run is told to stop (Ctrl-C, SIGTERM, SIGUSR1), after which
-    they are ended as they are; without a checkpoint_interval they end at once."""
+    max_restarts: NonNegativeInt = 0
+    """Restarts after a failure, from the newest intact checkpoint."""
+    save_wait_s: PositiveFloat = 600
+    """Seconds that ranks have to save when the run is stopped (Ctrl-C, SIGTERM, SIGUSR1), after which they
+    are killed; without a checkpoint_interval they are killed at once."""
 
 
 class Torchrun:
@@ -69,12 +68,12 @@ class Torchrun:
     Config = TorchrunConfig
 
     def check(self, job: JobShape) -> Iterable[Fault]:
-        """More than one node cannot be started from here; starts with nothing to go on from."""
+        """More than one node; restarts without a checkpoint to resume from."""
         return _faults(job.config, job.mesh.num_ranks)
 
     def notes(self, job: JobShape) -> Iterable[str]:
-        """When the ranks are started again. The job lives as long as whoever follows it."""
-        return restart_notes(job.config, _settings(job.config).max_restarts)
+        """When the ranks are started again."""
+        return restart_notes(job.config, job.config.executor.settings(TorchrunConfig).max_restarts)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The torchrun command and its environment.
@@ -99,7 +98,7 @@ class Torchrun:
             *("--module", ENTRY_MODULE, f"{request.run_dir}/plan.json", "--sha256", request.plan_sha256),
             *(("--resume",) if request.resume else ()),
         )
-        settings = _settings(plan.config)
+        settings = plan.config.executor.settings(TorchrunConfig)
         return JobScript(
             argv=argv,
             environment=environment,
@@ -109,9 +108,9 @@ class Torchrun:
         )
 
     def submit(self, script: JobScript) -> JobHandle:
-        """Starts torchrun in a session of its own, so that a terminal's Ctrl-C reaches only us.
+        """Starts torchrun in a session of its own, so that a terminal's Ctrl-C reaches only the launcher.
 
-        The kernel ends the job when the calling thread ends, however that happens.
+        The kernel ends torchrun when the calling thread ends, for whatever reason.
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
         with (Path(script.run_dir) / EXECUTOR_LOG).open("ab") as log:
@@ -127,7 +126,7 @@ class Torchrun:
         return JobHandle(id=str(process.pid), run_dir=script.run_dir, process=process)
 
     def state(self, handle: JobHandle) -> JobState:
-        """How torchrun stands, and which rank ended it. Ends ranks that outlive the failure of another."""
+        """The state of torchrun, and the rank that failed. Kills ranks that survive another one's failure."""
         code = _process(handle).poll()
         if code is None:
             _end_survivors(handle)
@@ -138,12 +137,12 @@ class Torchrun:
         return failed_state(log.read_text(errors="replace"), code)
 
     def tell_to_end(self, handle: JobHandle) -> None:
-        """Sends SIGTERM to the ranks themselves: torchrun, told instead, would kill them after 30 s."""
+        """Sends SIGTERM to the ranks, not to torchrun, which would kill them after 30 s."""
         ranks = list(_rank_pids(handle))
         for pid in ranks:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        if not ranks:  # none is there yet, or they cannot be found here
+        if not ranks:  # none has started yet, or they cannot be found on this system
             _signal_group(_process(handle).pid, signal.SIGTERM)
 
     def cancel(self, handle: JobHandle) -> None:
@@ -161,10 +160,10 @@ class Torchrun:
 
 
 def failed_state(report: str, code: int) -> JobState:
-    """The state told by torchrun's output: the rank that was killed, else the one that it names first.
+    """The state by torchrun's output: the rank that was killed, else the one that it reports first.
 
-    A killed rank leaves no report of its own, while the ranks that waited for it do. One that was killed
-    for outliving the failure is not guilty of it.
+    A killed rank writes no report of its own, while the ranks that waited for it do. Ranks that were killed
+    because they survived the failure did not cause it.
 
     >>> failed_state("rank      : 1 (local_rank: 1)\\n  exitcode  : -9 (pid: 7)", 1)
     JobState(phase='failed', exit_code=-9, reason='killed by signal 9 (SIGKILL)', rank=1)
@@ -183,7 +182,7 @@ def failed_state(report: str, code: int) -> JobState:
 
 
 def ending(status: int) -> str:
-    """How a process ended, in words; a status below 0 is a signal."""
+    """How a process ended, as text; a status below 0 is a signal."""
     if status >= 0:
         return f"ended with exit code {status}"
     with suppress(ValueError):
@@ -191,23 +190,17 @@ def ending(status: int) -> str:
     return f"killed by signal {-status}"
 
 
-def _settings(config: LaunchConfig) -> TorchrunConfig:
-    settings = read(TorchrunConfig, config.executor.options, Reading(), "executor")
-    assert settings is not None, "the plan was made with options that its executor does not know"
-    return settings
-
-
 def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
-    settings = _settings(config)
+    settings = config.executor.settings(TorchrunConfig)
     yield from restart_faults(config, settings.max_restarts)
     usual = TorchrunConfig().save_wait_s
     if settings.save_wait_s != usual and not config.train.checkpoint_interval:
-        rule = "the ranks end at once when they are told to, as train.checkpoint_interval is 0"
+        rule = "the ranks are killed at once when the run is stopped, since train.checkpoint_interval is 0"
         fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}, or leave it out."
         yield Fault("executor.save_wait_s", settings.save_wait_s, rule, fix)
     if config.cluster.nodes > 1:
         others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
-        rule = f"starts ranks on this machine alone, and cluster.nodes={config.cluster.nodes}"
+        rule = f"starts ranks on this machine only, and cluster.nodes={config.cluster.nodes}"
         fits = num_ranks <= config.cluster.devices_per_node
         fix = "Set cluster.nodes=1, or choose" if fits else "Choose"
         hint = f": {others}" if others else ""
@@ -215,12 +208,14 @@ def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
 
 
 def _process(handle: JobHandle) -> subprocess.Popen[bytes]:
-    assert isinstance(handle.process, subprocess.Popen), "a local job is followed by whoever started it"
+    assert isinstance(handle.process, subprocess.Popen), (
+        "a local job is followed by the process that started it"
+    )
     return handle.process
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What the child does before torchrun begins: asks for SIGTERM at its parent's death (Linux)."""
+    """What the child does before it becomes torchrun: requests SIGTERM at its parent's death (Linux)."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -228,16 +223,16 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 
 def _end_survivors(handle: JobHandle) -> None:
-    """Kills the ranks that are still there a while after torchrun has told them to end, and notes it."""
+    """Kills the ranks that survive torchrun's SIGTERM for a while, and logs it."""
     log = Path(handle.run_dir) / EXECUTOR_LOG
     with suppress(OSError):
-        if not log.stat().st_size or time.time() - log.stat().st_mtime < _OUTLIVES_S:
+        if not log.stat().st_size or time.time() - log.stat().st_mtime < _SURVIVAL_S:
             return
-        if _TELLS not in log.read_bytes():
+        if _CLOSING not in log.read_bytes():
             return
         with log.open("a", encoding="utf-8") as file:
             for pid in _rank_pids(handle):
-                file.write(f"{_KILLED} {pid}, which outlived the failure of another rank\n")
+                file.write(f"{_KILLED} {pid}, which survived the failure of another rank\n")
                 _signal_group(pid, signal.SIGKILL)
 
 
@@ -247,7 +242,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def _rank_pids(handle: JobHandle) -> Iterator[int]:
-    """Ranks of this run that still live, by their command lines (Linux); torchrun has one like them."""
+    """Ranks of this run that are alive, by their command lines (Linux), which torchrun's resembles."""
     marks = {os.fsencode(ENTRY_MODULE), os.fsencode(f"{handle.run_dir}/plan.json")}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -257,19 +252,19 @@ def _rank_pids(handle: JobHandle) -> Iterator[int]:
 
 
 def restart_faults(config: LaunchConfig, max_restarts: int) -> Iterator[Fault]:
-    """Starts after a failure that would have nothing to go on from."""
+    """A fault of restarts without a checkpoint to resume from."""
     if max_restarts and not config.train.checkpoint_interval:
-        rule = "a new start would have nothing to go on from, as train.checkpoint_interval is 0"
+        rule = "a restart would have nothing to resume from, since train.checkpoint_interval is 0"
         fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}, or "
         yield Fault("executor.max_restarts", max_restarts, rule, f"{fix}executor.max_restarts=0.")
 
 
 def restart_notes(config: LaunchConfig, max_restarts: int) -> Iterator[str]:
-    """How long it takes at most until a run that cannot go on has failed."""
+    """The longest time until a run that hangs at every start has failed."""
     if max_restarts:
         timeout_s, start_s, starts = config.run.timeout_s, config.run.start_timeout_s, max_restarts + 1
         yield (
-            f"After a failure the ranks are started again from the newest good checkpoint, at most "
+            f"After a failure the ranks are restarted from the newest intact checkpoint, at most "
             f"{counted(max_restarts, 'time')} (executor.max_restarts). A run that hangs each time has failed "
             f"after {starts} times {timeout_s:g} s (run.timeout_s) without progress: "
             f"{format_duration(starts * timeout_s)}; where it never makes a step, after {starts} times "

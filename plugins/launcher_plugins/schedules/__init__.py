@@ -1,1 +1,1 @@
-"""Orders of forwards and backwards, a page each."""
+"""Pipeline schedules, one per module."""

@@ -6,7 +6,7 @@ Three ranks and four microbatches, a row per rank, time to the right (a backward
     1  · 0 1 2|3 · · · 0━━|1━━ 2━━ 3━━ · ·
     2  · · 0 1 2|3 0━━|1━━ 2━━ 3━━ · · · ·
 
-Simple, and every rank holds all m microbatches at its peak. Its idle time is that of 1F1B.
+Simple, but every rank holds all m microbatches at its peak. The idle time is that of 1F1B.
 
 Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline
 Parallelism (2019), section 2.

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: each rank holds v model chunks and goes round them, p microbatches at a time.
+"""Interleaved 1F1B: each rank holds v model chunks and cycles through them, p microbatches at a time.
 
 Two ranks, two chunks (a, b) and four microbatches, a row per rank, time to the right (a backward
 takes two slots, a bar ends the warm-up and begins the cool-down):
@@ -6,13 +6,13 @@ takes two slots, a bar ends the warm-up and begins the cool-down):
     0  0a 1a 0b 1b|2a ·  0b━━━ 3a 1b━━━ 2b 0a━━━ 3b 1a━━━ · |2b━━━ ·  3b━━━ 2a━━━ 3a━━━
     1  ·  0a 1a|0b 0b━━━ 1b 1b━━━ 2a 0a━━━ 3a 1a━━━ 2b 2b━━━ 3b 3b━━━|2a━━━ 3a━━━ ·  ·
 
-A microbatch passes every rank v times, each time through 1/v of the rank's layers, so that the
-pipeline fills v times faster: the idle time is that of 1F1B divided by v, at the price of more
-messages, (p*v - 1) / (p - 1) times as many.
+A microbatch visits every rank v times, each time 1/v of the rank's layers, so that the pipeline fills
+v times faster: the idle time is that of 1F1B divided by v, at the cost of (p*v - 1) / (p - 1) times as
+many messages.
 
-A group may be larger than p: what comes round early waits, and no rank idles longer. So any number of
-microbatches from p on can be cut into groups; with g the largest, rank r holds up to
-(v-1)*g + 2(p-1-r) + 1 stage inputs, where groups of p hold the least. `uneven_groups` allows it.
+A group may be larger than p: a microbatch that arrives early waits, and no rank idles longer. So any
+number of microbatches from p on can be split into groups; with g the largest, rank r holds up to
+(v-1)*g + 2(p-1-r) + 1 stage inputs, fewest with groups of p. `uneven_groups` allows it.
 
 Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM (2021), section 2.2.2.
@@ -33,7 +33,7 @@ class InterleavedConfig:
     """Settings of the schedule."""
 
     uneven_groups: bool = False
-    """Whether p need not divide the microbatches: groups are then larger than p, and hold more."""
+    """Allow microbatches that are no multiple of p: groups are larger than p then, and hold more memory."""
 
 
 class Interleaved1F1B:
@@ -99,7 +99,7 @@ class Interleaved1F1B:
 
 
 def _groups(shape: PipelineShape) -> list[range]:
-    """The microbatches that go round together: p of them or a few more, the larger groups first.
+    """The groups of microbatches, of p or a few more each, the larger groups first.
 
     >>> _groups(PipelineShape(num_pp_ranks=4, num_microbatches=9))
     [range(0, 5), range(5, 9)]

@@ -6,9 +6,9 @@ Three ranks and two microbatches, a row per rank, time to the right (a backward 
     1  · 0 · · · 0━━ · · · 1 · · · 1━━ · ·
     2  · · 0 0━━ · · · · · · 1 1━━ · · · ·
 
-One rank works while all others wait: splitting the model makes room for it, and nothing faster. This
-is what pipelining starts from. Of p ranks p-1 are idle at any time, whatever m is, and each holds
-one microbatch.
+One rank works while all others wait: splitting the model saves memory and makes nothing faster. This is
+the baseline of pipelining. Of p ranks p-1 are idle at any time, whatever m is, and each holds one
+microbatch.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ bar ends the warm-up and begins the cool-down):
     1  · 0|1 · · 0━━ 2 1━━ 3 2━━ ·|3━━ · ·
     2  · · 0 0━━ 1 1━━ 2 2━━ 3 3━━ · · · ·
 
-The nearer to the end of the pipeline, the sooner a microbatch comes back: rank r runs p-1-r
-forwards ahead and so holds at most p-r microbatches, whatever m is. The idle time is GPipe's.
+The later the stage, the sooner the gradient of a microbatch arrives: rank r runs p-1-r forwards ahead
+and so holds at most p-r microbatches, whatever m is. The idle time is that of GPipe.
 
 Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM (2021), section 2.2.1 (there: PipeDream-Flush).

@@ -5,9 +5,9 @@
 #SBATCH --ntasks-per-node=2
 #SBATCH --time=00:10:00
 #SBATCH --partition=batch
+#SBATCH --requeue
 #SBATCH --output="/runs/a b/logs/executor.log"
 #SBATCH --open-mode=append
-#SBATCH --requeue
 #SBATCH --export=HOME,LANG,LOGNAME,PATH,USER
 
 run='/runs/a b'
@@ -20,7 +20,7 @@ max_restarts=0
 saves=no
 nodes=2
 ranks_per_node=2
-parts=1
+components=1
 host_suffix=''
 resume=()
 step=()
@@ -30,10 +30,10 @@ fail() {
   exit 1
 }
 
-# Each start of the ranks, by this job or by another one of the run, is a line in logs/starts. What the
-# start before this one left in exit/ belongs to that one, and is moved aside.
+# Each start of the ranks, by this job or another one of the run, is a line in logs/starts. The exit/ folder
+# of the previous start is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
-# What Slurm's commands know this job by: the id of an array is also that of one of its tasks.
+# The id of this job in Slurm's commands: the id of an array is also that of one of its tasks.
 job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 mkdir -p "$run/logs"
@@ -43,7 +43,7 @@ mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
 num_starts=$(wc -l <"$run/logs/starts")
 
-# How the job ended, for a cluster that forgets its jobs.
+# How the job ended, for a cluster that does not keep records of its jobs.
 end_record() {
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
 }
@@ -56,10 +56,10 @@ export PYTHONDONTWRITEBYTECODE=1
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 
-# One address for all ranks: the first node's.
+# The rendezvous address: that of the first node.
 [ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
   fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-if [ "$nodes" = 1 ] && [ "$parts" = 1 ]; then
+if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then
   MASTER_ADDR=127.0.0.1
 else
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
@@ -73,11 +73,11 @@ else
   esac
 fi
 
-# One port for all ranks, of this start of this job: another job or start that shares the node has
-# another one. All are below 32768, where those begin that any connection may take.
+# The rendezvous port, different for each start of each job, as others may share the node. All are below
+# 32768, where the ephemeral ports begin.
 for ((attempt = 0; attempt < 16; attempt++)); do
   MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
-  # Where nobody answers, the port is free.
+  # A port that refuses the connection is free.
   (: <"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null || break
 done
 [ "$attempt" -lt 16 ] || fail "no free port for the rendezvous on $(hostname)"
@@ -85,58 +85,58 @@ export MASTER_ADDR MASTER_PORT
 rendezvous=$SLURM_JOB_ID.$restart
 echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
 
-# A start after the first goes on from what is saved; a folder that has another ending is half written.
+# A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.
 checkpoints=("$run"/checkpoints/step-????????)
 if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
 
-# Slurm tells this shell when the time limit is near (USR1) and when the job has to go (TERM). The ranks
-# are told: they save after the step that they are in, leave a note, and end. A rank that is still
-# starting passes over it, so it is said until they have ended.
-unfinished=75 # the exit code of a job whose run can go on; both starters hide those of the ranks
+# Slurm signals this shell when the time limit is near (USR1) and when the job has to end (TERM). The
+# signal is forwarded to the ranks, which save after their current step, leave a note, and end. A rank
+# that is still starting ignores it, so it is repeated until they have ended.
+unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
 note=$run/exit/stopped.json
-ranks='' num_told=0
-tell() {
-  num_told=$((num_told + 1))
-  if [ "$num_told" = 1 ] && [ -n "$ranks" ]; then tell_ranks 0 >/dev/null 2>&1 & fi
+ranks='' num_signals=0
+on_signal() {
+  num_signals=$((num_signals + 1))
+  if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then signal_ranks 0 >/dev/null 2>&1 & fi
 }
-tell_ranks() {
+signal_ranks() {
   sleep "$1"
   while kill -USR1 "$ranks"; do sleep 2; done
 }
-if [ "$saves" = yes ]; then trap tell USR1 TERM; fi
+if [ "$saves" = yes ]; then trap on_signal USR1 TERM; fi
 
-# Starts the ranks and waits for their end, which a signal does not cut short. A rank that fails ends the
-# others at once (--kill-on-bad-exit), one that is done before them ends none (--wait=0).
+# Starts the ranks and waits for their end, also when a signal arrives. A rank that fails ends the others
+# at once (--kill-on-bad-exit); one that finishes before them does not (--wait=0).
 start_ranks() {
-  local num_before=$num_told
+  local num_before=$num_signals
   "$@" &
   ranks=$!
-  if [ "$num_before" != 0 ]; then tell_ranks 5 >/dev/null 2>&1 & fi # srun has to be up, too
+  if [ "$num_before" != 0 ]; then signal_ranks 5 >/dev/null 2>&1 & fi # srun has to have started, too
   until
-    num_before=$num_told
+    num_before=$num_signals
     wait "$ranks"
     rc=$?
-    [ "$num_before" = "$num_told" ]
+    [ "$num_before" = "$num_signals" ]
   do :; done
 }
 
-# Ends this start, and sees to it that there is another one where the run can go on. A job that Slurm
-# has requeued, as it does for a preemption or a lost node, or has cancelled, is left to it.
+# Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
+# as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
   [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
   local job state
   job=$(scontrol --oneliner show job "$job_id")
   state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
-  state=${state%%$'\n'*} # of several parts the first
-  # The steps of a job that is to give way are told, its script is not: ranks end that cannot save yet.
-  case $job in *" PreemptTime="[0-9]*) num_told=$((num_told + 1)) ;; esac
+  state=${state%%$'\n'*} # of several components the first
+  # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
+  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) ;; esac
   if [ "${state:-RUNNING}" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
-  elif [ -e "$note" ] || [ "$num_told" != 0 ]; then
-    begin_again
+  elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
+    start_again
   else
     echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
-    if has_failed; then give_up; else begin_again; fi
+    if has_failed; then give_up; else start_again; fi
     exit "$rc"
   fi
   exit "$unfinished"
@@ -146,8 +146,8 @@ has_failed() {
   [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
-# In a chain, the next job waits for this one to end with another code than 0.
-begin_again() {
+# In a chain, the next job starts when this one ends with another code than 0.
+start_again() {
   [ "$continuation" = requeue ] || return
   if [ "$num_starts" -lt "$max_starts" ]; then
     echo "trireme: requeues job $job_id after start $num_starts"
@@ -157,7 +157,7 @@ begin_again() {
   fi
 }
 
-# Cancels the jobs of the chain that would go on with what has failed.
+# Cancels the jobs of the chain that would resume a run that has failed.
 give_up() {
   local job
   [ "$continuation" = chain ] || return
@@ -168,11 +168,11 @@ give_up() {
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   give_up
-  fail "the run has failed for good before (executor.max_restarts=$max_restarts)"
+  fail "the run has already failed (executor.max_restarts=$max_restarts)"
 fi
 
-# One task per rank. The $SLURM_ variables of a rank have their values only inside of the step. A rank
-# that is still starting has nothing to save, and passes over the signal that tells it to.
+# One task per rank. The $SLURM_ variables of a rank are set only inside the step. A rank that is still
+# starting has nothing to save, and ignores the signal to do so.
 task='
 trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit

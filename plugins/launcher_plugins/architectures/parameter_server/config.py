@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from launcher.contract.config import LaunchConfig
-from launcher.typed.ranges import Few, Index, Positive
-from launcher.typed.read import Range, Reading, read
+from launcher.typed.read import Reading, read
+from launcher.typed.scalars import NonNegativeInt, PositiveFloat, Range, SmallInt
 
 SERVER = "server"
 """Role of the ranks that hold the parameters."""
@@ -22,11 +22,11 @@ class ParameterServerConfig:
     mode: Literal["sync", "async", "bounded"] = "sync"
     """When a server updates: ``sync`` once a step, with every worker's gradient; ``async`` with each
     gradient as it comes; ``bounded`` likewise, but holds back workers that are too far ahead."""
-    servers: Few = 1
+    servers: SmallInt = 1
     """Ranks that hold the parameters, beside the parallel.dp workers."""
-    staleness: Index | None = None
+    staleness: NonNegativeInt | None = None
     """Steps that a worker may be ahead of the slowest (``bounded``); 0 is ``sync``."""
-    lr_scale: Positive | None = None
+    lr_scale: PositiveFloat | None = None
     """Factor of the learning rate where each worker's gradient is an update of its own; null = 1 over the
     number of workers."""
     overlap: bool = True

@@ -1,1 +1,1 @@
-"""Slurm: options, script, state and life of a job."""
+"""The Slurm executor: options, script, states and continuation of a job."""

@@ -1,4 +1,4 @@
-"""Slurm's commands, run without what an allocation around us would bring along."""
+"""Runs Slurm's commands, without the variables of an allocation that this process may be in."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from launcher.base.errors import JobError
 
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
-"""Variables that say how Slurm is reached."""
+"""Variables that locate the cluster."""
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_")
 _TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a command said."""
+class CommandResult:
+    """Exit code and output of a command."""
 
     code: int
     output: str
     error: str
 
 
-def ask(words: tuple[str, ...], environment: Mapping[str, str]) -> Answer:
-    """Runs one of Slurm's commands to its end.
+def run_command(words: tuple[str, ...], environment: Mapping[str, str]) -> CommandResult:
+    """Runs one of Slurm's commands.
 
     Raises:
-        JobError: when it is not installed here, or gives no answer.
+        JobError: when it is not installed here, or does not return in time.
     """
     try:
         done = subprocess.run(  # noqa: S603 (our own words, no shell)
@@ -46,25 +46,23 @@ def ask(words: tuple[str, ...], environment: Mapping[str, str]) -> Answer:
         ) from error
     except subprocess.TimeoutExpired as error:
         raise JobError(f"{words[0]} gave no answer in {_TIMEOUT_S} s: is the controller up?") from error
-    return Answer(code=done.returncode, output=done.stdout.strip(), error=_plain(done.stderr))
+    # Without "COMMAND: error: " at the start of every line.
+    lines = [
+        line.split(": ", 2)[-1] if ": error: " in line else line for line in done.stderr.strip().splitlines()
+    ]
+    return CommandResult(code=done.returncode, output=done.stdout.strip(), error="\n".join(lines))
 
 
 def cleaned(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those by which Slurm's commands would do other than what they are told.
+    """The variables without those that override options of Slurm's commands.
 
     >>> cleaned({"SLURM_CONF": "/etc/slurm.conf", "SLURM_CPU_BIND": "cores", "SBATCH_QOS": "low"})
     {'SLURM_CONF': '/etc/slurm.conf'}
     """
-    removed = set(left_out(environment))
+    removed = removed_names(environment)
     return {name: value for name, value in environment.items() if name not in removed}
 
 
-def left_out(environment: Mapping[str, str]) -> list[str]:
-    """The names that `cleaned` leaves out, sorted."""
+def removed_names(environment: Mapping[str, str]) -> list[str]:
+    """The names that `cleaned` removes, sorted."""
     return sorted(name for name in environment if name.startswith(_PREFIXES) and name not in _KEPT)
-
-
-def _plain(error: str) -> str:
-    """A message without the name of the command in front of every line."""
-    lines = [line.split(": ", 2)[-1] if ": error: " in line else line for line in error.strip().splitlines()]
-    return "\n".join(lines)

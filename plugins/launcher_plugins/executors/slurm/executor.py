@@ -16,30 +16,28 @@ from launcher.contract.executor import SiteSurvey
 from launcher.contract.job import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import JobShape
-from launcher_plugins.executors.slurm.array import array
-from launcher_plugins.executors.slurm.commands import ask, left_out
-from launcher_plugins.executors.slurm.life import (
+from launcher_plugins.executors.slurm.commands import removed_names, run_command
+from launcher_plugins.executors.slurm.continuation import (
     SlurmConfig,
-    life_faults,
-    life_notes,
-    settings_of,
+    continuation_faults,
+    continuation_notes,
     time_notes,
 )
-from launcher_plugins.executors.slurm.options import SEPARATOR, binding_faults, layout, option_faults
-from launcher_plugins.executors.slurm.queue import Jobs, ask_about, since_when
+from launcher_plugins.executors.slurm.options import SEPARATOR, binding_faults, node_layout, option_faults
+from launcher_plugins.executors.slurm.queue import Jobs, ask_about, with_time
 from launcher_plugins.executors.slurm.roles import (
     Roles,
+    het_components,
     num_cluster_ranks,
-    parts,
     role_faults,
     role_notes,
 )
-from launcher_plugins.executors.slurm.script import Batch, script_text
+from launcher_plugins.executors.slurm.script import Batch, array, script_text
 from launcher_plugins.executors.slurm.state import time_left, with_end
 from launcher_plugins.executors.slurm.survey import survey
 
 CHAIN = "logs/chain"
-"""Where the script finds the ids of the jobs of its chain."""
+"""File with the ids of the jobs of a chain, in the run directory."""
 _SETTINGS = {
     "account": "site.account",  # the message names the partition, too
     "partition": "site.partition",
@@ -55,7 +53,7 @@ _SETTINGS = {
     "unrecognized option": "site.options",
     "configuration source": "SLURM_CONF, by which a cluster is found",
 }
-"""What to look at when a refusal of Slurm holds these words."""
+"""The setting to look at, by words in Slurm's message."""
 
 
 class Slurm:
@@ -65,13 +63,13 @@ class Slurm:
     Config = SlurmConfig
 
     def check(self, job: JobShape) -> Iterable[Fault]:
-        """Ranks that do not fill the nodes, options that sbatch would not take, a life cut short."""
+        """Ranks that do not fill the nodes, options that sbatch rejects, impossible continuations."""
         return _faults(job.config, job.roles)
 
     def notes(self, job: JobShape) -> Iterable[str]:
-        """Where the ranks meet, and who starts the run again when it is cut short."""
+        """Where the ranks rendezvous, and how an interrupted run continues."""
         config = job.config
-        return (*role_notes(config, job.roles), *_network_notes(config), *life_notes(config))
+        return (*role_notes(config, job.roles), *_network_notes(config), *continuation_notes(config))
 
     def time_notes(self, job: JobShape, predicted_s: float) -> Iterable[str]:
         """Whether the run is predicted to take longer than its time limits allow."""
@@ -83,21 +81,21 @@ class Slurm:
         Raises:
             PlanError: for what `check` finds, and for a run directory that Slurm cannot write to.
         """
-        place = layout(plan.config, num_cluster_ranks(plan.config, plan.roles))
+        layout = node_layout(plan.config, num_cluster_ranks(plan.config, plan.roles))
         faults = [*_faults(plan.config, plan.roles), *_directory_faults(plan.config, request.run_dir)]
-        if isinstance(place, Fault) or faults:
+        if isinstance(layout, Fault) or faults:
             raise PlanError(faults)
-        others = parts(plan.config, plan.roles)
-        text = script_text(Batch(config=plan.config, request=request, place=place, others=others))
+        others = het_components(plan.config, plan.roles)
+        text = script_text(Batch(config=plan.config, request=request, layout=layout, others=others))
         argv = ("sbatch", "--parsable", f"{request.run_dir}/job.sh")
-        num_jobs = settings_of(plan.config).num_jobs()
+        num_jobs = plan.config.executor.settings(SlurmConfig).num_jobs()
         return JobScript(argv=argv, environment={}, run_dir=request.run_dir, text=text, num_jobs=num_jobs)
 
     def submit(self, script: JobScript) -> JobHandle:
-        """Has Slurm check the job, then submits it once, or each job of a chain.
+        """Has Slurm check the job, then submits it, or each job of a chain.
 
         Raises:
-            JobError: when Slurm refuses it; names the setting to look at.
+            JobError: when Slurm rejects it; names the setting to look at.
         """
         self.try_out(script)
         jobs: list[str] = []
@@ -106,28 +104,28 @@ class Slurm:
                 jobs.append(_submit_one(script, jobs))
         except JobError:
             if jobs:
-                ask(("scancel", *reversed(jobs)), os.environ)
+                run_command(("scancel", *reversed(jobs)), os.environ)
             raise
         if script.num_jobs > 1:
             (Path(script.run_dir) / CHAIN).write_text("".join(f"{job}\n" for job in jobs), encoding="utf-8")
         notes = []
-        if names := left_out(os.environ):
-            notes.append(f"Not passed on, because they would change the job: {', '.join(names)}.")
+        if names := removed_names(os.environ):
+            notes.append(f"Not passed on to sbatch, because they would change the job: {', '.join(names)}.")
         return JobHandle(id=SEPARATOR.join(jobs), run_dir=script.run_dir, notes=tuple(notes))
 
     def try_out(self, script: JobScript) -> None:
         """Has Slurm check the job, whose script is in the run directory.
 
         Raises:
-            JobError: when Slurm refuses it; names the setting to look at.
+            JobError: when Slurm rejects it; names the setting to look at.
         """
         command, *_, path = script.argv
-        checked = ask((command, "--test-only", path), os.environ)
+        checked = run_command((command, "--test-only", path), os.environ)
         if checked.code:
             raise JobError(_refusal(checked.error))
 
     def survey(self) -> SiteSurvey:
-        """Asks the cluster for its partitions, and for the accounts of the person.
+        """Asks the cluster for its partitions, and for the accounts of the user.
 
         Raises:
             JobError: when it gives no answer.
@@ -135,7 +133,7 @@ class Slurm:
         return survey()
 
     def group(self, scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
-        """The jobs as the tasks of an array; None where they do not all ask for the same resources."""
+        """The jobs as the tasks of an array; None where they do not all request the same resources."""
         return array(scripts, request)
 
     def members(self, handle: JobHandle, tasks: Sequence[int]) -> list[str]:
@@ -148,88 +146,92 @@ class Slurm:
         Raises:
             JobError: when there is no squeue on this machine.
         """
-        answer = ask(("squeue", "--noheader", f"--jobs={job}", "--format=%L"), os.environ)
+        answer = run_command(("squeue", "--noheader", f"--jobs={job}", "--format=%L"), os.environ)
         return time_left(answer.output.partition("\n")[0])
 
     def state(self, handle: JobHandle) -> JobState:
-        """How the job stands: asked of the controller, then of the accounts, then of its own record.
+        """The state of the job: from squeue, else from sacct, else from the job's own record.
 
         Raises:
-            JobError: when Slurm gives no answer and the job has left no record.
+            JobError: when Slurm does not answer and the job has left no record.
         """
         return self.states([handle])[0]
 
     def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
-        """How many jobs stand, asked in one go; as `state`."""
+        """The states of several jobs, with one command each; as `state`."""
         jobs = ask_about([job for handle in handles for job in handle.id.split(SEPARATOR)])
         states = [with_end(_state(handle, jobs), handle.run_dir) for handle in handles]
-        return [since_when(state, run.run_dir) for state, run in zip(states, handles, strict=True)]
+        return [with_time(state, run.run_dir) for state, run in zip(states, handles, strict=True)]
 
     def cancel(self, handle: JobHandle) -> None:
-        """Has Slurm end the job, wherever it is; of a chain those first that wait.
+        """Cancels the job; of a chain, the queued jobs first.
 
         Raises:
-            JobError: when Slurm refuses.
+            JobError: when Slurm does not.
         """
         jobs = handle.id.split(SEPARATOR)
-        answer = ask(("scancel", *reversed(jobs)), os.environ)
+        answer = run_command(("scancel", *reversed(jobs)), os.environ)
         if answer.code and "Invalid job id" not in answer.error:
             raise JobError(f"Slurm does not cancel job {handle.id}: {answer.error}")
 
 
 def _submit_one(script: JobScript, before: Sequence[str]) -> str:
-    """Submits the job, in a chain to wait until the one before has ended without finishing the run."""
+    """Submits the job; in a chain it waits until the one before has ended without finishing the run."""
     command, parsable, path = script.argv
     waits = (f"--dependency=afternotok:{before[-1]}", "--kill-on-invalid-dep=yes") if before else ()
-    answer = ask((command, parsable, *waits, path), os.environ)
+    answer = run_command((command, parsable, *waits, path), os.environ)
     if answer.code:
         raise JobError(_refusal(answer.error))
     return answer.output.partition(";")[0]
 
 
 def _state(handle: JobHandle, jobs: Jobs) -> JobState:
-    """How the last job stands that was needed of a chain."""
+    """The state of the last job of a chain that was needed."""
     first, *others = handle.id.split(SEPARATOR)
     state = jobs.state(first, handle.run_dir)
     for job in others:
         if state.phase not in ("failed", "cancelled"):
             break
         following = jobs.state(job, handle.run_dir)
-        if following.phase == "cancelled":  # it was not needed, or has nothing to go on from
+        if following.phase == "cancelled":  # it was not needed, or has nothing to resume from
             break
         state = following
     return state
 
 
 def _faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
-    if isinstance(place := layout(config, num_cluster_ranks(config, roles)), Fault):
-        yield place
+    if isinstance(layout := node_layout(config, num_cluster_ranks(config, roles)), Fault):
+        yield layout
     yield from role_faults(config, roles)
     yield from option_faults(config.site)
     yield from binding_faults(config)
-    yield from life_faults(config)
+    yield from continuation_faults(config)
 
 
 def _network_notes(config: LaunchConfig) -> Iterator[str]:
     site = config.site
     if site.host_suffix and config.cluster.nodes > 1:
-        yield f"The ranks meet at the first node's name followed by {site.host_suffix} (site.host_suffix)."
+        address = f"the first node's name followed by {site.host_suffix} (site.host_suffix)"
+        yield f"The ranks rendezvous at {address}."
     if site.network_interface:
         yield f"gloo and NCCL use the interface {site.network_interface} (site.network_interface)."
 
 
 def _directory_faults(config: LaunchConfig, run_dir: str) -> Iterator[Fault]:
     if "\\" in run_dir or not run_dir.isprintable():
-        rule = "Slurm does not write to a file whose path holds a backslash or a control character"
+        rule = "Slurm cannot write to a path with a backslash or a control character"
         yield Fault("run.dir", ascii(run_dir), rule, "Set run.dir or run.root to another place.")
     if config.site.container_image and re.search("[,:]", run_dir):
-        rule = "a path that is mounted into a container holds no comma and no colon"
+        rule = "a path that is mounted into a container cannot have a comma or a colon"
         yield Fault("run.dir", run_dir, rule, "Set run.dir or run.root to another place.")
 
 
 def _refusal(message: str) -> str:
     known = [setting for words, setting in _SETTINGS.items() if words in message.lower()]
     hint = f" Look at {' and '.join(known[:1])}." if known else ""
-    if known[:1] == ["site.partition"] and (names := ask(("sinfo", "-h", "-o", "%R"), os.environ)).code == 0:
+    if (
+        known[:1] == ["site.partition"]
+        and (names := run_command(("sinfo", "-h", "-o", "%R"), os.environ)).code == 0
+    ):
         hint += f" Partitions here: {', '.join(sorted(set(names.output.split())))}."
-    return f"Slurm refuses the job: {message}.{hint}"
+    return f"Slurm rejects the job: {message}.{hint}"

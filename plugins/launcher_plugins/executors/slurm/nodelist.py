@@ -1,4 +1,4 @@
-"""Slurm's short form of a list of nodes, such as ``node[01-03,07]``, and the names it stands for."""
+"""Expands Slurm's hostlists, such as ``node[01-03,07]``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import prod
 from launcher.base.errors import LauncherError
 
 MAX_NODES = 65536
-"""More names than this come from a mistyped range."""
+"""More names than this are taken for a mistyped range."""
 _ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -19,7 +19,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The node names that a list stands for, in its order; padding with zeros is kept.
+    """The node names of a hostlist, in its order; zero padding is kept.
 
     Several brackets in one name vary like nested loops, the last one fastest.
 
@@ -27,7 +27,7 @@ def expand(text: str) -> tuple[str, ...]:
     (('alpha', 'node08', 'node09', 'node10'), ('r0n1-ib', 'r0n3-ib', 'r1n1-ib', 'r1n3-ib'))
 
     Raises:
-        LauncherError: for a text of another form; no part of it is guessed at.
+        LauncherError: for text in any other format.
     """
     names: list[str] = []
     position = 0
@@ -61,16 +61,16 @@ def _item_names(item: str, text: str) -> Iterator[str]:
         [literal] if literal else list(_numbers(ranges, text)) for ranges, literal in _PART.findall(item)
     ]
     for part in parts:
-        if not all(_NAME.fullmatch(piece) for piece in part):
+        if not all(_NAME.fullmatch(text_) for text_ in part):
             raise _wrong(text, "a name holds letters, digits, . _ and -")
     if prod(map(len, parts)) > MAX_NODES:
         raise _wrong(text, f"more than {MAX_NODES} nodes")
-    for pieces in product(*parts):
-        yield "".join(pieces)
+    for texts in product(*parts):
+        yield "".join(texts)
 
 
 def _numbers(ranges: str, text: str) -> Iterator[str]:
-    """What stands in one pair of brackets: ``001,003-004`` gives 001, 003 and 004."""
+    """The numbers of one pair of brackets: ``001,003-004`` gives 001, 003 and 004."""
     for written in ranges.split(","):
         match = _RANGE.fullmatch(written)
         if match is None:

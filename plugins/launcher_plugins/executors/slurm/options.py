@@ -1,4 +1,4 @@
-"""What is asked of Slurm: sbatch's options from the plan and the site, and which of them may be given.
+"""The options of sbatch: those set from the plan and the site, and those that ``site.options`` may give.
 
 Source: the manual page sbatch(1), Slurm 22.05 to 24.11.
 """
@@ -6,19 +6,19 @@ Source: the manual page sbatch(1), Slurm 22.05 to 24.11.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.base.errors import Fault, nearest
 from launcher.contract.config import LaunchConfig
 from launcher.contract.job import EXECUTOR_LOG, JobRequest
 from launcher.contract.site import RoleSite, SiteConfig
-from launcher_plugins.executors.slurm.life import save_signal, settings_of
+from launcher_plugins.executors.slurm.continuation import SlurmConfig, save_signal
 
 SEPARATOR = ","
-"""Between the ids of a chain in a handle."""
+"""Separator of the ids of a chain in a handle."""
 EXPORTED = ("HOME", "LANG", "LOGNAME", "PATH", "USER")
-"""Variables that every job gets from where it is submitted."""
+"""Variables of the submitting environment that every job gets."""
 OWN_SETTINGS = {
     "account": "site.account",
     "partition": "site.partition",
@@ -47,11 +47,11 @@ OWN_SETTINGS = {
     "kill-on-invalid-dep": "executor.continuation",
     "signal": "executor.save_lead_s",
 }
-"""Options that follow from a setting of their own."""
+"""Options that have a setting of their own."""
 NOT_ALLOWED = {
     "gpu-bind": "hides devices from their ranks, which choose by LOCAL_RANK among all of the node",
     "array": "starts several jobs, and a run is one",
-    "wrap": "takes the place of the script",
+    "wrap": "would replace the script",
     "output": "would keep the job's output out of the run directory",
     "error": "would keep the job's output out of the run directory",
     "open-mode": "would lose the output of the start before when a job is requeued",
@@ -72,20 +72,26 @@ _OTHERS = """
     wait-all-nodes wckey
 """
 KNOWN = frozenset(_OTHERS.split()) | OWN_SETTINGS.keys() | NOT_ALLOWED.keys()
-"""Every option of sbatch that is told from a mistyped one."""
+"""Every option of sbatch, to recognize mistyped ones."""
+_Options = dict[str, str | int | bool | None]
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where the ranks are: ranks 0 .. ranks_per_node-1 on the first node, and so on."""
+class NodeLayout:
+    """Ranks on nodes: 0 .. ranks_per_node-1 on the first node, and so on."""
 
     num_nodes: int
     ranks_per_node: int
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks on all of these nodes."""
+        return self.num_nodes * self.ranks_per_node
 
-def layout(config: LaunchConfig, world_size: int) -> Layout | Fault:
-    """The nodes that the ranks fill, or why they do not fill those of the cluster."""
+
+def node_layout(config: LaunchConfig, world_size: int) -> NodeLayout | Fault:
+    """The nodes that the ranks fill, or the fault where these are not the cluster's."""
     nodes, devices = config.cluster.nodes, config.cluster.devices_per_node
     if world_size > devices and world_size % devices:
         rule = f"{world_size} ranks do not fill whole nodes of {devices} devices"
@@ -96,13 +102,13 @@ def layout(config: LaunchConfig, world_size: int) -> Layout | Fault:
         rule = f"{world_size} ranks fill {needed} node{'s' if needed > 1 else ''} of {devices} devices"
         way = f" or cluster.devices_per_node={world_size // nodes}" if world_size % nodes == 0 else ""
         return Fault("cluster.nodes", nodes, rule, f"Set cluster.nodes={needed}{way}.")
-    return Layout(num_nodes=nodes, ranks_per_node=min(world_size, devices))
+    return NodeLayout(num_nodes=nodes, ranks_per_node=min(world_size, devices))
 
 
 def option_faults(site: SiteConfig) -> Iterator[Fault]:
-    """Faults of ``site.options``: settings of their own, and mistyped names.
+    """Faults of ``site.options``: options with a setting of their own, and mistyped names.
 
-    A name that is near to no known one is passed on: plugins of a site add options.
+    A name that is similar to no known one is passed on: a site's SPANK plugins add options.
     """
     for name, value in site.options.items():
         path = f"site.options.{name}"
@@ -110,7 +116,7 @@ def option_faults(site: SiteConfig) -> Iterator[Fault]:
             rule = "is not an option's name: small letters, digits and dashes, none in front"
             yield Fault(path, value, rule, f"Write {name.strip('-').replace('_', '-').lower()}.")
         elif name in OWN_SETTINGS:
-            rule = f"follows from {OWN_SETTINGS[name]}"
+            rule = f"is set by {OWN_SETTINGS[name]} and cannot be given here too"
             yield Fault(path, value, rule, f"Set {OWN_SETTINGS[name]}, and remove {path}.")
         elif name in NOT_ALLOWED:
             yield Fault(path, value, f"--{name} {NOT_ALLOWED[name]}", f"Remove {path}.")
@@ -119,38 +125,30 @@ def option_faults(site: SiteConfig) -> Iterator[Fault]:
 
 
 def binding_faults(config: LaunchConfig) -> Iterator[Fault]:
-    """A binding of every task for itself, where a task is the starter of all ranks of a node."""
+    """A binding per task, where one task starts all ranks of a node."""
     binding = config.site.cpu_bind or ""
-    if settings_of(config).starter == "torchrun" and re.search("rank|map|mask", binding):
+    if config.executor.settings(SlurmConfig).starter == "torchrun" and re.search("rank|map|mask", binding):
         rule = "binds each task to a processor, and executor.starter=torchrun has one task for a whole node"
         yield Fault("site.cpu_bind", binding, rule, "Set site.cpu_bind=cores, or executor.starter=srun.")
 
 
-def directives(config: LaunchConfig, place: Layout, request: JobRequest, *, tasks_per_node: int) -> list[str]:
+def directives(
+    config: LaunchConfig, layout: NodeLayout, request: JobRequest, *, tasks_per_node: int
+) -> list[str]:
     """The ``#SBATCH`` lines."""
     site = config.site
-    is_requeued = settings_of(config).continuation == "requeue"
-    cpus = site.cpus_per_rank and site.cpus_per_rank * place.ranks_per_node // tasks_per_node
-    options: dict[str, str | int | bool | None] = {
+    cpus = site.cpus_per_rank and site.cpus_per_rank * layout.ranks_per_node // tasks_per_node
+    options: _Options = {
         "job-name": config.name,
-        "nodes": place.num_nodes,
+        "nodes": layout.num_nodes,
         "ntasks-per-node": tasks_per_node,
         "cpus-per-task": cpus,
-        **_device_request(config, place.ranks_per_node),
-        "mem": site.memory_per_node,
-        "time": site.time_limit,
-        "account": site.account,
-        "partition": site.partition,
-        "qos": site.qos,
-        "reservation": site.reservation,
-        "constraint": site.constraint,
+        **_device_request(config, layout.ranks_per_node),
+        **_placement(config, site),
         "nodelist": site.nodelist,
-        "exclude": site.exclude,
-        # Slurm replaces %j and its like in the names of files.
+        # Slurm expands % patterns such as %j in file names.
         "output": f"{request.run_dir}/{EXECUTOR_LOG}".replace("%", "%%"),
         "open-mode": "append",
-        "requeue": is_requeued,
-        "no-requeue": not is_requeued,
         "signal": save_signal(config),
         "export": ",".join(sorted({*EXPORTED, *site.forward, *site.secrets})),
         **dict(sorted(site.options.items())),
@@ -161,34 +159,43 @@ def directives(config: LaunchConfig, place: Layout, request: JobRequest, *, task
     return _lines(options)
 
 
-def role_directives(config: LaunchConfig, site: RoleSite, place: Layout) -> list[str]:
-    """Those of a role with nodes of its own. What is said once of a job is said by the trainers'."""
-    shared, is_requeued = config.site, settings_of(config).continuation == "requeue"
-    return _lines(
-        {
-            "nodes": place.num_nodes,
-            "ntasks-per-node": place.ranks_per_node,
-            "cpus-per-task": site.cpus_per_rank,
-            "mem": site.memory_per_node,
-            "time": shared.time_limit,
-            "account": shared.account,
-            "partition": site.partition or shared.partition,
-            "qos": shared.qos,
-            "reservation": shared.reservation,
-            "constraint": site.constraint,
-            "exclude": shared.exclude,
-            "requeue": is_requeued,
-            "no-requeue": not is_requeued,
-        }
-    )
+def role_directives(config: LaunchConfig, site: RoleSite, layout: NodeLayout) -> list[str]:
+    """Those of a role with nodes of its own, without the options that apply to the whole job."""
+    options: _Options = {
+        "nodes": layout.num_nodes,
+        "ntasks-per-node": layout.ranks_per_node,
+        "cpus-per-task": site.cpus_per_rank,
+    }
+    return _lines(options | _placement(config, site))
 
 
-def _lines(options: Mapping[str, str | int | bool | None]) -> list[str]:
-    return [f"#SBATCH {_written(name, value)}" for name, value in options.items() if _is_given(value)]
+def _placement(config: LaunchConfig, nodes: SiteConfig | RoleSite) -> _Options:
+    """The options that every component of a job has: which nodes, for how long, charged to whom."""
+    site, is_requeued = config.site, config.executor.settings(SlurmConfig).continuation == "requeue"
+    return {
+        "mem": nodes.memory_per_node,
+        "time": site.time_limit,
+        "account": site.account,
+        "partition": nodes.partition or site.partition,
+        "qos": site.qos,
+        "reservation": site.reservation,
+        "constraint": nodes.constraint,
+        "exclude": site.exclude,
+        "requeue": is_requeued,
+        "no-requeue": not is_requeued,
+    }
+
+
+def _lines(options: _Options) -> list[str]:
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    return [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={quoted(str(value))}"
+        for name, value in given.items()
+    ]
 
 
 def quoted(text: str) -> str:
-    r"""A value as sbatch reads it from a script: not as a shell, which keeps a backslash in ' '.
+    r"""A value quoted for sbatch's own reader of scripts, which is not a shell.
 
     >>> print(quoted('a "b" # $c'), quoted("node[01-03]"))
     "a \"b\" # $c" "node[01-03]"
@@ -198,7 +205,7 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _device_request(config: LaunchConfig, count: int) -> dict[str, str | int | bool | None]:
+def _device_request(config: LaunchConfig, count: int) -> _Options:
     site = config.site
     if config.device.kind != "cuda" or site.gpu_request == "none":
         return {}
@@ -206,11 +213,3 @@ def _device_request(config: LaunchConfig, count: int) -> dict[str, str | int | b
         return {"gpus-per-node": count}
     kind = f":{site.gpu_type}" if site.gpu_request == "gres_typed" else ""
     return {"gres": f"gpu{kind}:{count}"}
-
-
-def _is_given(value: str | int | bool | None) -> bool:
-    return value is not None and value is not False
-
-
-def _written(name: str, value: str | int | bool | None) -> str:
-    return f"--{name}" if value is True else f"--{name}={quoted(str(value))}"

@@ -1,4 +1,4 @@
-"""Roles with nodes of their own: the further parts of a heterogeneous job, after that of the trainers.
+"""Roles with nodes of their own: the components of a heterogeneous job after that of the trainers.
 
 Source: Slurm's documentation, Heterogeneous Job Support; sbatch(1) and srun(1), --het-group.
 """
@@ -14,44 +14,44 @@ from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import RolePlan
 from launcher.contract.site import RoleSite
 from launcher.contract.strategy import RoleGroup
-from launcher_plugins.executors.slurm.life import settings_of
-from launcher_plugins.executors.slurm.options import Layout
+from launcher_plugins.executors.slurm.continuation import SlurmConfig
+from launcher_plugins.executors.slurm.options import NodeLayout
 
 Roles = Sequence[RoleGroup] | Sequence[RolePlan]
 HET_JOB = "#SBATCH hetjob"
-"""The line between the parts of a heterogeneous job."""
+"""The line between the components of a heterogeneous job."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class HetComponent:
     """The ranks of one role, on nodes of their own."""
 
     role: str
     site: RoleSite
-    place: Layout
+    layout: NodeLayout
 
 
 def num_cluster_ranks(config: LaunchConfig, roles: Roles) -> int:
-    """Ranks on the cluster's devices."""
+    """Number of ranks on the cluster's devices."""
     return sum(role.num_ranks for role in roles if role.trains or role.name not in config.site.roles)
 
 
-def parts(config: LaunchConfig, roles: Roles) -> tuple[Part, ...]:
-    """The parts of the job beside the trainers', in the order of the ranks."""
+def het_components(config: LaunchConfig, roles: Roles) -> tuple[HetComponent, ...]:
+    """The components of the job after the trainers', in the order of the ranks."""
     found = []
     for role in roles:
         if role.trains or role.name not in config.site.roles:
             continue
         site = config.site.roles[role.name]
         per_node = min(role.num_ranks, site.ranks_per_node)
-        place = Layout(num_nodes=-(-role.num_ranks // per_node), ranks_per_node=per_node)
-        found.append(Part(role=role.name, site=site, place=place))
+        layout = NodeLayout(num_nodes=-(-role.num_ranks // per_node), ranks_per_node=per_node)
+        found.append(HetComponent(role=role.name, site=site, layout=layout))
     return tuple(found)
 
 
 def role_faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
-    """Nodes for a role that is none, or that its ranks do not fill. A site may name roles that only
-    other architectures have."""
+    """Nodes for a role that does not exist, or whose ranks do not fill them. A site may name roles of
+    other architectures."""
     others = {role.name: role.num_ranks for role in roles if not role.trains}
     for name, site in config.site.roles.items():
         path = f"site.roles.{name}"
@@ -60,21 +60,26 @@ def role_faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
             yield Fault(path, "...", rule, f"Name {nearest(name, others) or next(iter(others))}.")
         elif name in others and others[name] > site.ranks_per_node and others[name] % site.ranks_per_node:
             rule = f"{others[name]} ranks do not fill whole nodes of {site.ranks_per_node}"
-            choices = [size for size in range(1, others[name] + 1) if others[name] % size == 0]
-            near = min(choices, key=lambda size: abs(size - site.ranks_per_node))
+            divisors = (size for size in range(1, others[name] + 1) if others[name] % size == 0)
+            near = min(divisors, key=lambda size: abs(size - site.ranks_per_node))
             yield Fault(
                 f"{path}.ranks_per_node", site.ranks_per_node, rule, f"Set {path}.ranks_per_node={near}."
             )
-    if others.keys() & config.site.roles.keys() and settings_of(config).starter == "torchrun":
+    if (
+        others.keys() & config.site.roles.keys()
+        and config.executor.settings(SlurmConfig).starter == "torchrun"
+    ):
         rule = "torchrun starts equal nodes, and roles have nodes of their own (site.roles)"
         yield Fault("executor.starter", "torchrun", rule, "Set executor.starter=srun, or site.roles={}.")
 
 
 def role_notes(config: LaunchConfig, roles: Roles) -> Iterator[str]:
-    """Where the ranks of such a role are, and what a run that can lose ranks cannot lose."""
+    """Where the ranks of such a role are, and that a run which survives the loss of a rank does not survive
+    that of a node."""
     if config.cluster.nodes > 1 and any(role.is_expendable for role in roles):
-        yield "The others go on without a rank whose process ends; a node that fails ends them all."
-    for part in parts(config, roles):
-        nodes = counted(part.place.num_nodes, "further node")
-        where = f" of partition {part.site.partition}" if part.site.partition else ""
-        yield f"Role {part.role} is on {nodes}{where}, in one heterogeneous job (site.roles.{part.role})."
+        yield "The others continue without a rank whose process ends; the failure of a node ends them all."
+    for component in het_components(config, roles):
+        nodes = counted(component.layout.num_nodes, "further node")
+        where = f" of partition {component.site.partition}" if component.site.partition else ""
+        setting = f"site.roles.{component.role}"
+        yield f"Role {component.role} is on {nodes}{where}, in one heterogeneous job ({setting})."

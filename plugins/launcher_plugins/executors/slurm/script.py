@@ -1,7 +1,9 @@
-"""The batch script: what differs from job to job is written here, the rest comes from ``slurm/``.
+"""The batch script: what differs between jobs is generated here, the rest is copied from ``slurm/``.
 
-What differs from start to start, such as the port of the rendezvous, the script computes when it
-runs, so that a requeued job needs no new one.
+What differs between starts, such as the rendezvous port, is computed when the script runs, so that a
+requeued job needs no new script.
+
+Source: the manual page sbatch(1), --array and "filename pattern".
 """
 
 from __future__ import annotations
@@ -9,20 +11,23 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.base import resources
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
-from launcher.contract.job import JobRequest
-from launcher_plugins.executors.slurm.life import SlurmConfig, saves, settings_of
-from launcher_plugins.executors.slurm.options import EXPORTED, Layout, directives, role_directives
-from launcher_plugins.executors.slurm.roles import HET_JOB, Part
+from launcher.contract.job import EXECUTOR_LOG, GroupRequest, JobRequest, JobScript
+from launcher_plugins.executors.slurm.continuation import SlurmConfig, saves
+from launcher_plugins.executors.slurm.options import EXPORTED, NodeLayout, directives, quoted, role_directives
+from launcher_plugins.executors.slurm.roles import HET_JOB, HetComponent
 
+_DIRECTIVE = "#SBATCH --"
+_OF_ONE_RUN = (f"{_DIRECTIVE}job-name=", f"{_DIRECTIVE}output=")
+"""Directives that differ between the runs of an array."""
 _NODE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 _OF_THE_HOST = frozenset(("HOME", "PATH"))
-"""Variables that mean nothing inside of a container."""
+"""Variables that have no meaning in a container."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,24 +36,24 @@ class Batch:
 
     config: LaunchConfig
     request: JobRequest
-    place: Layout
-    """Of the ranks on the cluster's devices."""
-    others: tuple[Part, ...] = ()
-    """Of the roles with nodes of their own."""
+    layout: NodeLayout
+    """Nodes of the ranks on the cluster's devices."""
+    others: tuple[HetComponent, ...] = ()
+    """Components for roles with nodes of their own."""
 
     @property
     def settings(self) -> SlurmConfig:
         """Those of the executor."""
-        return settings_of(self.config)
+        return self.config.executor.settings(SlurmConfig)
 
     @property
     def tasks_per_node(self) -> int:
         """srun starts every rank; torchrun is started once on a node, and starts the ranks itself."""
-        return self.place.ranks_per_node if self.settings.starter == "srun" else 1
+        return self.layout.ranks_per_node if self.settings.starter == "srun" else 1
 
     @property
     def variables(self) -> dict[str, str]:
-        """Variables of every rank beside those of the site and of the rendezvous."""
+        """Variables of every rank, except those of the site and of the rendezvous."""
         network = self.config.site.network_interface
         return {
             **({"GLOO_SOCKET_IFNAME": network, "NCCL_SOCKET_IFNAME": network} if network else {}),
@@ -61,13 +66,13 @@ class Batch:
 
 def script_text(batch: Batch) -> str:
     """The whole script. The same job gives the same bytes."""
-    config, place = batch.config, batch.place
-    ranks, nodes = place.num_nodes * place.ranks_per_node, counted(place.num_nodes, "node")
+    config, layout = batch.config, batch.layout
+    nodes = counted(layout.num_nodes, "node")
     head = [
         "#!/bin/bash",
-        f"# {config.name}: {ranks} ranks on {nodes}, by {batch.settings.starter}.",
-        *directives(config, place, batch.request, tasks_per_node=batch.tasks_per_node),
-        *(line for part in batch.others for line in _part_head(config, part)),
+        f"# {config.name}: {layout.num_ranks} ranks on {nodes}, by {batch.settings.starter}.",
+        *directives(config, layout, batch.request, tasks_per_node=batch.tasks_per_node),
+        *(line for component in batch.others for line in _component_head(config, component)),
         "",
         *_settings(batch),
     ]
@@ -77,19 +82,20 @@ def script_text(batch: Batch) -> str:
             _body("start"),
             *(f"{line}\n" for line in _environment(batch)),
             _body("rendezvous"),
-            _body("life"),
+            _body("continuation"),
             _body(batch.settings.starter),
             *([_body("het_step" if batch.others else "step")] if batch.settings.starter == "srun" else []),
         ]
     )
 
 
-def _part_head(config: LaunchConfig, part: Part) -> Iterator[str]:
-    """What a further part of a heterogeneous job asks for."""
-    ranks = part.place.num_nodes * part.place.ranks_per_node
+def _component_head(config: LaunchConfig, component: HetComponent) -> Iterator[str]:
+    """The options of a further component of a heterogeneous job."""
+    layout = component.layout
+    ranks, nodes = counted(layout.num_ranks, "rank"), counted(layout.num_nodes, "further node")
     yield HET_JOB
-    yield f"# {part.role}: {counted(ranks, 'rank')} on {counted(part.place.num_nodes, 'further node')}."
-    yield from role_directives(config, part.site, part.place)
+    yield f"# {component.role}: {ranks} on {nodes}."
+    yield from role_directives(config, component.site, component.layout)
 
 
 def expandable(text: str) -> str:
@@ -114,7 +120,7 @@ def _body(name: str) -> str:
 
 
 def _settings(batch: Batch) -> Iterator[str]:
-    """The shell variables that the bodies in ``slurm/`` use."""
+    """The shell variables that the code in ``slurm/`` uses."""
     request, site, settings = batch.request, batch.config.site, batch.settings
     yield f"run={shlex.quote(request.run_dir)}"
     yield f"plan_sha256={request.plan_sha256}"
@@ -124,35 +130,34 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"max_starts={settings.max_starts}"
     yield f"max_restarts={settings.max_restarts}"
     yield f"saves={'yes' if saves(batch.config) else 'no'}"
-    yield f"nodes={batch.place.num_nodes}"
-    yield f"ranks_per_node={batch.place.ranks_per_node}"
-    yield f"parts={1 + len(batch.others)}"
+    yield f"nodes={batch.layout.num_nodes}"
+    yield f"ranks_per_node={batch.layout.ranks_per_node}"
+    yield f"components={1 + len(batch.others)}"
     yield f"host_suffix={shlex.quote(site.host_suffix)}"
     yield f"resume=({'--resume' if request.resume else ''})"
     cpus = batch.config.site.cpus_per_rank
     if not batch.others:
-        cpus = cpus and cpus * batch.place.ranks_per_node // batch.tasks_per_node
+        cpus = cpus and cpus * batch.layout.ranks_per_node // batch.tasks_per_node
         yield f"step=({_words(_step_options(batch, cpus))})"
         return
-    every = [(batch.place, cpus), *((part.place, part.site.cpus_per_rank) for part in batch.others)]
-    for number, (place, cpus) in enumerate(every):
-        yield f"step{number}=({_words([*_size_options(place), *_step_options(batch, cpus)])})"
-    yield f"ranks_of_part=({' '.join(str(place.num_nodes * place.ranks_per_node) for place, _ in every)})"
+    every = [
+        (batch.layout, cpus),
+        *((component.layout, component.site.cpus_per_rank) for component in batch.others),
+    ]
+    for number, (layout, cpus) in enumerate(every):
+        nodes, ranks = f"--nodes={layout.num_nodes}", f"--ntasks={layout.num_ranks}"
+        size = (nodes, ranks, f"--ntasks-per-node={layout.ranks_per_node}")
+        yield f"step{number}=({_words([*size, *_step_options(batch, cpus)])})"
+    yield f"ranks_of_component=({' '.join(str(layout.num_ranks) for layout, _ in every)})"
 
 
 def _words(words: Iterable[str]) -> str:
     return " ".join(map(shlex.quote, words))
 
 
-def _size_options(place: Layout) -> Iterator[str]:
-    yield f"--nodes={place.num_nodes}"
-    yield f"--ntasks={place.num_nodes * place.ranks_per_node}"
-    yield f"--ntasks-per-node={place.ranks_per_node}"
-
-
 def _step_options(batch: Batch, cpus_per_task: int | None) -> Iterator[str]:
     site = batch.config.site
-    if cpus_per_task:  # a step does not take it over from its job
+    if cpus_per_task:  # a step does not inherit it from its job
         yield f"--cpus-per-task={cpus_per_task}"
     if site.cpu_bind:
         yield f"--cpu-bind={site.cpu_bind}"
@@ -162,7 +167,7 @@ def _step_options(batch: Batch, cpus_per_task: int | None) -> Iterator[str]:
         names |= {*site.env, *site.node_env, *site.forward, *site.secrets}
         yield f"--container-image={site.container_image}"
         yield f"--container-mounts={','.join([*_own_mounts(batch.request), *site.container_mounts])}"
-        # A variable that the image sets too has the image's value, unless it is named here.
+        # The image's value of a variable takes precedence, unless the variable is named here.
         yield f"--container-env={','.join(sorted(names - _OF_THE_HOST))}"
 
 
@@ -175,7 +180,7 @@ def _own_mounts(request: JobRequest) -> Iterator[str]:
 
 
 def _environment(batch: Batch) -> Iterator[str]:
-    """Variables of the ranks: the site's own come last, so that they count."""
+    """Variables of the ranks: the site's own come last, so that they take precedence."""
     site = batch.config.site
     yield ""
     if site.modules:
@@ -191,3 +196,51 @@ def _environment(batch: Batch) -> Iterator[str]:
     for variables in (batch.variables, site.env):
         yield from (f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
     yield from (f"export {name}={expandable(value)}" for name, value in sorted(site.node_env.items()))
+
+
+def array(scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
+    """The submission of several jobs as the tasks of one job array: counted once by the queue's limits.
+
+    Every task runs the script of its own run, so the array's script has only what sbatch reads.
+
+    None where they do not all request the same, and where a run is several jobs or a heterogeneous one,
+    which cannot be in an array.
+    """
+    heads = [[line for line in script.text.splitlines() if line.startswith(_DIRECTIVE)] for script in scripts]
+    heads = [[line for line in head if not line.startswith(_OF_ONE_RUN)] for head in heads]
+    if any(HET_JOB in script.text for script in scripts):
+        return None
+    if any(head != heads[0] for head in heads) or any(script.num_jobs > 1 for script in scripts):
+        return None
+    throttle = f"%{request.at_once}" if request.at_once else ""
+    output = f"{request.folder}/".replace("%", "%%") + f"%a/{EXECUTOR_LOG}"
+    lines = [
+        "#!/bin/bash",
+        f"# {request.name}: {len(scripts)} runs as the tasks of one array.",
+        f"{_DIRECTIVE}job-name={quoted(request.name)}",
+        f"{_DIRECTIVE}output={quoted(output)}",
+        *heads[0],
+        f"{_DIRECTIVE}array={_ranges(request.tasks)}{throttle}",
+        f'exec /bin/bash {shlex.quote(request.folder)}/"$SLURM_ARRAY_TASK_ID"/job.sh',
+    ]
+    return JobScript(
+        argv=("sbatch", "--parsable", request.script),
+        environment={},
+        run_dir=request.folder,
+        text="\n".join(lines) + "\n",
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as sbatch takes them.
+
+    >>> _ranges([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    return ",".join("-".join(map(str, span)) for span in spans)

@@ -1,7 +1,6 @@
-"""How a job stands, from the text that Slurm prints and from what the job left behind.
+"""The state of a job, from the text output of Slurm and the files of the job.
 
-Text, because the shape of Slurm's JSON changed between its versions and its exit codes are wrong in
-some of them.
+Text, because the format of Slurm's JSON differs between versions, and its exit codes are wrong in some.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ REASONS = {
     "TIMEOUT": "reached its time limit (site.time_limit)",
     "NODE_FAIL": "a node failed",
     "OUT_OF_MEMORY": "ran out of memory",
-    "PREEMPTED": "gave way to another job",
-    "BOOT_FAIL": "its nodes did not start",
+    "PREEMPTED": "was preempted by another job",
+    "BOOT_FAIL": "its nodes did not boot",
     "DEADLINE": "could not end before its deadline",
 }
 SQUEUE_FIELDS = "JobArrayID:40|,State:20|,exit_code:12|,RestartCnt:8|,Reason:60"
 SACCT_FIELDS = "JobID,State,ExitCode"
 _WORST: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
-"""The phase of several jobs together is the first of these that one of them is in."""
+"""The phase of several jobs together is the first of these that any of them is in."""
 _STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
 """The line that each start of a job writes to its output."""
 _ENDED = re.compile(
     r"^srun: error: (\S+): tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
 )
-_PART = re.compile(r"^trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
-"""The line of each part of a heterogeneous job, whose tasks srun numbers from 0."""
+_COMPONENT = re.compile(r"^trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
+"""The line of each component of a heterogeneous job, whose tasks srun numbers from 0."""
 _SIGNALS = {
     "Killed": signal.SIGKILL,
     "Terminated": signal.SIGTERM,
@@ -58,9 +57,9 @@ _SIGNALS = {
 
 
 def read_squeue(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
-    """The states of those jobs that squeue knows, which was asked for `SQUEUE_FIELDS`.
+    """The states of those jobs that squeue lists, from its output in the format `SQUEUE_FIELDS`.
 
-    The tasks of an array and the parts of a het job have lines of their own.
+    The tasks of an array and the components of a heterogeneous job have lines of their own.
 
     >>> read_squeue("7|PENDING|0|1|BeginTime", ["7"])["7"].reason
     'requeued, restart 1 waits: BeginTime'
@@ -73,7 +72,7 @@ def read_squeue(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
 
 
 def read_sacct(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
-    """The states of those jobs that sacct knows, which was asked for `SACCT_FIELDS`.
+    """The states of those jobs that sacct lists, from its output in the format `SACCT_FIELDS`.
 
     A job that was requeued has a line for every start, the newest last.
 
@@ -89,7 +88,7 @@ def read_sacct(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
 
 
 def from_record(text: str, job: str) -> JobState | None:
-    """The state in what a job leaves at its end; None where it is of another job, or no record."""
+    """The state in the end record of a job; None where it is invalid, or of another job."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -100,7 +99,7 @@ def from_record(text: str, job: str) -> JobState | None:
 
 
 def time_left(text: str) -> float | None:
-    """The seconds in what squeue says of a job's time left; None for ``UNLIMITED``, ``INVALID`` and nothing.
+    """Seconds from squeue's time left; None for ``UNLIMITED``, ``INVALID`` and no output.
 
     >>> time_left("1-02:00:00"), time_left("4:59"), time_left("UNLIMITED"), time_left("")
     (93600.0, 299.0, None, None)
@@ -112,47 +111,49 @@ def time_left(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def guilty_rank(output: str) -> tuple[int, int] | None:
-    """The rank that srun said to have ended first, and how; a code below 0 is a signal.
+def first_failed_rank(output: str) -> tuple[int, int] | None:
+    """The rank that failed first by srun's messages, and its exit code; below 0: a signal.
 
-    The ranks that srun then ends are named too, later.
+    The ranks that srun ends because of it are reported later in the output.
 
-    >>> guilty_rank("srun: error: node1: tasks 2-3: Exited with exit code 17")
+    >>> first_failed_rank("srun: error: node1: tasks 2-3: Exited with exit code 17")
     (2, 17)
     """
-    parts = [(int(first), set(expand(hosts))) for first, hosts in _PART.findall(output)]
+    components = [(int(first), set(expand(hosts))) for first, hosts in _COMPONENT.findall(output)]
     ended = []
     for nodes, tasks, how, code in _ENDED.findall(output):
         status = int(code) if code else -_SIGNALS.get(how.strip(), signal.SIGKILL)
-        firsts = [first for first, hosts in parts if hosts.intersection(expand(nodes))] if parts else [0]
-        if len(firsts) == 1:  # parts that share a node cannot be told apart
+        firsts = (
+            [first for first, hosts in components if hosts.intersection(expand(nodes))] if components else [0]
+        )
+        if len(firsts) == 1:  # components that share a node are ambiguous
             ended.append((firsts[0] + int(expand(f"[{tasks.strip('[]')}]")[0]), status))
     first = [item for item in ended if item[1] not in SECONDARY_EXIT_CODES]
     return next(iter(first + ended), None)
 
 
 def with_end(state: JobState, run_dir: str) -> JobState:
-    """A failed state with what its newest start left: that it has saved, or the rank that ended first."""
+    """A failed state with the outcome of the last start: that it has saved, or the rank that failed first."""
     log, note = Path(run_dir) / EXECUTOR_LOG, Path(run_dir) / STOP_NOTE
     if state.phase != "failed" or not log.is_file():
         return state
     if note.is_file():
         step = json.loads(note.read_text(encoding="utf-8"))["step"]
-        reason = f"cut short, saved after step {step}: trireme submit --resume goes on"
+        reason = f"interrupted, saved after step {step}: trireme submit --resume resumes it"
         return replace(state, reason=reason)
     output = log.read_text(encoding="utf-8", errors="replace")
     *_, starter, newest = ["", *_STARTED.split(output)]
     if starter == "torchrun":
         return torchrun_state(newest, state.exit_code or 1)
-    guilty = guilty_rank(newest)
-    if guilty is None:
+    failed = first_failed_rank(newest)
+    if failed is None:
         return state
-    rank, code = guilty
+    rank, code = failed
     return JobState(phase="failed", exit_code=code, reason=ending(code), rank=rank)
 
 
 def _state(name: str, exit_code: str, reason: str) -> JobState:
-    phase = PHASES.get(name, "running")  # a state of a newer Slurm: the job is still known
+    phase = PHASES.get(name, "running")  # a state of a newer Slurm: the job still exists
     if phase == "pending":
         return JobState(phase=phase, reason=f"waits: {reason}" if reason not in ("", "None") else "waits")
     if phase == "running":
@@ -176,7 +177,7 @@ def _restarted(state: JobState, num_restarts: int) -> JobState:
 
 
 def _by_job(rows: Iterable[tuple[str, JobState]], jobs: Iterable[str]) -> dict[str, JobState]:
-    """The state of each job, from those of all that belong to it: ``7``, ``7_3``, ``7+1``."""
+    """The state of each job, from those of its tasks and components: ``7``, ``7_3``, ``7+1``."""
     found: dict[str, list[JobState]] = {}
     for name, state in rows:
         for job in {name, re.split(r"[+_]", name)[0]}:

@@ -1,6 +1,6 @@
-"""What a cluster says about itself, and what it leaves to a person: the questions of a new site.
+"""What a cluster reports about itself, and what it leaves to the user: the questions of a new site.
 
-Source: the manual pages scontrol(1), sinfo(1) and sacctmgr(1). Text is read, as in `slurm_state`.
+Source: the manual pages scontrol(1), sinfo(1) and sacctmgr(1). Text output is read, as in `state`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import getpass
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.base.errors import JobError
 from launcher.base.units import counted
 from launcher.contract.executor import SiteQuestion
-from launcher_plugins.executors.slurm.commands import ask
+from launcher_plugins.executors.slurm.commands import run_command
 
 _TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
 _GPU = re.compile(r"\bgpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
@@ -22,46 +22,43 @@ _GPU = re.compile(r"\bgpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """One partition, and the nodes that it has most of."""
+    """One partition, with its most frequent kind of node."""
 
     name: str
     is_default: bool
     max_time: str
-    """As Slurm writes it, such as ``1-00:00:00`` or ``UNLIMITED``."""
+    """In Slurm's format, such as ``1-00:00:00`` or ``UNLIMITED``."""
     num_nodes: int
     num_cpus: int
     """Of a node."""
     gpus: Mapping[str, int]
-    """GPUs of a node by their type; the type is empty where the cluster names none."""
+    """GPUs of a node by type; the type is empty where the cluster defines none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The answers of a cluster."""
+    """What a cluster reports about itself."""
 
     version: str
     can_requeue: bool
     has_gpus_option: bool
-    """Whether ``--gpus-per-node`` is understood."""
+    """Whether ``--gpus-per-node`` is supported."""
     partitions: tuple[Partition, ...]
     accounts: tuple[str, ...]
-    """Of the person who asks, the default one first; empty without accounting."""
+    """Accounts of the user, the default one first; empty without accounting."""
     qos: tuple[str, ...]
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What a reader should know, each a line."""
+        """What the reader should know, one line each."""
         lines = [f"Slurm {self.version}", *map(_partition_line, self.partitions)]
         if not self.can_requeue:
             lines.append("No job is requeued here: recipes need executor.continuation=chain, or none.")
         return tuple(lines)
 
     def question(self, answers: Mapping[str, str | None]) -> SiteQuestion | None:
-        """The next setting to ask for, given the answers so far; None when nothing is left open."""
-        for setting, make in _QUESTIONS.items():
-            if setting not in answers and (question := make(self, answers)) is not None:
-                return question
-        return None
+        """The next setting to ask for, given the answers so far; None when there is none."""
+        return next((found for found in _questions(self, answers) if found.setting not in answers), None)
 
     def partition(self, answers: Mapping[str, str | None]) -> Partition | None:
         """The partition that was chosen, else the default one."""
@@ -74,23 +71,24 @@ def survey() -> Survey:
     """Asks the cluster.
 
     Raises:
-        JobError: when it gives no answer.
+        JobError: when it does not answer.
     """
-    settings = _settings(_told(("scontrol", "show", "config")))
-    nodes = _told(("sinfo", "--noheader", "--format=%R|%G|%c|%D"))
+    config = _output_of(("scontrol", "show", "config"))
+    settings = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", config, re.MULTILINE))
+    nodes = _output_of(("sinfo", "--noheader", "--format=%R|%G|%c|%D"))
     accounts, qos = _associations()
     return Survey(
         version=settings.get("SLURM_VERSION", "of an unknown version"),
         can_requeue=settings.get("JobRequeue") != "0",
         has_gpus_option=settings.get("SelectType") == "select/cons_tres",
-        partitions=read_partitions(_told(("scontrol", "--oneliner", "show", "partition")), nodes),
+        partitions=read_partitions(_output_of(("scontrol", "--oneliner", "show", "partition")), nodes),
         accounts=accounts,
         qos=qos,
     )
 
 
 def read_partitions(text: str, nodes: str) -> tuple[Partition, ...]:
-    """The partitions that take jobs, from ``scontrol show partition`` and sinfo's ``%R|%G|%c|%D``.
+    """The partitions that accept jobs, from ``scontrol show partition`` and sinfo's ``%R|%G|%c|%D``.
 
     >>> text = "PartitionName=a Default=YES MaxTime=02:00:00 State=UP TotalNodes=4"
     >>> read_partitions(text, "a|gpu:h100:8(S:0-1)|64+|3")[0].gpus
@@ -118,26 +116,23 @@ def read_partitions(text: str, nodes: str) -> tuple[Partition, ...]:
     return tuple(found)
 
 
-def _told(words: tuple[str, ...]) -> str:
-    answer = ask(words, os.environ)
+def _output_of(words: tuple[str, ...]) -> str:
+    answer = run_command(words, os.environ)
     if answer.code:
-        raise JobError(f"Slurm says nothing about itself: {answer.error}")
+        raise JobError(f"Slurm does not answer: {answer.error}")
     return answer.output
 
 
-def _settings(text: str) -> dict[str, str]:
-    """The lines ``Name = value`` of ``scontrol show config``."""
-    return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
-
-
 def _associations() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The accounts of the person, the default one first, and what qualities of service they may use."""
+    """The accounts of the user, the default one first, and the QOS that they may use."""
     user = f"user={getpass.getuser()}"
     try:
-        default = ask(
+        default = run_command(
             ("sacctmgr", "-nP", "show", "user", user.partition("=")[2], "format=defaultaccount"), os.environ
         )
-        listed = ask(("sacctmgr", "-nP", "show", "associations", user, "format=account,qos"), os.environ)
+        listed = run_command(
+            ("sacctmgr", "-nP", "show", "associations", user, "format=account,qos"), os.environ
+        )
     except JobError:  # no sacctmgr on this machine
         return (), ()
     if default.code or listed.code:  # no accounting on this cluster
@@ -157,61 +152,25 @@ def _partition_line(partition: Partition) -> str:
     )
 
 
-def _partition_question(found: Survey, answers: Mapping[str, str | None]) -> SiteQuestion:
+def _questions(found: Survey, answers: Mapping[str, str | None]) -> Iterator[SiteQuestion]:
+    """Every setting that is asked for, in order, given the answers so far."""
     names = tuple(partition.name for partition in found.partitions)
-    default = next((p.name for p in found.partitions if p.is_default), None)
+    default = next((partition.name for partition in found.partitions if partition.is_default), None)
     proposal = default or (names[0] if len(names) == 1 else None)
-    return SiteQuestion(setting="partition", proposal=proposal, choices=names, is_required=bool(names))
-
-
-def _account_question(found: Survey, answers: Mapping[str, str | None]) -> SiteQuestion | None:
-    if not found.accounts:
-        return None
-    return SiteQuestion(setting="account", proposal=found.accounts[0], choices=found.accounts)
-
-
-def _qos_question(found: Survey, answers: Mapping[str, str | None]) -> SiteQuestion | None:
-    if len(found.qos) < 2:
-        return None
-    return SiteQuestion(setting="qos", proposal=None, choices=found.qos)
-
-
-def _time_question(found: Survey, answers: Mapping[str, str | None]) -> SiteQuestion:
+    yield SiteQuestion(setting="partition", proposal=proposal, choices=names, is_required=bool(names))
+    if found.accounts:
+        yield SiteQuestion(setting="account", proposal=found.accounts[0], choices=found.accounts)
+    if len(found.qos) > 1:
+        yield SiteQuestion(setting="qos", proposal=None, choices=found.qos)
     partition = found.partition(answers)
     longest = partition.max_time if partition else ""
-    return SiteQuestion(setting="time_limit", proposal=longest if _TIME.fullmatch(longest) else None)
-
-
-def _gpu_question(found: Survey, answers: Mapping[str, str | None]) -> SiteQuestion:
-    partition = found.partition(answers)
+    yield SiteQuestion(setting="time_limit", proposal=longest if _TIME.fullmatch(longest) else None)
     gpus = partition.gpus if partition else {}
-    proposal = "gpus_per_node" if found.has_gpus_option else "gres"
-    if len(gpus) > 1:
-        proposal = "gres_typed"
+    usual = "gres_typed" if len(gpus) > 1 else "gpus_per_node" if found.has_gpus_option else "gres"
     choices = ("gpus_per_node", "gres", "gres_typed", "none")
-    return SiteQuestion(setting="gpu_request", proposal=proposal if gpus else "none", choices=choices)
-
-
-def _gpu_type_question(found: Survey, answers: Mapping[str, str | None]) -> SiteQuestion | None:
-    if answers.get("gpu_request") != "gres_typed":
-        return None
-    partition = found.partition(answers)
-    kinds = tuple(filter(None, partition.gpus)) if partition else ()
-    proposal = kinds[0] if len(kinds) == 1 else None
-    return SiteQuestion(setting="gpu_type", proposal=proposal, choices=kinds, is_required=bool(kinds))
-
-
-def _memory_question(found: Survey, answers: Mapping[str, str | None]) -> SiteQuestion:
-    return SiteQuestion(setting="memory_per_node", proposal=None)
-
-
-_QUESTIONS = {
-    "partition": _partition_question,
-    "account": _account_question,
-    "qos": _qos_question,
-    "time_limit": _time_question,
-    "gpu_request": _gpu_question,
-    "gpu_type": _gpu_type_question,
-    "memory_per_node": _memory_question,
-}
-"""Settings in the order in which they are asked for, and what makes the question."""
+    yield SiteQuestion(setting="gpu_request", proposal=usual if gpus else "none", choices=choices)
+    if answers.get("gpu_request") == "gres_typed":
+        kinds = tuple(filter(None, gpus))
+        proposal = kinds[0] if len(kinds) == 1 else None
+        yield SiteQuestion(setting="gpu_type", proposal=proposal, choices=kinds, is_required=bool(kinds))
+    yield SiteQuestion(setting="memory_per_node", proposal=None)

@@ -1,6 +1,6 @@
-"""How a run on Slurm goes on that its time limit, a preemption or a lost node cut short.
+"""How a run continues after its time limit, a preemption or the loss of a node.
 
-The bodies in ``slurm/`` do it; here is what may be chosen, what cannot work, and what a reader is told.
+The shell code in ``slurm/`` does it; here are its settings, their faults, and the notes on it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Literal
 from launcher.base.errors import Fault
 from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
-from launcher.typed.ranges import Count, Index
-from launcher.typed.read import Reading, read
+from launcher.typed.scalars import NonNegativeInt, PositiveInt
 from launcher_plugins.executors.torchrun import restart_faults, restart_notes
 
 
@@ -24,48 +23,40 @@ class SlurmConfig:
     starter: Literal["srun", "torchrun"] = "srun"
     """``srun`` starts one task per rank; ``torchrun`` is started once per node and starts its ranks."""
     continuation: Literal["requeue", "chain", "none"] = "requeue"
-    """How a run goes on that was cut short. ``requeue``: its job goes back into the queue; ``chain``: it
-    is submitted as ``max_starts`` jobs, each of which goes on from the one before; ``none``: not by
-    itself."""
-    max_starts: Count = 8
-    """Starts of the ranks, all together."""
-    max_restarts: Index = 0
-    """Times that the ranks are started again after a failure, from the newest good checkpoint."""
-    save_lead_s: Index = 120
-    """Seconds before the time limit at which the ranks are told to save and end; 0 = they are not."""
+    """How an interrupted run continues. ``requeue``: its job is requeued; ``chain``: it is submitted as
+    ``max_starts`` jobs, each of which resumes from the one before; ``none``: it does not."""
+    max_starts: PositiveInt = 8
+    """Largest number of starts of the ranks."""
+    max_restarts: NonNegativeInt = 0
+    """Restarts after a failure, from the newest intact checkpoint."""
+    save_lead_s: NonNegativeInt = 120
+    """Seconds before the time limit at which the ranks are asked to save and stop; 0 = they are not."""
 
     def num_jobs(self) -> int:
         """Jobs that the run is submitted as."""
         return self.max_starts if self.continuation == "chain" else 1
 
 
-def settings_of(config: LaunchConfig) -> SlurmConfig:
-    """The settings of the executor, which planning has checked."""
-    settings = read(SlurmConfig, config.executor.options, Reading(), "executor")
-    assert settings is not None, "the plan was made with options that its executor does not know"
-    return settings
-
-
 def saves(config: LaunchConfig) -> bool:
-    """Whether ranks that are told to end save first."""
+    """Whether ranks that are asked to stop save first."""
     return config.train.checkpoint_interval > 0
 
 
 def save_signal(config: LaunchConfig) -> str | None:
-    """Slurm's option by which the script is told that the time limit is near."""
-    lead_s = settings_of(config).save_lead_s
+    """The value of sbatch's ``--signal``: the script is signalled before the time limit."""
+    lead_s = config.executor.settings(SlurmConfig).save_lead_s
     return f"B:USR1@{lead_s}" if lead_s and saves(config) else None
 
 
-def life_faults(config: LaunchConfig) -> Iterator[Fault]:
-    """Settings under which the run would not go on, or would end as soon as it starts."""
-    settings, limit = settings_of(config), config.site.time_limit
+def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
+    """Settings under which the run could not continue, or would stop as soon as it starts."""
+    settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit
     if limit and save_signal(config) and seconds(limit) <= settings.save_lead_s:
-        rule = f"the ranks would be told to end as they start, as site.time_limit is {limit}"
+        rule = f"the ranks would be asked to stop as they start, since site.time_limit is {limit}"
         fix = f"Set executor.save_lead_s={seconds(limit) // 4}, or a longer site.time_limit."
         yield Fault("executor.save_lead_s", settings.save_lead_s, rule, fix)
     if settings.continuation == "chain" and not saves(config):
-        rule = "a job would have nothing to go on from, as train.checkpoint_interval is 0"
+        rule = "a job would have nothing to resume from, since train.checkpoint_interval is 0"
         fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}."
         yield Fault("executor.continuation", "chain", rule, fix)
     yield from restart_faults(config, settings.max_restarts)
@@ -79,14 +70,14 @@ def life_faults(config: LaunchConfig) -> Iterator[Fault]:
         )
 
 
-def life_notes(config: LaunchConfig) -> Iterator[str]:
-    """Who starts the run again, and when."""
-    settings = settings_of(config)
+def continuation_notes(config: LaunchConfig) -> Iterator[str]:
+    """How and when the run is started again."""
+    settings = config.executor.settings(SlurmConfig)
     at_limit = f"{settings.save_lead_s} s before its time limit, when the ranks have saved"
     if settings.continuation == "none":
-        yield "Nothing starts the run again when it is cut short (executor.continuation=none)."
+        yield "Nothing starts the run again when it is interrupted (executor.continuation=none)."
     elif settings.continuation == "chain":
-        end = at_limit if settings.save_lead_s else "at its time limit, without a word to the ranks"
+        end = at_limit if settings.save_lead_s else "at its time limit, without a signal to the ranks"
         yield (
             f"It is submitted as {settings.max_starts} jobs. The first ends {end}, and the next goes "
             "on; those that are not needed are cancelled, and nothing is requeued "
@@ -100,15 +91,15 @@ def life_notes(config: LaunchConfig) -> Iterator[str]:
         )
         if not saves(config):
             yield (
-                "As train.checkpoint_interval is 0, a requeued job begins anew, and nothing is saved at its "
-                "end."
+                "Since train.checkpoint_interval is 0, a requeued job starts from the beginning, and nothing "
+                "is saved at its end."
             )
     yield from restart_notes(config, settings.max_restarts)
 
 
 def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
-    """Says where the run is cut short by its time limit before it can be done."""
-    settings, limit = settings_of(config), config.site.time_limit
+    """A note where the time limit ends the run before it can finish."""
+    settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit
     if not limit:
         return
     goes_on = {"requeue": save_signal(config) is not None, "chain": True, "none": False}

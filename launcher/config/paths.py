@@ -1,0 +1,124 @@
+"""Config paths (``optim.betas[0]``): the values at them, and the source of each value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.contract.config import LaunchConfig, PluginChoice
+from launcher.typed.read import Source, join
+from launcher.typed.scalars import scalar
+
+
+def parents(path: str) -> list[str]:
+    """The groups that contain a path, outermost first.
+
+    >>> parents("cluster.intra_node.latency_s")
+    ['cluster', 'cluster.intra_node']
+    """
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every group, list and scalar below a value with its path, outermost first.
+
+    >>> [path for path, _ in walk({"optim": {"betas": [0.9]}})]
+    ['optim', 'optim.betas', 'optim.betas[0]']
+    """
+    if path:
+        yield path, value
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from walk(item, join(path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from walk(item, f"{path}[{index}]")
+
+
+def value_at(config: LaunchConfig, path: str) -> Any:
+    """The value of a setting; None where a plugin's option is not given.
+
+    Raises:
+        KeyError: when there is no such setting.
+    """
+    value: Any = config
+    for name in path.split("."):
+        value = _inner(value, name)
+    return value
+
+
+def changed(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:
+    """The configuration with other values at some paths.
+
+    Raises:
+        KeyError: when there is no such setting.
+    """
+    for path, value in values.items():
+        config = _with(config, path.split("."), value)
+    return config
+
+
+def replace_sources(
+    sources: dict[str, Source], path: str, marks: Mapping[str, Source], *, merges: bool
+) -> None:
+    """Records that the value at ``path`` was replaced by one whose parts have the sources ``marks``.
+
+    ``merges``: the value is a group, and its other keys keep their values.
+    """
+    if not merges:
+        for stale in [known for known in sources if known.startswith((f"{path}.", f"{path}["))]:
+            del sources[stale]
+    for outer in parents(path):
+        # A group that was created for the value, perhaps in place of a scalar.
+        if outer not in sources or sources[outer].text is not None:
+            sources[outer] = Source(where=marks[""].where)
+    sources |= {join(path, inner): source for inner, source in marks.items()}
+
+
+def final_sources(values: Mapping[str, Any], found: Mapping[str, Source]) -> dict[str, Source]:
+    """The source of everything in ``values``, and of what was deleted from it.
+
+    A source's text is kept only where the value is still what the text means; a value without a source of
+    its own (inside an interpolated group) has its parent's.
+    """
+    final = {path: Source(where=source.where) for path, source in found.items()}
+    for path, value in walk(values):
+        outer = path.rpartition("[" if path.endswith("]") else ".")[0]
+        source = found.get(path) or final.get(outer) or Source(where="")
+        meaning = None if source.text is None else scalar(source.text)
+        keeps_text = source.text is not None and type(meaning) is type(value) and meaning == value
+        final[path] = source if keeps_text else Source(where=source.where)
+    return final
+
+
+def blamed(paths: Sequence[str], sources: Mapping[str, Source]) -> str:
+    """Of several settings that contradict each other, the first that an override sets, else the first.
+
+    >>> blamed(["batch.global_size", "batch.micro_size"], {"batch.micro_size": Source(where="override x")})
+    'batch.micro_size'
+    """
+    overridden = (path for path in paths if path in sources and sources[path].where.startswith("override "))
+    return next(overridden, paths[0])
+
+
+def _inner(owner: Any, name: str) -> Any:
+    if isinstance(owner, Mapping):
+        return owner.get(name)
+    if isinstance(owner, PluginChoice) and name != "name":
+        return owner.options.get(name)
+    if name not in getattr(owner, "__dataclass_fields__", ()):
+        raise KeyError(name)
+    return getattr(owner, name)
+
+
+def _with(owner: Any, names: Sequence[str], value: Any) -> Any:
+    name, *rest = names
+    before = _inner(owner, name)
+    new = _with({} if before is None else before, rest, value) if rest else value
+    if isinstance(owner, Mapping):
+        return {**owner, name: new}
+    if isinstance(owner, PluginChoice) and name != "name":
+        return dataclasses.replace(owner, options={**owner.options, name: new})
+    return dataclasses.replace(owner, **{name: new})

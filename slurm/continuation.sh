@@ -1,0 +1,82 @@
+
+# Slurm signals this shell when the time limit is near (USR1) and when the job has to end (TERM). The
+# signal is forwarded to the ranks, which save after their current step, leave a note, and end. A rank
+# that is still starting ignores it, so it is repeated until they have ended.
+unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
+note=$run/exit/stopped.json
+ranks='' num_signals=0
+on_signal() {
+  num_signals=$((num_signals + 1))
+  if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then signal_ranks 0 >/dev/null 2>&1 & fi
+}
+signal_ranks() {
+  sleep "$1"
+  while kill -USR1 "$ranks"; do sleep 2; done
+}
+if [ "$saves" = yes ]; then trap on_signal USR1 TERM; fi
+
+# Starts the ranks and waits for their end, also when a signal arrives. A rank that fails ends the others
+# at once (--kill-on-bad-exit); one that finishes before them does not (--wait=0).
+start_ranks() {
+  local num_before=$num_signals
+  "$@" &
+  ranks=$!
+  if [ "$num_before" != 0 ]; then signal_ranks 5 >/dev/null 2>&1 & fi # srun has to have started, too
+  until
+    num_before=$num_signals
+    wait "$ranks"
+    rc=$?
+    [ "$num_before" = "$num_signals" ]
+  do :; done
+}
+
+# Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
+# as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
+conclude() {
+  [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
+  local job state
+  job=$(scontrol --oneliner show job "$job_id")
+  state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
+  state=${state%%$'\n'*} # of several components the first
+  # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
+  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) ;; esac
+  if [ "${state:-RUNNING}" != RUNNING ]; then
+    echo "trireme: leaves job $job_id to Slurm, where it is $state"
+  elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
+    start_again
+  else
+    echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
+    if has_failed; then give_up; else start_again; fi
+    exit "$rc"
+  fi
+  exit "$unfinished"
+}
+
+has_failed() {
+  [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
+}
+
+# In a chain, the next job starts when this one ends with another code than 0.
+start_again() {
+  [ "$continuation" = requeue ] || return
+  if [ "$num_starts" -lt "$max_starts" ]; then
+    echo "trireme: requeues job $job_id after start $num_starts"
+    scontrol requeue "$job_id"
+  else
+    echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"
+  fi
+}
+
+# Cancels the jobs of the chain that would resume a run that has failed.
+give_up() {
+  local job
+  [ "$continuation" = chain ] || return
+  while read -r job; do
+    [ "$job" = "$SLURM_JOB_ID" ] || scancel --quiet "$job"
+  done <"$run/logs/chain"
+}
+
+if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
+  give_up
+  fail "the run has already failed (executor.max_restarts=$max_restarts)"
+fi
