@@ -33,9 +33,23 @@ def write_new(path: Path, text: str, flag: str) -> None:
         raise LauncherError(f"--{flag} {path}: {reason}") from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file such that whoever reads it finds all of the text, or what was there before."""
+def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Writes a file atomically: a reader finds all of the text, or the previous file.
+
+    ``is_durable``: the text is on the disk before the file has its name, so that no loss of power cuts it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
+    if is_durable:
+        bring_to_disk(unfinished)
     unfinished.replace(path)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Waits until a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

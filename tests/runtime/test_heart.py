@@ -19,7 +19,7 @@ from launcher.base.registry import resolve
 from launcher.contract.plan import Plan
 from launcher.runs.hang import find_hang
 from launcher.runtime.model.build import build_chunks
-from launcher.runtime.process.heartbeat import Heart
+from launcher.runtime.process.heartbeat import HeartbeatWriter
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
@@ -71,7 +71,7 @@ def trained(
         return begin(trainer, number, *args)
 
     substitute(Trainer, "step", step)
-    heart = Heart(run_dir, rank, timeout_s, START_TIMEOUT_S)
+    heart = HeartbeatWriter(run_dir, rank, timeout_s, START_TIMEOUT_S)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
     dist.barrier()
     heart.close()
@@ -107,7 +107,7 @@ def test_a_rank_that_is_slow_goes_on_and_leaves_no_file(tmp_path: Path) -> None:
 
 
 def without_beats(rank: int, plan: Plan, run_dir: Path) -> None:
-    substitute(Heart, "beat", lambda heart, doing: None)
+    substitute(HeartbeatWriter, "beat", lambda heart, doing: None)
     trained(rank, plan, run_dir, be_slow, 0, LONG_TIMEOUT_S)
 
 
@@ -134,7 +134,7 @@ def started(rank: int, plan: Plan, run_dir: Path) -> None:
     """A run whose rank 1 hangs while it makes its model."""
     (run_dir / "metrics").mkdir(exist_ok=True)
     substitute(loop, "build_chunks", lambda ctx: sleep_for_ever() if rank == 1 else build_chunks(ctx))
-    heart = Heart(run_dir, rank, LONG_TIMEOUT_S, START_S)
+    heart = HeartbeatWriter(run_dir, rank, LONG_TIMEOUT_S, START_S)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
 
 
@@ -176,7 +176,9 @@ def served(rank: int, plan: Plan, run_dir: Path, sabotage: Callable[[], None]) -
     (run_dir / "metrics").mkdir(exist_ok=True)
     sabotage()
     is_server = plan.rank(rank).role.serve
-    heart = Heart(run_dir, rank, SERVER_TIMEOUT_S if is_server else START_TIMEOUT_S, START_TIMEOUT_S)
+    heart = HeartbeatWriter(
+        run_dir, rank, SERVER_TIMEOUT_S if is_server else START_TIMEOUT_S, START_TIMEOUT_S
+    )
     ctx = make_context(plan.rank(rank), CPU, heart)
     (resolve(is_server) if is_server else loop.train)(ctx, run_dir, resume=False)
     heart.close()

@@ -212,7 +212,7 @@ def test_a_crash_in_mid_write_leaves_the_earlier_checkpoint_and_no_litter(tmp_pa
 
 def lose_a_byte(rank: int) -> None:
     """The disk gives another byte back than it was given, in step 4."""
-    bring_to_disk = shard.bring_to_disk
+    bring_to_disk = inside(shard).bring_to_disk
 
     def losing(path: Path) -> None:
         bring_to_disk(path)
@@ -251,6 +251,6 @@ def lose_a_byte_and_die_at_6(rank: int) -> None:
 
 def test_a_shard_that_a_rank_could_not_write_is_not_waited_for(tmp_path: Path) -> None:
     folder = checkpoint.unfinished_folder(tmp_path, 1)
-    shard.leave_failure(folder, 3, OSError("Input/output error"))
+    shard.write_failure(folder, 3, OSError("Input/output error"))
     with pytest.raises(JobError, match="shard-00003 was not written: Input/output error"):
         checkpoint.complete(tmp_path, 1, num_shards=4, timeout_s=60)
