@@ -35,10 +35,11 @@ def write_new(path: Path, text: str, flag: str) -> None:
 
 
 def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
-    """Writes a file such that whoever reads it finds all of the text, or what was there before.
+    """Writes a file atomically: a reader finds all of the text, or the previous file.
 
     ``is_durable``: the text is on the disk before the file has its name, so that no loss of power cuts it.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
     if is_durable:

@@ -1,4 +1,4 @@
-"""What the runtime half of a plugin may use: the context of a rank, and the interfaces it fills in."""
+"""What the runtime half of a plugin may use: the context of a rank, and the interfaces it implements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import RankPlan, StagePlan
 from launcher.runtime.measure.clock import Clock
-from launcher.runtime.model.split_backward import SplitBackward, WeightProduct
+from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient, SplitBackward
 from launcher.runtime.process.groups import Groups
 from launcher.runtime.process.stop import StopRequest
 
@@ -32,21 +32,32 @@ class GlobalSlice:
     is_sharded: bool
     """Whether the tensor-parallel ranks hold different slices (else equal copies)."""
     is_tied: bool = False
-    """Held by the first and by the last stage (tied embeddings): their gradients are summed."""
+    """On the first and on the last stage (tied embeddings): their gradients are summed."""
     is_tied_copy: bool = False
     """The last stage's copy of a tied parameter, on another rank than the first stage's."""
     is_summed_over_tp: bool = False
     """A whole copy whose gradient each tensor-parallel rank has only for its part of the sequence."""
 
+    @staticmethod
+    def unsharded(name: str, shape: Sequence[int], *, is_summed_over_tp: bool = False) -> GlobalSlice:
+        """The whole of a global tensor."""
+        return GlobalSlice(
+            name=name,
+            shape=tuple(shape),
+            offset=(0,) * len(shape),
+            is_sharded=False,
+            is_summed_over_tp=is_summed_over_tp,
+        )
+
     def is_owned_by(self, tp_rank: int) -> bool:
-        """Whether such a rank's part counts: of equal copies only one does, so that a sum over all ranks
-        of a replica, or what they all save, has each element of the global tensor once."""
+        """Whether the copy of this tp_rank counts: of equal copies only one does, so that a sum over all
+        ranks of a replica, or their checkpoint, has each element of the global tensor once."""
         return not self.is_tied_copy and (self.is_sharded or tp_rank == 0)
 
-    def inside(self, local_shape: Sequence[int]) -> tuple[int, ...]:
-        """The leading part of a local tensor that is not padding.
+    def unpadded_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a local tensor without its padding, which is behind the rest in each dim.
 
-        >>> GlobalSlice(name="w", shape=(65, 8), offset=(33, 0), is_sharded=True).inside((33, 8))
+        >>> GlobalSlice(name="w", shape=(65, 8), offset=(33, 0), is_sharded=True).unpadded_shape((33, 8))
         (32, 8)
         """
         boxes = zip(local_shape, self.shape, self.offset, strict=True)
@@ -55,8 +66,8 @@ class GlobalSlice:
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The torch name of every number format of the configuration."""
-IGNORED = -100
-"""A target that adds nothing to the loss."""
+IGNORE_INDEX = -100
+"""Targets with this value add nothing to the loss."""
 
 
 def new_parameter(
@@ -69,28 +80,28 @@ def new_parameter(
 
 
 def tag(parameter: nn.Parameter, where: GlobalSlice) -> None:
-    """Notes on a parameter which slice it is."""
+    """Records on a parameter which slice of a global tensor it is."""
     parameter.global_slice = where  # type: ignore[attr-defined]
 
 
 def slice_of(parameter: Tensor) -> GlobalSlice:
-    """Which slice a parameter is."""
+    """Which slice of a global tensor a parameter is."""
     where = getattr(parameter, "global_slice", None)
-    assert isinstance(where, GlobalSlice), "a parameter that does not say which global tensor it is part of"
+    assert isinstance(where, GlobalSlice), "a parameter without a global slice: `tag` was not called"
     return where
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalFragment:
-    """A piece of state under its global name, for checkpoints."""
+    """A slice of a state tensor under its global name, for checkpoints."""
 
     slice: GlobalSlice
     tensor: Tensor
 
 
 Root = Tensor | GradientEdge
-"""Where a backward begins: the loss, or a stage's output by its place in the graph. The output itself is
-let go as soon as it has been sent."""
+"""Where a backward begins: the loss, or the gradient edge of a stage's output. The output itself is freed
+as soon as it has been sent."""
 
 
 class FragmentReader(Protocol):
@@ -98,190 +109,171 @@ class FragmentReader(Protocol):
 
     def __call__(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The box of ``shape`` that begins at ``offset``."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """What an update did."""
+    """The result of an update."""
 
     grad_norm: float
     """Norm of the whole model's gradient before clipping."""
     lr: float
     skipped: bool = False
     disagreement: float | None = None
-    """Where replicas have weights of their own: how far this one was from the average that it took, the norm
-    of the difference over that of the average."""
+    """Where replicas average their weights: the norm of this one's difference from the average, over the norm
+    of the average."""
 
 
 class Stateful(Protocol):
-    """Holds what a checkpoint is made of."""
+    """Has the state that a checkpoint saves."""
 
     def state(self) -> Iterable[GlobalFragment]:
         """Master weights and optimizer state under global names."""
-        ...
 
     def load(self, read: FragmentReader) -> None:
-        """Takes back what `state` gave, under any layout."""
-        ...
+        """Restores what `state` returned, under any layout."""
 
 
 class Update(Stateful, Protocol):
-    """Owns the parameters' update; exactly one per run, so that the loop never forks.
+    """Owns the update of the parameters; exactly one per run, so that the loop has no branch on the strategy.
 
-    The executor calls `backward` for every B of the rank and `finish_backward` for every W; ``last``
+    The executor calls `backward` for every B of the rank and `backward_weight` for every W; ``last``
     is true for the last B, and the last W, of each chunk in the step. A chunk's gradients are final
     after its last B, or after its last W where the schedule splits the backward.
     """
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before its backward: 1, or so that fp16 gradients survive."""
-        ...
+        """Factor of the loss before its backward: 1, or large enough that fp16 gradients do not underflow."""
 
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the chunks' parameters; returns the modules to run."""
-        ...
 
     def begin(self, step: int) -> None:
-        """Before the first forward of a step."""
-        ...
+        """Called before the first forward of a step. Does nothing by default."""
+        return
 
     def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Backward of one microbatch. ``out``: where it begins, for `torch.autograd.backward`; None where
         nothing needs a gradient. ``grad``: its gradient, None for the loss."""
-        ...
 
-    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
-        """The weight gradients that a split backward has put off."""
-        ...
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has deferred."""
 
     def apply(self, step: int) -> StepOutcome:
         """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""
-        ...
 
     def close(self) -> None:
-        """Frees what it holds."""
-        ...
+        """Frees its resources, if it has any."""
+        return
 
 
 class Handle(Protocol):
-    """A communication under way."""
+    """An asynchronous communication, as `torch.distributed.Work`."""
 
     def wait(self) -> Any:
         """Returns when the tensor may be used (on CUDA: by the current stream)."""
-        ...
 
 
 class Transport(Protocol):
     """Point-to-point messages between pipeline ranks.
 
-    Messages are told apart by their tag where the backend has tags; where it has none (NCCL), the
-    messages from one rank to another are received in the order in which they were sent.
+    Messages are matched by their tag where the backend has tags; where it has none (NCCL), the messages
+    from one rank to another are received in the order in which they were sent.
     """
 
     def receive(self, buffer: Tensor, source: int, tag: int) -> Handle:
         """Posts the receive of one message from a pp_rank into ``buffer``."""
-        ...
 
     def send(self, tensor: Tensor, destination: int, tag: int) -> Handle:
         """Starts sending a contiguous tensor to a pp_rank, without blocking."""
-        ...
 
 
 class Layers(Protocol):
     """Makes the layers that tensor parallelism may split. Shapes in and out are those of one device
-    but for the dims that are said to be local.
+    except for dims marked as local.
 
-    Parameters come uninitialised (the model fills them, each value by its global position) and
-    carry their `GlobalSlice`.
+    Parameters are uninitialised (the model fills them, each value by its global position) and carry
+    their `GlobalSlice`.
     """
 
     size: int
-    """Ways of the split (1 = whole)."""
+    """Number of tensor-parallel ranks (1: layers are whole)."""
     splits_sequence: bool
-    """Whether activations between split regions cover only `positions` of the sequence. Whole
-    parameters used there are marked ``is_summed_over_tp``."""
+    """Sequence parallelism: whether activations outside the tensor-parallel regions cover only `positions`
+    of the sequence. Whole parameters used there are marked ``is_summed_over_tp``."""
 
-    def of_stage(self, stage: StagePlan) -> Layers:
-        """These as one stage makes them: what they keep for the backward may depend on its recomputation."""
-        ...
+    def for_stage(self, stage: StagePlan) -> Layers:
+        """The layers for one stage: what they save for the backward may depend on its recomputation."""
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq(local), size]."""
-        ...
 
     def column(self, name: str, in_size: int, outs: Mapping[str, int], *, bias: bool) -> nn.Module:
         """[batch, seq(local), in_size] -> one [batch, seq, out(local)] per entry of ``outs`` (name
         and size of each output, such as q, k, v), each split on its own."""
-        ...
 
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
         """[batch, seq, in(local)] -> [batch, seq(local), out_size], summed over the ranks."""
-        ...
 
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum over tokens of the
-        cross-entropy (fp32 scalar); targets of `IGNORED` add nothing. ``embedding``: shares its
+        cross-entropy (fp32 scalar); targets of `IGNORE_INDEX` add nothing. ``embedding``: shares its
         weight when tied."""
-        ...
 
     def positions(self, seq_length: int) -> slice:
-        """The positions of the sequence that this rank's activations cover between split regions."""
-        ...
+        """The positions of the sequence that this rank's activations cover outside tensor-parallel
+        regions."""
 
 
 class Replicas(Protocol):
-    """How replicas act together that do not meet in collectives, since one of them may be late, or gone.
+    """Communication of replicas that use no collectives with each other, since one may be late or have
+    failed.
 
-    What they share, the parameters and what is saved of them, is held by ranks of another role.
+    Ranks of another role hold the parameters and save the checkpoints.
     """
 
     @property
-    def steps_alone(self) -> bool:
-        """Whether a replica's step is its own: gradient and loss are of its samples alone."""
-        ...
+    def is_asynchronous(self) -> bool:
+        """Whether each replica steps on its own: gradient and loss are of its samples alone."""
 
     def sum(self, value: Tensor) -> Handle:
-        """Starts adding a number up over the replicas, in place."""
-        ...
+        """Starts summing a number over the replicas, in place."""
 
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         """Waits for the other replicas; from then until the next step all have the same parameters."""
-        ...
 
     def leave(self, num_done: int) -> None:
-        """Says that this replica ends, after ``num_done`` steps."""
-        ...
+        """Announces that this replica ends, after ``num_done`` steps."""
 
 
 @dataclass(kw_only=True)
 class RankContext:
-    """Everything one rank knows. The runtime halves of the parallel plugins equip it in turn."""
+    """What one rank works with. The runtime halves of the parallel plugins add their parts in turn."""
 
     plan: RankPlan
     device: torch.device
     groups: Groups
     clock: Clock
     split_backward: SplitBackward
-    """Puts off weight gradients where the schedule asks for it."""
+    """Defers weight gradients where the schedule splits the backward."""
     layers: Layers
-    """Whole layers; tensor parallelism puts its own in place."""
+    """Unsharded layers; tensor parallelism replaces them by its own."""
     transport: Transport | None = None
     """Set by pipeline parallelism."""
     exchange_gradients: Callable[[Tensor], Handle] | None = None
     """Set by data parallelism: starts summing a flat bucket of gradients, in place, over the replicas."""
     replicas: Replicas | None = None
-    """Set by an architecture whose ranks do not meet in collectives."""
+    """Set by an architecture whose replicas use no collectives with each other."""
     stop: StopRequest | None = None
-    """Set by the loop, where ranks that are told to end save first."""
-    keep_own_part: Callable[[nn.Module], None] | None = None
-    """Set by a strategy that splits the weights themselves: called with each part of the model as soon as
-    its initial weights are in it, so that no rank ever holds all of them."""
+    """Set by the loop, where ranks save a checkpoint when they are asked to stop."""
+    partition_weights: Callable[[nn.Module], None] | None = None
+    """Set by a strategy that shards the weights themselves: called with each part of the model as soon as
+    its weights are initialised, so that no rank ever holds all of them."""
 
     @property
     def common_device(self) -> torch.device:
-        """Where a tensor lies that goes to every rank of the run: some roles have no GPU."""
+        """The device of tensors in collectives over all ranks of the run: some roles have no GPU."""
         return self.device if all(role.trains for role in self.plan.plan.roles) else torch.device("cpu")
 
     @property

@@ -164,7 +164,7 @@ def test_no_import_closes_a_cycle_be_it_inside_of_a_function():
         ("launcher_plugins.parallel.data.plan", "import torch"),
         ("launcher_plugins.parallel.data.plan", "from launcher_plugins.parallel.data import runtime"),
         ("launcher.runs.store", "from rich import print"),
-        ("launcher.runtime.train.pipeline", "from torch.distributed import pipelining"),
+        ("launcher.runtime.train.pipeline_executor", "from torch.distributed import pipelining"),
         ("launcher_plugins.parallel.pipeline.runtime", "from deepspeed.pipe import PipelineModule"),
     ],
 )

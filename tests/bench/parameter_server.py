@@ -30,11 +30,11 @@ from launcher.contract.config import LinkConfig
 from launcher.contract.plan import Plan
 from launcher.runtime.api import GlobalSlice, tag
 from launcher.runtime.process.rank import make_context
-from launcher.runtime.train.gradients import GradientBuckets
+from launcher.runtime.train.gradient_buckets import GradientBuckets
 from launcher_plugins.architectures.parameter_server.cost import Exchange
-from launcher_plugins.architectures.parameter_server.runtime.rules import LockStep
 from launcher_plugins.architectures.parameter_server.runtime.server import serve
 from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
+from launcher_plugins.architectures.parameter_server.runtime.update_rules import SynchronousUpdate
 from launcher_plugins.architectures.parameter_server.runtime.worker import update
 from tests.bench.emulated_links import links, run_behind_links
 from tests.helpers.equality import job
@@ -127,9 +127,9 @@ def steps_s(rank: int, plan: Plan, work: Work, run_dir: str) -> list[float]:
         worker.begin(step)
         if not work.computes:
             for bucket in worker._buckets.all():
-                worker._leave_with(bucket.flat)
+                worker._push_bucket(bucket.flat)
             worker.apply(step)
-            worker._take(worker._pulled)
+            worker._wait_for(worker._pulled)
             taken.append(time.perf_counter() - start)
             continue
         num_targets = worker.sum(torch.ones((), dtype=torch.float64))
@@ -140,7 +140,7 @@ def steps_s(rank: int, plan: Plan, work: Work, run_dir: str) -> list[float]:
         worker.apply(step)
         loss_sum.wait()
         if work.in_step:
-            worker._take(worker._pulled)
+            worker._wait_for(worker._pulled)
         taken.append(time.perf_counter() - start)
     there(ctx.replicas).leave(work.num_steps + 2)
     return taken[2:]
@@ -204,11 +204,11 @@ def without(owner: Any, *names: str) -> Iterator[None]:
 @contextmanager
 def without_sums() -> Iterator[None]:
     """Inside, a server sends its parameters as soon as all workers have pushed, and computes nothing."""
-    kept = LockStep._sum
-    substitute(LockStep, "_sum", lambda rule, bucket: 0.0)
+    kept = SynchronousUpdate._sum
+    substitute(SynchronousUpdate, "_sum", lambda rule, bucket: 0.0)
     with without(Piece, "update"):
         yield
-    substitute(LockStep, "_sum", kept)
+    substitute(SynchronousUpdate, "_sum", kept)
 
 
 def transport() -> None:

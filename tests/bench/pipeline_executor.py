@@ -34,7 +34,7 @@ from deepspeed.pipe import PipelineModule
 
 from launcher.base.registry import load
 from launcher.contract.actions import PipelineShape
-from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import replay
 from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from launcher.base.registry import load
 from launcher.contract.actions import PipelineShape
 from launcher.runtime.measure.clock import Clock
-from launcher.runtime.model.split_backward import SplitBackward, WeightProduct
+from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient, SplitBackward
 from launcher.runtime.process.groups import Group
-from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.train.pipeline_executor import PipelineExecutor, PipelinePart
 from launcher.schedule.passes import lower
 from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
 
@@ -66,7 +66,7 @@ class _Sleep(torch.autograd.Function):
                 stage.times.sleep(stage.costs.weight_s)
                 return grads[0]
 
-            stage.split.put_off(stage.weight, weight_gradient, grads)
+            stage.split.defer(stage.weight, weight_gradient, grads)
         else:
             stage.times.sleep(stage.costs.input_s + stage.costs.weight_s)
         return grads[0].contiguous(), torch.zeros(1), None
@@ -92,7 +92,7 @@ class PlainUpdate:
     def backward(self, out: Any, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         torch.autograd.backward(out, grad)
 
-    def finish_backward(self, products: list[WeightProduct], *, chunk: int, last: bool) -> None:
+    def backward_weight(self, products: list[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
         for product in products:
             product.compute()
 

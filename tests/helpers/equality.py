@@ -21,6 +21,7 @@ from launcher.runtime.api import slice_of
 from launcher.runtime.checkpoint.fragments import MOMENTS
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
+from launcher.runtime.train import reductions
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.contexts import make_config
 from tests.helpers.ranks import TIMEOUT_S, run_ranks
@@ -126,9 +127,9 @@ def skip_sums_over(kind: str) -> Sabotage:
     """Leaves out what an update sums over one kind of group."""
 
     def sabotage(trainer: Trainer, loader: Loader) -> None:
-        update: Any = trainer.update
-        sum_over = update._sum_over
-        update._sum_over = lambda group, name, params: name == kind or sum_over(group, name, params)
+        module: Any = reductions
+        all_reduce = module._all_reduce
+        module._all_reduce = lambda ctx, name, tensors: name == kind or all_reduce(ctx, name, tensors)
 
     return sabotage
 
@@ -153,7 +154,7 @@ def _weights(trainer: Trainer) -> Iterator[_Piece]:
         for param in module.parameters():
             with _whole(param):
                 where = slice_of(param)
-                unpadded = tuple(map(slice, where.inside(param.shape)))
+                unpadded = tuple(map(slice, where.unpadded_shape(param.shape)))
                 weight = param.detach()[unpadded].float().clone()
                 yield _Piece(name=where.name, global_shape=where.shape, offset=where.offset, tensor=weight)
 

@@ -13,7 +13,7 @@ from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
-from launcher.runtime.train.gradients import GradientBuckets
+from launcher.runtime.train.gradient_buckets import GradientBuckets
 from launcher.runtime.train.optimizer import learning_rate
 from tests.helpers.contexts import make_context
 

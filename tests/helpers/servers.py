@@ -103,7 +103,7 @@ def rank_of_servers(
             return None
         done.append(trainer.step(step, next(steps)))
     assert ctx.replicas is not None, "workers are replicas"
-    ctx.replicas.meet()
+    ctx.replicas.synchronize()
     ctx.replicas.leave(num_steps)
     params = (param for module in trainer.part.modules.values() for param in module.parameters())
     return done, {slice_of(param).name: param.detach().clone() for param in params}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -14,3 +15,8 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come within {timeout_s:g} s"
         time.sleep(0.02)
+
+
+def at_this_load(idle_s: float) -> float:
+    """How long what takes at most ``idle_s`` on an idle machine may take now that others compute, too."""
+    return idle_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -14,7 +14,7 @@ from launcher.base.errors import ConfigError
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.data.samples import SampleOrder, TokenWindows
 from launcher.runtime.data.tokens import open_tokens
-from launcher.runtime.process import process_rank as place
+from launcher.runtime.process import environment
 from tests.helpers.contexts import make_config, make_context
 from tests.helpers.plans import staged_plan
 
@@ -193,7 +193,7 @@ def test_an_error_of_the_dataset_reaches_the_loop(source: str, monkeypatch: pyte
 
 def test_the_cache_follows_the_xdg_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert place.user_cache() == tmp_path / "trireme"
+    assert environment.user_cache() == tmp_path / "trireme"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert place.user_cache() == tmp_path / ".cache" / "trireme"
+    assert environment.user_cache() == tmp_path / ".cache" / "trireme"

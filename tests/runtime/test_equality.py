@@ -19,7 +19,7 @@ from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.optimizer import learning_rate
-from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
+from launcher_plugins.parallel.tensor.runtime.collectives import TensorParallelGroup
 from tests.helpers.equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train
 from tests.helpers.objects import inside, substitute, there
 from tests.helpers.ranks import RankError, run_ranks
@@ -152,12 +152,12 @@ def skip_one_bucket(trainer: Trainer, loader: Loader) -> None:
 
 
 def skip_one_tensor_all_reduce(trainer: Trainer, loader: Loader) -> None:
-    calls, all_reduce = count(), TensorWire.all_reduce
+    calls, all_reduce = count(), TensorParallelGroup.all_reduce
 
-    def skipping(wire: TensorWire, x: Tensor, *arguments: Any) -> Tensor:
+    def skipping(wire: TensorParallelGroup, x: Tensor, *arguments: Any) -> Tensor:
         return x if next(calls) == 3 else all_reduce(wire, x, *arguments)
 
-    substitute(TensorWire, "all_reduce", skipping)
+    substitute(TensorParallelGroup, "all_reduce", skipping)
 
 
 def count_the_norm_of_this_rank_only(trainer: Trainer, loader: Loader) -> None:
@@ -195,8 +195,8 @@ def renumber_samples(microbatches: list[Microbatch]) -> list[Microbatch]:
 
 def lose_one_weight_product(trainer: Trainer, loader: Loader) -> None:
     buckets, calls = inside(trainer.update)._buckets, count()
-    finish = buckets.finish_backward
-    buckets.finish_backward = lambda products, **where: finish(products[next(calls) == 2 :], **where)
+    finish = buckets.backward_weight
+    buckets.backward_weight = lambda products, **where: finish(products[next(calls) == 2 :], **where)
 
 
 SABOTAGES: dict[str, tuple[str, Sabotage]] = {

@@ -21,7 +21,7 @@ from launcher.runtime.checkpoint.saving import restore, save
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.pretrained import Pretrained
 from launcher.runtime.process.rank import make_context
-from launcher.runtime.train.loop import Trainer, _begin
+from launcher.runtime.train.loop import Trainer, _load_initial_weights
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import inside
 from tests.helpers.ranks import RankError, run_ranks
@@ -57,13 +57,13 @@ def tokens_and_logits(rank: int, plan: Plan, root: Path | None) -> tuple[Tensor,
     """Of the first microbatch, with the weights of a checkpoint, or of train.init_from."""
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    restore(trainer, root) if root else _begin(trainer)
+    restore(trainer, root) if root else _load_initial_weights(trainer)
     batch, (module,) = next(Loader(ctx).steps(0))[0], trainer.part.modules.values()
     stage = inside(module)
     with torch.no_grad():
         hidden = stage.prologue(batch)
         for block in stage.blocks:
-            hidden = block(hidden, *block.rows(batch))
+            hidden = block(hidden, *block.seeds(batch))
         return batch.inputs, stage.epilogue.norm(hidden) @ stage.epilogue.head.weight.T
 
 
@@ -116,7 +116,7 @@ def first_step_batches(rank: int, plan: Plan) -> list[tuple[Tensor, Tensor]]:
 def first_loss(rank: int, plan: Plan) -> float | None:
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    _begin(trainer)
+    _load_initial_weights(trainer)
     return trainer.step(0, next(Loader(ctx).steps(0))).loss
 
 

@@ -20,7 +20,7 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import live_bytes
 from launcher.runtime.model.blocks import plain_attention
 from launcher.runtime.model.compile import layer_calls
-from launcher.runtime.process.process_rank import prepare_compiler
+from launcher.runtime.process.environment import prepare_compiler
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.equality import CPU, assert_equal, job, reference, train
@@ -218,10 +218,10 @@ def keep_the_first_steps_dropout(trainer: Trainer, loader: Loader) -> None:
             first: list[Any] = []
 
             def rows(batch: Any, block: Any = block, first: list[Any] = first) -> Any:
-                first.append(type(block).rows(block, batch))
+                first.append(type(block).seeds(block, batch))
                 return first[0]
 
-            block.rows = rows
+            block.seeds = rows
 
 
 @pytest.mark.usefixtures("compiler")
@@ -267,8 +267,8 @@ def test_what_is_compiled_is_kept_in_a_folder_of_this_machine_and_user(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("launcher.runtime.process.process_rank.missing_for_compile", lambda *_: "")
-    monkeypatch.setattr("launcher.runtime.process.process_rank.cxx_compiler", lambda _: "/usr/bin/g++")
+    monkeypatch.setattr("launcher.runtime.process.environment.missing_for_compile", lambda *_: "")
+    monkeypatch.setattr("launcher.runtime.process.environment.cxx_compiler", lambda _: "/usr/bin/g++")
     monkeypatch.setattr("socket.gethostname", lambda: "node07")
     prepare_compiler("cpu")
     folder = tmp_path / "trireme" / "compiled" / "node07"

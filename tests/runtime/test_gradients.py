@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.train.gradients import GradientBuckets
+from launcher.runtime.train.gradient_buckets import GradientBuckets
 
 
 class Recorder:

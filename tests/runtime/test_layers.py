@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from launcher.runtime.api import IGNORED, slice_of
-from launcher.runtime.model.layers import WholeLayers
+from launcher.runtime.api import IGNORE_INDEX, slice_of
+from launcher.runtime.model.layers import UnshardedLayers
 from tests.helpers.contexts import CPU, WHOLE
 
 
 @pytest.fixture
-def layers() -> WholeLayers:
-    return WholeLayers(CPU, torch.float32, WHOLE)
+def layers() -> UnshardedLayers:
+    return UnshardedLayers(CPU, torch.float32, WHOLE)
 
 
 def filled(module: nn.Module) -> nn.Module:
@@ -23,7 +23,7 @@ def filled(module: nn.Module) -> nn.Module:
     return module
 
 
-def test_column_gives_one_output_per_name(layers: WholeLayers) -> None:
+def test_column_gives_one_output_per_name(layers: UnshardedLayers) -> None:
     module = filled(layers.column("layers.0.attention", 4, {"q": 6, "k": 2}, bias=True))
     x = torch.randn(2, 3, 4)
     q, k = module(x)
@@ -32,7 +32,7 @@ def test_column_gives_one_output_per_name(layers: WholeLayers) -> None:
     assert torch.equal(k, functional.linear(x, k_weight, k_bias))
 
 
-def test_parameters_are_named_after_their_output(layers: WholeLayers) -> None:
+def test_parameters_are_named_after_their_output(layers: UnshardedLayers) -> None:
     module = layers.column("layers.0.attention", 4, {"q": 6, "k": 2}, bias=True)
     assert [(slice_of(p).name, slice_of(p).shape) for p in module.parameters()] == [
         ("layers.0.attention.q.weight", (6, 4)),
@@ -42,23 +42,23 @@ def test_parameters_are_named_after_their_output(layers: WholeLayers) -> None:
     ]
 
 
-def test_a_whole_parameter_is_not_sharded_and_begins_at_zero(layers: WholeLayers) -> None:
+def test_a_whole_parameter_is_not_sharded_and_begins_at_zero(layers: UnshardedLayers) -> None:
     (param,) = layers.row("out", 4, 3, bias=False).parameters()
     where = slice_of(param)
     assert (where.offset, where.is_sharded, where.is_summed_over_tp) == ((0, 0), False, False)
 
 
-def test_head_sums_the_cross_entropies_and_skips_ignored_targets(layers: WholeLayers) -> None:
+def test_head_sums_the_cross_entropies_and_skips_ignored_targets(layers: UnshardedLayers) -> None:
     head = filled(layers.head("head", 5, 4, None))
-    hidden, targets = torch.randn(2, 3, 4), torch.tensor([[0, 4, 2], [1, IGNORED, 3]])
+    hidden, targets = torch.randn(2, 3, 4), torch.tensor([[0, 4, 2], [1, IGNORE_INDEX, 3]])
     logits = hidden @ next(head.parameters()).T
     log_probabilities = logits.log_softmax(-1)
-    known = [(b, s) for b in range(2) for s in range(3) if targets[b, s] != IGNORED]
+    known = [(b, s) for b in range(2) for s in range(3) if targets[b, s] != IGNORE_INDEX]
     expected = -sum(log_probabilities[b, s, targets[b, s]] for b, s in known)
     torch.testing.assert_close(head(hidden, targets), expected)
 
 
-def test_a_tied_head_holds_the_very_same_parameter(layers: WholeLayers) -> None:
+def test_a_tied_head_holds_the_very_same_parameter(layers: UnshardedLayers) -> None:
     embedding = layers.embedding("embedding", 5, 4)
     head = layers.head("embedding", 5, 4, embedding)
     (shared,), (weight,) = head.parameters(), embedding.parameters()
@@ -66,11 +66,11 @@ def test_a_tied_head_holds_the_very_same_parameter(layers: WholeLayers) -> None:
 
 
 def test_bf16_layers_give_an_fp32_loss() -> None:
-    layers = WholeLayers(CPU, torch.bfloat16, WHOLE)
+    layers = UnshardedLayers(CPU, torch.bfloat16, WHOLE)
     head = filled(layers.head("head", 5, 4, None))
     loss = head(torch.randn(1, 2, 4).bfloat16(), torch.tensor([[1, 2]]))
     assert loss.dtype == torch.float32
 
 
-def test_positions_are_the_whole_sequence(layers: WholeLayers) -> None:
+def test_positions_are_the_whole_sequence(layers: UnshardedLayers) -> None:
     assert layers.positions(7) == slice(0, 7)

@@ -12,9 +12,9 @@ import torch
 from launcher.contract.plan import Plan
 from launcher.contract.records import MemoryRecord
 from launcher.runtime.data.microbatches import Loader
-from launcher.runtime.measure.kept_bytes import HeldBytes
 from launcher.runtime.measure.memory import (
     MemoryGauge,
+    SavedBytes,
     limit_memory,
     live_bytes,
     peak_resident_bytes,
@@ -82,9 +82,9 @@ def test_a_gradient_that_only_autograd_holds_counts() -> None:
 def test_the_peak_is_what_was_resident_though_it_is_gone() -> None:
     def peak(rank: int) -> tuple[int, int]:
         gauge, now = MemoryGauge(CPU), resident_bytes()
-        gauge.look()
+        gauge.sample()
         assert gauge.record(1) is None, "one step says nothing of the optimizer"
-        gauge.look()
+        gauge.sample()
         size = peak_resident_bytes() - now + 512 * MEGABYTE
         torch.ones(size, dtype=torch.uint8)
         found = gauge.record(2)
@@ -196,7 +196,7 @@ def test_what_autograd_holds_is_not_followed_unless_it_is_asked_for() -> None:
 
 def test_a_storage_is_held_once_until_its_last_use_is_gone() -> None:
     weight, x = torch.ones(4, requires_grad=True), torch.ones(4)
-    with HeldBytes([weight], WHOLE) as held:
+    with SavedBytes([weight], WHOLE) as held:
         out = (x * weight).sum() + (x * 2 * weight).sum() + (x * weight).sum()
         assert (held.now, held.total) == (32, 32)  # x, used twice, and x * 2; not the weight
         out.backward()

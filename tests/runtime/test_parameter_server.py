@@ -10,7 +10,7 @@ import pytest
 
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.train.loop import Trainer
-from launcher_plugins.architectures.parameter_server.runtime.rules import Desk
+from launcher_plugins.architectures.parameter_server.runtime.messages import WorkerChannels
 from tests.helpers.equality import assert_equal, reference
 from tests.helpers.objects import inside
 from tests.helpers.ranks import RankError
@@ -55,12 +55,12 @@ def forget_one_pull(trainer: Trainer, loader: Loader, step: int) -> None:
     """One bucket of the second step's parameters is still the first's."""
     pulled = inside(trainer.update)._pulled[0]
     if step == 0:
-        pulled.first = pulled.landing.clone()
+        pulled.first = pulled.buffer.clone()
     if step == 1:
         for receive in pulled.receives:
             receive.wait()
         pulled.receives.clear()
-        pulled.landing.copy_(pulled.first)
+        pulled.buffer.copy_(pulled.first)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_the_comparison_sees_a_message_that_goes_wrong(sabotage: Work, tmp_path:
 def test_the_comparison_sees_servers_that_clip_each_by_its_own_norm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sum_over_servers = Desk.sum_over_servers
+    sum_over_servers = WorkerChannels.sum_over_servers
 
-    def own_alone(desk: Desk, value: float) -> float:
-        total = sum_over_servers(desk, value)
+    def own_alone(channels: WorkerChannels, value: float) -> float:
+        total = sum_over_servers(channels, value)
         return total if value == round(value) else value  # shards are counted the same way
 
-    monkeypatch.setattr(Desk, "sum_over_servers", own_alone)
+    monkeypatch.setattr(WorkerChannels, "sum_over_servers", own_alone)
     trained = serve_and_train(servers_job(options={"servers": 2}), tmp_path).trained
     refuse(lambda: assert_equal(trained, reference({})))
 

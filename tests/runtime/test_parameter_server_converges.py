@@ -11,7 +11,7 @@ import pytest
 from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.plan.build import build
-from launcher_plugins.architectures.parameter_server.runtime.rules import Apart
+from launcher_plugins.architectures.parameter_server.runtime.update_rules import AsynchronousUpdate
 from tests.helpers.objects import substitute
 from tests.helpers.servers import Served, serve_and_train
 
@@ -52,13 +52,13 @@ def test_workers_on_their_own_learn_the_quickstart_to_the_stated_loss(tmp_path: 
 def test_the_stated_loss_is_missed_where_one_of_two_servers_forgets_its_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = Apart.done
+    done = AsynchronousUpdate.done
 
-    def forgetting(rule: Apart, worker: int, notice: Any) -> None:
-        if not rule._desk.is_first:
+    def forgetting(rule: AsynchronousUpdate, worker: int, notice: Any) -> None:
+        if not rule._channels.is_first:
             for piece in rule._shard.pieces.values():
                 substitute(piece, "update", lambda lr, factor: None)
         done(rule, worker, notice)
 
-    monkeypatch.setattr(Apart, "done", forgetting)
+    monkeypatch.setattr(AsynchronousUpdate, "done", forgetting)
     assert last_loss(quickstart(tmp_path)) > STATED_LOSS

@@ -46,7 +46,7 @@ def three_workers(**options: Any) -> Plan:
 
 def test_lock_step_fails_soon_when_a_worker_is_gone(tmp_path: Path) -> None:
     begin = time.monotonic()
-    message = r"worker 1 \(rank 1\) is gone after 2 steps; with architecture\.on_worker_loss=continue"
+    message = r"worker 1 \(rank 1\) has failed after 2 steps; with architecture\.on_worker_loss=continue"
     with pytest.raises(RankError, match=message):
         serve_and_train(three_workers(), tmp_path, leave_early, num_steps=STEPS)
     assert time.monotonic() - begin < SOON_S

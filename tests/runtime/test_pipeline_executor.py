@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from launcher.base.registry import load
 from launcher.contract.actions import PipelineShape
 from launcher.runtime.measure.clock import Clock
-from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.runtime.process.groups import Group
-from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
+from launcher.runtime.train.pipeline_executor import PipelineExecutor, PipelinePart
 from launcher.schedule.passes import lower
 from launcher_plugins.parallel.pipeline.runtime import NeighbourTransport
 from tests.helpers.objects import inside
@@ -212,6 +212,6 @@ def pass_on_doubles(rank: int) -> None:
 
 def test_a_stage_that_passes_on_what_was_not_planned_is_named() -> None:
     with pytest.raises(
-        RankError, match=r"stage 0 passes on \(1, 4\) torch\.float64, planned are \(1, 4\) torch\.float32"
+        RankError, match=r"stage 0 sends \(1, 4\) torch\.float64, planned is \(1, 4\) torch\.float32"
     ):
         run_ranks(2, pass_on_doubles)

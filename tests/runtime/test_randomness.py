@@ -11,7 +11,7 @@ from torch import Tensor
 
 from launcher.runtime.api import GlobalSlice
 from launcher.runtime.model import randomness
-from launcher.runtime.model.randomness import DropoutKey, dropout, dropout_rows, init_slice
+from launcher.runtime.model.randomness import DropoutKey, dropout, init_slice, token_seeds
 
 SHAPE = (150, 12)
 """Two whole row blocks and a part of a third."""
@@ -94,14 +94,14 @@ def masks(
 
 
 def rows(key: DropoutKey, samples: int, length: int) -> Tensor:
-    return dropout_rows(key, torch.arange(samples), slice(0, length))
+    return token_seeds(key, torch.arange(samples), slice(0, length))
 
 
 def test_dropout_of_a_slice_of_samples_and_positions_is_that_slice() -> None:
     x = torch.randn(8, 10, 6)
     samples = torch.arange(100, 108)
-    whole = dropout(x, 0.5, dropout_rows(KEY, samples, slice(0, 10)))
-    part = dropout(x[2:5, 4:9], 0.5, dropout_rows(KEY, samples[2:5], slice(4, 9)))
+    whole = dropout(x, 0.5, token_seeds(KEY, samples, slice(0, 10)))
+    part = dropout(x[2:5, 4:9], 0.5, token_seeds(KEY, samples[2:5], slice(4, 9)))
     assert torch.equal(part, whole[2:5, 4:9])
 
 
@@ -156,7 +156,7 @@ def is_kept(key: DropoutKey, p: float, sample: int, position: int, feature: int)
 
 
 def test_dropout_is_the_hash_that_it_is_said_to_be() -> None:
-    places = dropout_rows(KEY, torch.tensor([0, 9, 70_000]), slice(6, 10))
+    places = token_seeds(KEY, torch.tensor([0, 9, 70_000]), slice(6, 10))
     out = dropout(torch.ones(3, 4, 5), 0.4, places)
     expected = [
         [[is_kept(KEY, 0.4, sample, position, feature) for feature in range(5)] for position in range(6, 10)]

@@ -9,7 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from launcher.runtime.model.recompute import in_backward, light, not_keeping
+from launcher.runtime.model.selective_recompute import (
+    checkpoint_without_output,
+    discarding_output,
+    in_backward,
+)
 
 INPUT = torch.arange(6, dtype=torch.float64).reshape(2, 3) / 5
 WEIGHTS = [torch.full((4, 3), 0.25, dtype=torch.float64), torch.eye(3, dtype=torch.float64)]
@@ -29,8 +33,8 @@ class Counted:
 
 
 def loss_of(function: Callable[[Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> Tensor:
-    y = light(function, x)
-    with not_keeping(y):
+    y = checkpoint_without_output(function, x)
+    with discarding_output(y):
         products = [torch.nn.functional.linear(y, weight) for weight in weights]
     return torch.stack([product.square().sum() for product in products]).sum()
 
@@ -52,10 +56,10 @@ def test_gradients_are_those_of_what_is_kept() -> None:
 
 def test_a_product_with_the_transpose_has_the_gradients_of_what_is_kept() -> None:
     found = []
-    for make in (light, lambda function, x: function(x)):
+    for make in (checkpoint_without_output, lambda function, x: function(x)):
         x, weight = INPUT.clone().requires_grad_(), INPUT.clone().requires_grad_()
         y = make(torch.tanh, x)
-        with not_keeping(y):
+        with discarding_output(y):
             loss = (y.T @ weight).square().sum()
         found.append(torch.autograd.grad(loss, [x, weight]))
     for ours, expected in zip(*found, strict=True):
@@ -87,7 +91,7 @@ def test_neither_result_outlives_its_use() -> None:
 
 def test_nothing_is_remembered_where_no_backward_will_follow() -> None:
     with torch.no_grad():
-        y = light(torch.tanh, INPUT)
+        y = checkpoint_without_output(torch.tanh, INPUT)
     assert torch.equal(in_backward(y)(), y)
     assert not hasattr(y, "again")
 
@@ -95,7 +99,7 @@ def test_nothing_is_remembered_where_no_backward_will_follow() -> None:
 def test_a_tensor_that_is_not_light_is_kept_as_always() -> None:
     x = INPUT.clone().requires_grad_()
     y = torch.tanh(x)
-    with not_keeping(y):
+    with discarding_output(y):
         loss = torch.nn.functional.linear(y, WEIGHTS[0]).sum()
     loss.backward()
     assert x.grad is not None

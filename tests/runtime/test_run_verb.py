@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import at_this_load, wait_until
 
 SMALL = (
     "model.num_layers=2",
@@ -25,7 +25,7 @@ SMALL = (
 )
 ENDLESS = "train.num_steps=1000000"
 SOON_S = 10.0
-"""Longest time from the failure of a rank to the end of all."""
+"""Longest time from the failure of a rank to the end of all, on an idle machine."""
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     os.kill(rank_pids(tmp_path / "second")[1], signal.SIGKILL)
     killed_at = time.monotonic()
     _, error = second.communicate(timeout=300)
-    assert time.monotonic() - killed_at < SOON_S
+    assert time.monotonic() - killed_at < at_this_load(SOON_S)
     assert second.returncode == 1
     assert error.startswith("rank 1 failed: killed by signal 9 (SIGKILL)\n")
     assert "torch.distributed" not in error
@@ -153,7 +153,7 @@ def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_pat
     process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", *target)
     _, error = process.communicate(timeout=300)
     raised_at = min(json.loads(path.read_text())["time"] for path in tmp_path.glob("mine/exit/rank-*.json"))
-    assert time.time() - raised_at < SOON_S
+    assert time.time() - raised_at < at_this_load(SOON_S)
     assert process.returncode == 1
     assert " failed: ValueError: no such planet\n\nTraceback (most recent call last)" in error
     assert error.startswith("rank ")
@@ -207,5 +207,5 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(star
     assert re.search(r"\nrestart 1 of 1: goes on after step \d+", output)
     assert re.search(r"mine lost \d+ steps? with starts that failed", output)
     (set_aside,) = (tmp_path / "mine").glob("exit.*")
-    assert set_aside.stat().st_ctime - (tmp_path / "hung").stat().st_mtime < TIMEOUT_S + SOON_S
+    assert set_aside.stat().st_ctime - (tmp_path / "hung").stat().st_mtime < TIMEOUT_S + at_this_load(SOON_S)
     assert len(losses(tmp_path / "mine")) >= 20

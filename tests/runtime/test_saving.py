@@ -251,6 +251,6 @@ def lose_a_byte_and_die_at_6(rank: int) -> None:
 
 def test_a_shard_that_a_rank_could_not_write_is_not_waited_for(tmp_path: Path) -> None:
     folder = checkpoint.unfinished_folder(tmp_path, 1)
-    shard.leave_failure(folder, 3, OSError("Input/output error"))
+    shard.write_failure(folder, 3, OSError("Input/output error"))
     with pytest.raises(JobError, match="shard-00003 was not written: Input/output error"):
         checkpoint.complete(tmp_path, 1, num_shards=4, timeout_s=60)

@@ -16,10 +16,10 @@ from launcher.contract.config import ModelConfig
 from launcher.contract.plan import ModelShape, Plan
 from launcher.plan import build as planner
 from launcher.runtime.data.microbatches import Loader
-from launcher.runtime.measure.kept_bytes import HeldBytes
+from launcher.runtime.measure.memory import SavedBytes
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.model.slow_device import Points, SlowLinear, build
-from launcher.runtime.model.split_backward import SplitBackward
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.equality import Trained, assert_equal, train
 from tests.helpers.objects import substitute
@@ -48,9 +48,9 @@ def test_a_pipeline_of_it_computes_what_one_device_computes(schedule: str) -> No
 
 def test_a_weight_gradient_that_is_never_taken_up_changes_what_is_computed() -> None:
     def sabotage(trainer: Trainer, loader: Loader) -> None:
-        finish = trainer.update.finish_backward
+        finish = trainer.update.backward_weight
         shortened = lambda products, **named: finish(products[1:], **named)  # noqa: E731
-        substitute(trainer.update, "finish_backward", shortened)
+        substitute(trainer.update, "backward_weight", shortened)
 
     with pytest.raises(AssertionError, match="Tensor-likes are not close"):
         assert_equal(train(plan("parallel.pp=2", "parallel.schedule=zb_h1"), sabotage), one_device())
@@ -94,7 +94,7 @@ def test_it_keeps_as_much_as_it_is_told_and_two_tensors_until_its_weight_gradien
     split = SplitBackward(is_enabled=True)
     layer, hidden = SlowLinear(4, flops_per_s=1e12, num_kept=5), torch.randn(2, 4, requires_grad=True)
     layer.split_with(split)
-    with HeldBytes([layer.weight], split) as held:
+    with SavedBytes([layer.weight], split) as held:
         out = layer(hidden).sum()
         assert held.now == (1 + 5) * 32
         with split.collecting() as put_off:

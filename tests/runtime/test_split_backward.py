@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.contract.plan import Plan
 from launcher.runtime.data.microbatches import Loader
-from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.contexts import WHOLE
@@ -40,7 +40,7 @@ def products(rank: int, plan: Plan) -> dict[str, list[int]]:
 
     update = trainer.update
     substitute(update, "backward", counting("B", update.backward))
-    substitute(update, "finish_backward", counting("W", update.finish_backward))
+    substitute(update, "backward_weight", counting("W", update.backward_weight))
     for module in trainer.part.modules.values():
         module.forward = counting("F", module.forward)
     trainer.step(0, next(steps))
@@ -67,17 +67,17 @@ def waiting_bytes(rank: int, plan: Plan) -> tuple[int, int]:
     trainer, steps = Trainer(ctx), Loader(ctx).steps(0)
     weights = {p.untyped_storage().data_ptr() for m in trainer.part.modules.values() for p in m.parameters()}
     found: list[tuple[int, int]] = []
-    finish = trainer.executor._finish_backward
+    finish = trainer.executor._backward_weight
 
     def looking(action: Any, step: Any, update: Any, *, last: bool) -> None:
-        products = [product for waiting in step.put_off.values() for product in waiting.products]
+        products = [product for waiting in step.deferred.values() for product in waiting.gradients]
         cells = [cell.cell_contents for product in products for cell in product.compute.__closure__]
         storages = [kept.untyped_storage() for kept in cells if isinstance(kept, torch.Tensor)]
         sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-        found.append((len(step.put_off), sum(sizes[place] for place in sizes.keys() - weights)))
+        found.append((len(step.deferred), sum(sizes[place] for place in sizes.keys() - weights)))
         finish(action, step, update, last=last)
 
-    trainer.executor._finish_backward = looking  # type: ignore[method-assign]
+    trainer.executor._backward_weight = looking  # type: ignore[method-assign]
     trainer.step(0, next(steps))
     return max(found)
 

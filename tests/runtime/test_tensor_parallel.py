@@ -16,11 +16,11 @@ from launcher.contract.cluster import Cluster
 from launcher.contract.config import LaunchConfig
 from launcher.contract.strategy import JobShape
 from launcher.plan.cost.shapes import model_shape
-from launcher.runtime.api import IGNORED, GlobalSlice, slice_of
+from launcher.runtime.api import IGNORE_INDEX, GlobalSlice, slice_of
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.build import build_chunks
 from launcher_plugins.parallel.tensor.plan import TensorParallel
-from launcher_plugins.parallel.tensor.runtime.collectives import TensorWire
+from launcher_plugins.parallel.tensor.runtime.collectives import TensorParallelGroup
 from launcher_plugins.parallel.tensor.runtime.layers import apply
 from tests.helpers.contexts import make_config, make_context
 from tests.helpers.objects import inside
@@ -61,7 +61,7 @@ class Result:
     num_calls: int
 
 
-class Saboteur(TensorWire):
+class Saboteur(TensorParallelGroup):
     """Leaves out the collective number ``skip`` on every rank."""
 
     skip: int | None = None
@@ -75,11 +75,15 @@ class Saboteur(TensorWire):
     def all_reduce(self, x: Tensor, operation: Any = "sum") -> Tensor:
         return x if self.is_skipped() else super().all_reduce(x, operation)
 
-    def gather_sequence(self, x: Tensor) -> Tensor:
-        return torch.cat([x] * self.size, 1) if self.is_skipped() else super().gather_sequence(x)
+    def all_gather_sequence(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self.size, 1) if self.is_skipped() else super().all_gather_sequence(x)
 
-    def scatter_sequence(self, x: Tensor) -> Tensor:
-        return x.chunk(self.size, 1)[self.rank].clone() if self.is_skipped() else super().scatter_sequence(x)
+    def reduce_scatter_sequence(self, x: Tensor) -> Tensor:
+        return (
+            x.chunk(self.size, 1)[self.rank].clone()
+            if self.is_skipped()
+            else super().reduce_scatter_sequence(x)
+        )
 
 
 def config_of(case: str, tp: int) -> LaunchConfig:
@@ -94,7 +98,7 @@ def config_of(case: str, tp: int) -> LaunchConfig:
 def make_batch(vocab_size: int) -> Microbatch:
     tokens = torch.arange(18).reshape(2, 9) * 7 % vocab_size
     targets = tokens[:, 1:].clone()
-    targets[0, 1] = IGNORED
+    targets[0, 1] = IGNORE_INDEX
     return Microbatch(
         inputs=tokens[:, :-1], targets=targets, samples=torch.tensor([3, 5]), num_targets=0, step=4
     )
@@ -139,7 +143,7 @@ def assemble(results: list[Result]) -> dict[str, Tensor]:
     whole: dict[str, Tensor] = {}
     for result in results:
         for where, gradient in result.gradients:
-            inside = where.inside(gradient.shape)
+            inside = where.unpadded_shape(gradient.shape)
             padding = gradient.clone()
             padding[tuple(slice(0, n) for n in inside)] = 0
             assert not padding.any(), f"padding of {where.name} has a gradient"
@@ -198,18 +202,18 @@ def _messages(rank: int, case: str) -> dict[str, int]:
     """Bytes of the whole buffers of one forward and backward, by kind."""
     sent = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), 0)
 
-    class Counting(TensorWire):
+    class Counting(TensorParallelGroup):
         def all_reduce(self, x: Tensor, operation: Any = "sum") -> Tensor:
             sent["all_reduce"] += x.nbytes
             return super().all_reduce(x, operation)
 
-        def gather_sequence(self, x: Tensor) -> Tensor:
+        def all_gather_sequence(self, x: Tensor) -> Tensor:
             sent["all_gather"] += x.nbytes * self.size
-            return super().gather_sequence(x)
+            return super().all_gather_sequence(x)
 
-        def scatter_sequence(self, x: Tensor) -> Tensor:
+        def reduce_scatter_sequence(self, x: Tensor) -> Tensor:
             sent["reduce_scatter"] += x.nbytes
-            return super().scatter_sequence(x)
+            return super().reduce_scatter_sequence(x)
 
     config = config_of(case, 2)
     ctx = make_context(staged_plan(config), rank)
@@ -271,7 +275,7 @@ def _embedding_facts(rank: int) -> tuple[tuple[int, ...], tuple[int, ...], int, 
     (chunk,) = build_chunks(ctx)
     (weight,) = [param for param in chunk.parameters() if slice_of(param).name == "embedding.weight"]
     where = slice_of(weight)
-    num_inside = where.inside(weight.shape)[0]
+    num_inside = where.unpadded_shape(weight.shape)[0]
     return tuple(weight.shape), where.offset, num_inside, float(weight[num_inside:].abs().sum())
 
 

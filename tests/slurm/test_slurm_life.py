@@ -123,7 +123,7 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     log = slurm.trireme("logs", "run", "--rank", "3")
     assert "the tree as it was\n" in log
     first = slurm.trireme("logs", "run", "--rank", "0")
-    (saved,) = re.findall(r"told to end by SIGTERM: saved after step (\d+)\n", first)
+    (saved,) = re.findall(r"stopped by SIGTERM: saved after step (\d+)\n", first)
     assert f"resumed after step {saved}\n" in log
     assert [[record["step"] for record in steps(run, rank)] for rank in range(4)] == [list(range(400))] * 4
     assert "400/400" in slurm.trireme("status", "run")

@@ -2,8 +2,8 @@
 
 `python -m launcher.runtime.checkpoint.export RUN FOLDER`
 
-One file after the other is filled, read from whatever shards the checkpoint has: the process holds as
-much as one file, whatever the model's size.
+The files are written one after the other, each read from the checkpoint's shards: the process holds the
+tensors of one file, whatever the model's size.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from launcher.contract.plan import Plan
 from launcher.runtime.api import DTYPES, FragmentReader
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.fragments import state_name
-from launcher.runtime.model.hugging_face import Stored, config_of, stored_tensors
+from launcher.runtime.model.hugging_face import FileTensor, config_of, file_tensors
 
 _FILE_BYTES = 5_000_000_000
-"""Size at which the next file begins, as Hugging Face's own tools have it."""
+"""Most bytes of a file, as in Hugging Face's own tools."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,13 +52,13 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
     """Writes the folder; returns the checkpoint's step and the number of files of weights.
 
     Raises:
-        JobError: when the run has no whole checkpoint, or its model no place in the format.
-        OSError: when the folder is there already, or cannot be written.
+        JobError: when the run has no intact checkpoint, or the format cannot hold its model.
+        OSError: when the folder already exists, or cannot be written.
     """
     plan = Plan.from_json((run / "plan.json").read_text(encoding="utf-8"))
     model, seq_length = plan.config.model, plan.batch.seq_length
     dtype = DTYPES[plan.config.precision.compute]
-    tensors = stored_tensors(model, seq_length)
+    tensors = file_tensors(model, seq_length)
     root = run / "checkpoints"
     step, skipped = checkpoint.newest(root)
     for sentence in skipped:
@@ -68,11 +68,13 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
     config = config_of(model, seq_length, str(dtype).removeprefix("torch."))
     _write_json(folder / CONFIG, config)
     files = list(_files(tensors, dtype, file_bytes))
-    names = _file_names(len(files))
+    stem, _, ending = WEIGHTS.partition(".")
+    numbered = [f"{stem}-{number:05d}-of-{len(files):05d}.{ending}" for number in range(1, len(files) + 1)]
+    names = numbered if len(files) > 1 else [WEIGHTS]
     for name, content in zip(names, files, strict=True):
-        weights = {tensor.name: whole(tensor, read).to(dtype) for tensor in content}
+        weights = {tensor.name: joined(tensor, read).to(dtype) for tensor in content}
         save_file(weights, folder / name, metadata={"format": "pt"})
-        shutil.copymode(folder / CONFIG, folder / name)  # the library lets nobody else read what it writes
+        shutil.copymode(folder / CONFIG, folder / name)  # safetensors lets only the owner read its files
     if len(files) > 1:
         total = sum(_num_bytes(tensor, dtype) for tensor in tensors)
         where = {tensor.name: name for name, content in zip(names, files, strict=True) for tensor in content}
@@ -80,16 +82,16 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
     return step, len(files)
 
 
-def whole(tensor: Stored, read: FragmentReader) -> Tensor:
-    """A tensor of the file, from ours."""
+def joined(tensor: FileTensor, read: FragmentReader) -> Tensor:
+    """A tensor of the file, made of ours."""
     parts = [read(state_name("weight", name), (0,) * len(shape), shape) for name, shape in tensor.parts]
-    joined = torch.cat(parts)
-    return joined.T.contiguous() if tensor.is_transposed else joined
+    rows = torch.cat(parts)
+    return rows.T.contiguous() if tensor.is_transposed else rows
 
 
-def _files(tensors: Sequence[Stored], dtype: torch.dtype, file_bytes: int) -> Iterator[list[Stored]]:
-    """The tensors by file, each file as large as it may be."""
-    content: list[Stored] = []
+def _files(tensors: Sequence[FileTensor], dtype: torch.dtype, file_bytes: int) -> Iterator[list[FileTensor]]:
+    """The tensors of each file, of as many as fit into it."""
+    content: list[FileTensor] = []
     size = 0
     for tensor in tensors:
         num_bytes = _num_bytes(tensor, dtype)
@@ -101,14 +103,7 @@ def _files(tensors: Sequence[Stored], dtype: torch.dtype, file_bytes: int) -> It
     yield content
 
 
-def _file_names(count: int) -> list[str]:
-    if count == 1:
-        return [WEIGHTS]
-    stem, _, ending = WEIGHTS.partition(".")
-    return [f"{stem}-{number:05d}-of-{count:05d}.{ending}" for number in range(1, count + 1)]
-
-
-def _num_bytes(tensor: Stored, dtype: torch.dtype) -> int:
+def _num_bytes(tensor: FileTensor, dtype: torch.dtype) -> int:
     return prod(tensor.shape) * dtype.itemsize
 
 

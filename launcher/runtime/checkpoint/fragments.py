@@ -1,4 +1,4 @@
-"""How the state of an optimizer is named and cut, so that any layout can read what another wrote."""
+"""Names and slices of the optimizer's state, so that any layout can read what another wrote."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import torch
+from torch import Tensor
 
 from launcher.runtime.api import GlobalFragment, GlobalSlice
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, by torch's names."""
 KINDS = ("weight", *MOMENTS)
-"""What is kept of every parameter."""
+"""What is saved of every parameter."""
 STEP, LOSS_SCALE, NUM_GOOD_STEPS = "optimizer/step", "optimizer/loss_scale", "optimizer/num_good_steps"
 
 
@@ -26,15 +27,21 @@ def state_name(kind: str, name: str) -> str:
     return f"{kind}/{name}"
 
 
-def named(where: GlobalSlice, kind: str) -> GlobalSlice:
+def state_slice(where: GlobalSlice, kind: str) -> GlobalSlice:
     """The slice of the global tensor that holds one kind of a parameter's state."""
     return replace(where, name=state_name(kind, where.name))
 
 
 def scalar_fragment(name: str, value: float) -> GlobalFragment:
     """A number of the optimizer as a fragment without dims."""
-    where = GlobalSlice(name=name, shape=(), offset=(), is_sharded=False)
-    return GlobalFragment(slice=where, tensor=torch.tensor(value))
+    return GlobalFragment(slice=GlobalSlice.unsharded(name, ()), tensor=torch.tensor(value))
+
+
+def adam_state(optimizer: torch.optim.Optimizer, master: Tensor) -> dict[str, Tensor]:
+    """A master weight and Adam's moments of it, by kind; the moments are zero before the first update."""
+    known = optimizer.state.get(master, {})
+    moments = {kind: known.get(kind, torch.zeros_like(master)) for kind in MOMENTS}
+    return {"weight": master.detach(), **moments}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +55,13 @@ class Box:
 
     @property
     def numel(self) -> int:
-        """Elements; they follow one another in the flattened tensor."""
+        """Number of elements, which are contiguous in the flattened tensor."""
         return prod(self.shape)
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """The elements ``start`` to ``stop`` of a flattened tensor, as few boxes as that takes: the end of a
-    row, whole rows, the beginning of a row.
+    """The elements ``start`` to ``stop`` of a flattened tensor as the fewest boxes: the end of a row, whole
+    rows, the beginning of a row.
 
     >>> [(box.offset, box.shape) for box in boxes((4, 3), 1, 8)]
     [((0, 1), (1, 2)), ((1, 0), (1, 3)), ((2, 0), (1, 2))]

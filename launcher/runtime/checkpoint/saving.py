@@ -1,12 +1,12 @@
-"""Saving and resuming a run: what its ranks do together.
+"""Saving and resuming a run: the collective part.
 
     main thread   step 40 | copy | step 41 | step 42 | step 43 ...
     writer                       | write, read back | rank 0: complete, prune |
 
-With ``train.async_checkpoint`` a save holds the training up only for a copy of the state; a thread writes
+With ``train.async_checkpoint`` a save blocks the training only for a copy of the state; a thread writes
 the copy. At most one save is under way: the next one, and the end of the run, wait for it. The thread
-sends nothing to other ranks, whose messages it would mix with those of the training: that a shard is on
-the disk is told by its index in the unfinished folder, where rank 0's thread waits for all of them.
+sends no messages to other ranks, which would mix with those of the training: a shard is on the disk when
+its index is in the unfinished folder, where rank 0's thread waits for all of them.
 """
 
 from __future__ import annotations
@@ -29,26 +29,24 @@ from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.heartbeat import PEERS, RESTORING
 from launcher.runtime.api import GlobalFragment, RankContext, Stateful
 from launcher.runtime.checkpoint import store as checkpoint
-from launcher.runtime.checkpoint.shard import leave_failure, save_shard
-from launcher.runtime.process.log import say
+from launcher.runtime.checkpoint.shard import save_shard, write_failure
+from launcher.runtime.process.log import log
 
 
 class HasState(Protocol):
-    """What can be saved: a `Trainer`, or what holds the state in its place."""
+    """What can be saved: a `Trainer`, or a server that holds the state."""
 
     @property
     def ctx(self) -> RankContext:
-        """Which rank of which plan it is."""
-        ...
+        """Its rank and plan."""
 
     @property
     def update(self) -> Stateful:
-        """Whose state is the run's."""
-        ...
+        """Has the state of the run."""
 
 
 class Saver:
-    """One rank's part in the checkpoints of a run, one at a time.
+    """One rank's part in the checkpoints of a run, of which one is under way at a time.
 
     The ranks that save are those of ``group`` (None: all), and the first of them completes.
     """
@@ -61,11 +59,11 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def check_place(self) -> None:
-        """Returns when checkpoints can be written, or none is wanted.
+    def check_writable(self) -> None:
+        """Checks that checkpoints can be written, where the run saves some.
 
         Raises:
-            JobError: on the first rank, before the training that would be lost.
+            JobError: on the first rank, before any training is done.
         """
         if not (self._is_first and self._settings.checkpoint_interval):
             return
@@ -77,7 +75,7 @@ class Saver:
             raise JobError(f"no checkpoint can be written in {self._root}: {error.strerror}") from None
 
     def save(self, step: int) -> None:
-        """Saves the state after ``step`` steps; in the background, where the run is set to. Collective."""
+        """Saves the state after ``step`` steps, in the background where the run is set so. Collective."""
         self.wait()
         if self._is_first:
             try:
@@ -89,7 +87,7 @@ class Saver:
             fragments = self._copy.take(fragments)
         num_shards = torch.tensor(int(bool(fragments)), device=self._ctx.device)
         with self._ctx.clock.doing(PEERS):
-            dist.all_reduce(num_shards, group=self._group)  # also tells the others that the folder is there
+            dist.all_reduce(num_shards, group=self._group)  # also a barrier: the folder exists
         if not self._settings.async_checkpoint:
             self._write(step, fragments, int(num_shards))
             self.wait()
@@ -101,7 +99,7 @@ class Saver:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what a save that has ended has failed with, if it has.
+        """Raises the error of a save that has failed.
 
         Raises:
             JobError: when the checkpoint could not be written.
@@ -110,7 +108,7 @@ class Saver:
             raise self._error
 
     def wait(self) -> None:
-        """Returns when no save is under way; as `check`. On rank 0 the checkpoint is then complete."""
+        """Waits for the save that is under way, then `check`. On rank 0 the checkpoint is then complete."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -120,50 +118,40 @@ class Saver:
         folder = checkpoint.unfinished_name(self._root, step)
         try:
             if fragments:
-                self._write_shard(step, folder, fragments)
+                begin = time.perf_counter()
+                size = format_bytes(save_shard(folder, self._ctx.plan.rank, fragments))
+                took = format_duration(time.perf_counter() - begin)
+                log(f"checkpoint after step {step}: shard of {size} written and read back in {took}")
             if self._is_first:
-                self._complete(step, num_shards)
-        except Exception as error:  # whatever it is, the training has to see it
-            leave_failure(folder, self._ctx.plan.rank, error)
+                checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s)
+                checkpoint.prune(self._root, step, self._settings.keep_checkpoints)
+                log(f"checkpoint after step {step}: complete, {counted(num_shards, 'shard')}")
+        except Exception as error:  # of any kind: the training has to see it
+            write_failure(folder, self._ctx.plan.rank, error)
             self._error = _explained(step, error)
-
-    def _write_shard(self, step: int, folder: Path, fragments: Sequence[GlobalFragment]) -> None:
-        begin = time.perf_counter()
-        size = save_shard(folder, self._ctx.plan.rank, fragments)
-        took = format_duration(time.perf_counter() - begin)
-        say(f"checkpoint after step {step}: shard of {format_bytes(size)} written and read back in {took}")
-
-    def _complete(self, step: int, num_shards: int) -> None:
-        checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s)
-        checkpoint.prune(self._root, step, self._settings.keep_checkpoints)
-        say(f"checkpoint after step {step}: complete, {counted(num_shards, 'shard')}")
 
 
 class HostCopy:
-    """A copy of a rank's state in the memory of the host, which every save uses again."""
+    """A copy of a rank's state in host memory, whose buffers every save reuses."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, torch.Tensor] = {}
 
     def take(self, fragments: Iterable[GlobalFragment]) -> list[GlobalFragment]:
-        """The fragments as they are now, whatever becomes of their tensors."""
+        """The fragments with copies of their tensors."""
         copies, is_cuda = [], False
-        for place, fragment in enumerate(fragments):
+        for index, fragment in enumerate(fragments):
             source = fragment.tensor.detach()
             is_cuda = is_cuda or source.is_cuda
-            buffer = self._buffer(place, source)
+            buffer = self._buffers.get(index)
+            if buffer is None or (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
+                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+                self._buffers[index] = buffer
             buffer.copy_(source, non_blocking=True)
             copies.append(GlobalFragment(slice=fragment.slice, tensor=buffer))
         if is_cuda:
             torch.cuda.synchronize()
         return copies
-
-    def _buffer(self, place: int, like: torch.Tensor) -> torch.Tensor:
-        known = self._buffers.get(place)
-        if known is None or (known.shape, known.dtype) != (like.shape, like.dtype):
-            known = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
-            self._buffers[place] = known
-        return known
 
 
 def save(trainer: HasState, root: Path, step: int) -> None:
@@ -175,28 +163,26 @@ def save(trainer: HasState, root: Path, step: int) -> None:
 
 
 def restore(holder: HasState, root: Path, note: Path | None = None) -> int:
-    """Loads the newest good checkpoint; returns the number of steps it has behind it. Collective over all
-    ranks.
+    """Loads the newest intact checkpoint; returns its number of steps. Collective over all ranks.
 
-    ``note``: where the launcher is told which one it is, and which newer ones are damaged.
+    ``note``: a file that tells the launcher which one it is, and which newer ones are damaged.
     """
     with holder.ctx.clock.doing(RESTORING):
         step = chosen_step(holder.ctx, root, note)
         holder.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
-    say(f"resumed after step {step}")
+    log(f"resumed after step {step}")
     return step
 
 
 def chosen_step(ctx: RankContext, root: Path, note: Path | None = None) -> int:
-    """The step of the newest good checkpoint, which rank 0 chooses for all; as `restore`."""
+    """The step of the newest intact checkpoint, which rank 0 chooses for all; ``note`` as in `restore`."""
     chosen = torch.zeros((), dtype=torch.int64, device=ctx.common_device)
     if ctx.plan.rank == 0:
         step, skipped = checkpoint.newest(root)
         chosen.fill_(step)
         for sentence in skipped:
-            say(sentence)
+            log(sentence)
         if note is not None:
-            note.parent.mkdir(exist_ok=True)
             write_whole(note, json.dumps({"step": step, "skipped": skipped}) + "\n")
     with ctx.clock.doing(PEERS):
         dist.broadcast(chosen, src=0)
@@ -204,7 +190,8 @@ def chosen_step(ctx: RankContext, root: Path, note: Path | None = None) -> int:
 
 
 def _explained(step: int, error: Exception) -> Exception:
-    """What the run fails with; a traceback is of use only where the fault may be this program's."""
+    """The error of the run. Only what may be a bug of this program is raised unchanged, with its
+    traceback."""
     if not isinstance(error, (OSError, SafetensorError, LauncherError)):
         return error
     return JobError(

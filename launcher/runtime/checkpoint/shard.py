@@ -1,4 +1,4 @@
-"""The part of a checkpoint that one rank writes: brought to the disk, read back, and only then announced."""
+"""The part of a checkpoint that one rank writes: synced to the disk, read back, and only then announced."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from launcher.base.files import bring_to_disk, write_whole
 from launcher.runtime.api import GlobalFragment
 
 VERSION = 1
-"""Of the index."""
+"""Format of the index."""
 FAILED = ".failed"
-"""Ending of the file in which a rank says why its shard is not there."""
+"""Suffix of the file in which a rank explains why its shard is missing."""
 
 
 def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> int:
-    """Writes the pieces that one rank owns; returns their bytes. The index comes last: where it is, the
-    shard is on the disk as it should be.
+    """Writes the fragments that one rank owns; returns their bytes. The index comes last: where it exists,
+    the shard is on the disk and correct.
 
     Raises:
         OSError: when it cannot be written.
-        JobError: when something else is read back from the disk than was written.
+        JobError: when the disk does not return what was written.
     """
     keys = [f"{number}:{fragment.slice.name}" for number, fragment in enumerate(fragments)]
     tensors = {
@@ -50,20 +50,22 @@ def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> 
         }
         for key, piece in zip(keys, fragments, strict=True)
     ]
-    content = {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}
-    write_whole(shard.with_suffix(".json"), json.dumps(content), is_durable=True)
+    index = {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}
+    write_whole(shard.with_suffix(".json"), json.dumps(index), is_durable=True)
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def leave_failure(folder: Path, rank: int, error: BaseException) -> None:
-    """Tells the rank that waits for all shards that this one does not come, and why."""
+def write_failure(folder: Path, rank: int, error: BaseException) -> None:
+    """Tells the rank that waits for all shards that this one is not written, and why."""
     with suppress(OSError):
         (folder / f"shard-{rank:05d}{FAILED}").write_text(str(error), encoding="utf-8")
 
 
 def _check_written(shard: Path, tensors: dict[str, Tensor]) -> None:
-    """Compares what is on the disk with what was to be written."""
-    _forget_cached(shard)
+    """Compares the file on the disk with the tensors."""
+    if hasattr(os, "posix_fadvise"):  # so that it is read from the disk, not from the page cache
+        with shard.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with safe_open(shard, framework="pt") as stored:
         for key, tensor in tensors.items():
             found = stored.get_tensor(key)
@@ -72,18 +74,8 @@ def _check_written(shard: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Bit by bit: a weight that is no number is equal to itself, too."""
+    """As bytes, so that a NaN is equal to itself."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _forget_cached(path: Path) -> None:
-    """Has the next read of a file come from the disk, where the system can be asked for that."""
-    if hasattr(os, "posix_fadvise"):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
 
 
 def sha256_of(path: Path) -> str:

@@ -1,13 +1,13 @@
-"""Checkpoints that outlive any layout: safetensors shards, every piece under its global name.
+"""Checkpoints for any layout: safetensors shards, every piece under its global name.
 
     checkpoints/step-00000040/
       shard-00000.safetensors    the pieces one rank owns
       shard-00000.json           for each piece: global name and shape, its offset and shape; checksum
       complete.json              step and number of shards; written last
 
-A directory is written under a temporary name, brought to the disk, read back, and renamed when it is
-complete, so a crash while saving never harms an earlier checkpoint. Reading a box of a global tensor
-takes what it needs from whatever shards overlap it. Nothing is unpickled.
+A directory is written under a temporary name, synced to the disk, read back, and renamed when it is
+complete, so a crash while saving never harms an earlier checkpoint. A box of a global tensor is read from
+all shards that overlap it. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from launcher.base.errors import JobError
-from launcher.base.files import bring_to_disk
+from launcher.base.files import bring_to_disk, write_whole
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
 _MARKER, _FOLDERS = "complete.json", "step-????????"
@@ -34,8 +34,8 @@ _LOOK_INTERVAL_S = 0.02
 
 
 def unfinished_folder(root: Path, step: int) -> Path:
-    """Where the shards of a step are written, empty. One rank makes it before any rank saves."""
-    for left in (*root.glob(f"*{_UNFINISHED}"), *root.glob(f"*{_REPLACED}")):  # by a save that was cut
+    """Makes the empty folder for the shards of a step. One rank calls it before any rank saves."""
+    for left in (*root.glob(f"*{_UNFINISHED}"), *root.glob(f"*{_REPLACED}")):  # by a save that did not finish
         shutil.rmtree(left)
     folder = unfinished_name(root, step)
     folder.mkdir(parents=True)
@@ -49,7 +49,7 @@ def unfinished_name(root: Path, step: int) -> Path:
 
 
 def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> None:
-    """Makes a checkpoint of the unfinished folder, once every rank has saved its shard there.
+    """Turns the unfinished folder into a checkpoint, once every rank has saved its shard there.
 
     Raises:
         JobError: when a rank could not save its shard, or one is missing after ``timeout_s``.
@@ -65,8 +65,7 @@ def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> No
             )
         time.sleep(_LOOK_INTERVAL_S)
     marker = {"version": VERSION, "step": step, "num_shards": num_shards}
-    (unfinished / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
-    bring_to_disk(unfinished / _MARKER)
+    write_whole(unfinished / _MARKER, json.dumps(marker), is_durable=True)
     bring_to_disk(unfinished)
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():  # the same step, saved again after a resume from an earlier one
@@ -84,7 +83,7 @@ def folder_of(root: Path, step: int) -> Path:
 def prune(root: Path, step: int, keep: int) -> None:
     """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest good one.
 
-    What claims to be newer is left alone: it is from before a resume, and may be damaged.
+    Newer ones are not removed: they are from before a resume, and may be damaged.
     """
     known = [path for path in sorted(root.glob(_FOLDERS)) if path <= folder_of(root, step)]
     for old in known[:-keep]:
@@ -92,7 +91,7 @@ def prune(root: Path, step: int, keep: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class StoredPiece:
     """Where a part of a global tensor is stored."""
 
     shard: Path
@@ -117,19 +116,24 @@ class Checkpoint:
         if marker["version"] != VERSION:
             raise JobError(f"{folder} has version {marker['version']}, this launcher reads {VERSION}")
         self.step: int = marker["step"]
-        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        self._pieces: dict[str, list[StoredPiece]] = defaultdict(list)
         self._unverified: dict[Path, str] = {}
         indices = sorted(folder.glob("shard-*.json"))
         if len(indices) != marker["num_shards"]:
             raise JobError(f"{folder} has {len(indices)} of {marker['num_shards']} shards")
         for path in indices:
-            self._add(path)
+            index, shard = json.loads(path.read_text(encoding="utf-8")), path.with_suffix(".safetensors")
+            self._unverified[shard] = index["sha256"]
+            for piece in index["pieces"]:
+                offset, shape = tuple(piece["offset"]), tuple(piece["shape"])
+                stored = StoredPiece(shard=shard, key=piece["key"], offset=offset, shape=shape)
+                self._pieces[piece["name"]].append(stored)
 
     def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The box of ``shape`` that begins at ``offset`` in the global tensor ``name``.
 
         Raises:
-            JobError: when the stored pieces do not cover it, or a shard is not what was written.
+            JobError: when the stored pieces do not cover it, or a shard is damaged.
         """
         box: Tensor | None = None
         num_filled = 0
@@ -156,7 +160,7 @@ class Checkpoint:
         """Checks every shard.
 
         Raises:
-            JobError: when one is not what was written.
+            JobError: when one is damaged.
         """
         for shard in list(self._unverified):
             self._verify(shard)
@@ -170,26 +174,12 @@ class Checkpoint:
         try:
             with safe_open(shard, framework="pt"):
                 pass
-        except SafetensorError as error:  # what is no such file is not tried as anything else
+        except SafetensorError as error:  # no other format is tried
             raise JobError(f"{shard} is no safetensors file: {error}") from None
-
-    def _add(self, index_path: Path) -> None:
-        index = json.loads(index_path.read_text(encoding="utf-8"))
-        shard = index_path.with_suffix(".safetensors")
-        self._unverified[shard] = index["sha256"]
-        for piece in index["pieces"]:
-            self._pieces[piece["name"]].append(
-                Piece(
-                    shard=shard,
-                    key=piece["key"],
-                    offset=tuple(piece["offset"]),
-                    shape=tuple(piece["shape"]),
-                )
-            )
 
 
 def newest(root: Path) -> tuple[int, list[str]]:
-    """Step of the newest checkpoint that is whole, and a sentence for each newer one that is not.
+    """Step of the newest intact checkpoint, and a sentence for each newer one that is damaged.
 
     Raises:
         JobError: when there is none.

@@ -1,4 +1,4 @@
-"""Microbatches for this rank's replica, in an order that no layout changes.
+"""Microbatches for this rank's replica, in an order that does not depend on the layout.
 
 Step t takes positions t * G .. (t + 1) * G of the sample order (G = global_size). Slot s of the step
 belongs to microbatch i of replica d as its sample j where  s = (i * dp + d) * micro_size + j:
@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from launcher.runtime.api import IGNORED, RankContext
+from launcher.runtime.api import IGNORE_INDEX, RankContext
 from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.samples import SampleOrder, Samples, open_samples
-from launcher.runtime.process.process_rank import user_cache
+from launcher.runtime.process.environment import user_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +30,17 @@ class Microbatch:
     inputs: Tensor
     """Tokens int64 [micro, seq], or [micro, ...] of a user's own data; empty away from the first stage."""
     targets: Tensor
-    """Next tokens int64 [micro, seq], or [micro, ...]; `IGNORED` ones add nothing to the loss. Empty
+    """Next tokens int64 [micro, seq], or [micro, ...]; `IGNORE_INDEX` ones add nothing to the loss. Empty
     away from the last stage."""
     samples: Tensor
     """int64 [micro]: each sample's slot in the step's global batch."""
     num_targets: int
-    """Targets that are not `IGNORED`, counted before the tensors leave the host."""
+    """Targets that are not `IGNORE_INDEX`, counted before the tensors leave the host."""
     step: int
 
 
 class Loader:
-    """Gives every step's microbatches to one replica."""
+    """Loads every step's microbatches for one replica."""
 
     def __init__(self, ctx: RankContext) -> None:
         """Opens the data.
@@ -48,11 +48,11 @@ class Loader:
         Raises:
             ConfigError: when it is missing, or too short for one step or for the evaluations.
         """
-        place = ctx.plan.coordinates
-        assert place is not None, "a rank that does not train has no data"
+        coordinates = ctx.plan.coordinates
+        assert coordinates is not None, "a rank that does not train has no data"
         config, self._batch = ctx.config, ctx.plan.plan.batch
         self._device = ctx.device
-        self._dp, self._dp_rank = ctx.plan.plan.mesh.dp, place.dp
+        self._dp, self._dp_rank = ctx.plan.plan.mesh.dp, coordinates.dp
         self._is_first = any(stage.stage == 0 for stage in ctx.plan.stages)
         self._is_last = any(stage.stage == len(ctx.plan.plan.stages) - 1 for stage in ctx.plan.stages)
         self._num_ahead = config.data.prefetch_batches
@@ -89,13 +89,13 @@ class Loader:
     def _microbatches(self, samples: Samples, sample_at: Callable[[int], int], step: int) -> list[Microbatch]:
         """This replica's part of one global batch."""
         batch = self._batch
-        made = []
+        microbatches = []
         for index in range(batch.num_microbatches):
             first = (index * self._dp + self._dp_rank) * batch.micro_size
             slots = range(first, first + batch.micro_size)
-            numbers = [sample_at(step * batch.global_size + slot) for slot in slots]
-            inputs, targets = self._read(samples, numbers)
-            made.append(
+            indices = [sample_at(step * batch.global_size + slot) for slot in slots]
+            inputs, targets = self._read(samples, indices)
+            microbatches.append(
                 Microbatch(
                     inputs=inputs.to(self._device),
                     targets=targets.to(self._device),
@@ -104,14 +104,14 @@ class Loader:
                     step=step,
                 )
             )
-        return made
+        return microbatches
 
-    def _read(self, samples: Samples, numbers: list[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples; only those that this rank's stages use."""
+    def _read(self, samples: Samples, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples; empty where this rank's stages do not use them."""
         nothing = torch.empty(0, dtype=torch.int64)
         if not (self._is_first or self._is_last):
             return nothing, nothing
-        inputs, targets = zip(*(samples[number] for number in numbers), strict=True)
+        inputs, targets = zip(*(samples[index] for index in indices), strict=True)
         return (
             torch.stack(inputs) if self._is_first else nothing,
             torch.stack(targets) if self._is_last else nothing,
@@ -119,5 +119,5 @@ class Loader:
 
 
 def _num_targets(targets: Tensor) -> int:
-    """Only classes can be ignored: a target that is a real number counts whatever it is."""
-    return targets.numel() if targets.is_floating_point() else int((targets != IGNORED).sum())
+    """Only class indices can be ignored: a target that is a real number always counts."""
+    return targets.numel() if targets.is_floating_point() else int((targets != IGNORE_INDEX).sum())

@@ -1,4 +1,4 @@
-"""Makes items ready in a background thread, ahead of their use."""
+"""Prepares items in a background thread, ahead of their use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """An iterator over ``source`` that holds up to ``num_ahead`` items made but not yet taken.
+    """An iterator over ``source`` that prepares up to ``num_ahead`` items ahead.
 
-    An error of the source is raised from `__next__`, after the items made before it.
+    An error of the source is raised from `__next__`, after the items before it.
     """
 
     def __init__(self, source: Generator[T, None, None], num_ahead: int) -> None:
@@ -39,7 +39,7 @@ class Prefetcher(Generic[T]):
         raise self._end.error or StopIteration
 
     def close(self) -> None:
-        """Ends the thread, after the item it may be at, and closes the source."""
+        """Ends the thread, after its current item, and closes the source."""
         self._is_closed = True
         self._room.release()
         self._thread.join()
@@ -53,13 +53,13 @@ class Prefetcher(Generic[T]):
                 self._ready.put(next(self._source))
         except StopIteration:
             pass
-        except BaseException as raised:  # whatever it is, the consumer has to see it
+        except BaseException as raised:  # of any kind: the consumer has to see it
             error = raised
         self._ready.put(_End(error))
 
 
 class _End:
-    """Nothing follows; ``error`` says why, unless the source simply ended."""
+    """The last item; ``error``: why the source ended, None at its normal end."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error

@@ -1,8 +1,7 @@
-"""What is trained on, as numbered samples, and the order in which the steps take them."""
+"""The data as numbered samples, and the order in which the steps take them."""
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -11,12 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Subset
 
 from launcher.base.errors import ConfigError
 from launcher.base.registry import resolve
 from launcher.contract.config import LaunchConfig
 from launcher.contract.data_files import num_training_part, num_windows, sample_faults
 from launcher.runtime.data.tokens import open_tokens
+from launcher.runtime.model.randomness import philox_generator
 
 
 class Samples(Protocol):
@@ -24,15 +25,13 @@ class Samples(Protocol):
 
     def __len__(self) -> int:
         """Number of samples."""
-        ...
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Input and target of one sample, the same shapes for every sample."""
-        ...
 
 
 class TokenWindows:
-    """Non-overlapping windows of a text; the target of each token is the one after it."""
+    """Non-overlapping windows of a text; the target of each token is the next one."""
 
     def __init__(self, tokens: NDArray[np.uint8], seq_length: int) -> None:
         self._tokens, self._length = tokens, seq_length
@@ -46,21 +45,8 @@ class TokenWindows:
         return window[:-1], window[1:]
 
 
-class Part:
-    """Consecutive samples of others."""
-
-    def __init__(self, samples: Samples, indices: range) -> None:
-        self._samples, self._indices = samples, indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._samples[self._indices[index]]
-
-
 class SampleOrder:
-    """Which sample stands at which position of the training: a new permutation for every epoch.
+    """Which sample is at which position of the training: a new permutation for every epoch.
 
     Position t * global_size + s is slot s of step t, whatever the layout; a step may span two epochs.
     """
@@ -71,20 +57,18 @@ class SampleOrder:
 
     def sample(self, position: int) -> int:
         """The sample at a position."""
-        epoch, place = divmod(position, self._num_samples)
-        return int(self._permutation(epoch)[place])
+        epoch, index = divmod(position, self._num_samples)
+        return int(self._permutation(epoch)[index])
 
     def _permute(self, epoch: int) -> NDArray[np.int64]:
-        digest = hashlib.blake2b(f"{self._seed}/order/{epoch}".encode(), digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-        return generator.permutation(self._num_samples)
+        return philox_generator(f"{self._seed}/order/{epoch}").permutation(self._num_samples)
 
 
 def open_samples(config: LaunchConfig, global_size: int, cache: Path) -> tuple[Samples, Samples]:
     """The training samples and the evaluation samples, which are the last of the data.
 
     Raises:
-        ConfigError: when there are too few for one step, or for the evaluations that are asked for.
+        ConfigError: when there are too few for one step, or for the configured evaluations.
     """
     fraction = config.data.eval_fraction
     training: Samples
@@ -92,8 +76,8 @@ def open_samples(config: LaunchConfig, global_size: int, cache: Path) -> tuple[S
     if config.data.target is not None:
         samples = resolve(config.data.target)(**config.data.options)
         num_training = num_training_part(len(samples), fraction)
-        training = Part(samples, range(num_training))
-        evaluation = Part(samples, range(num_training, len(samples)))
+        training = Subset(samples, range(num_training))
+        evaluation = Subset(samples, range(num_training, len(samples)))
     else:
         assert config.data.source is not None, "data with neither source nor target"
         tokens = open_tokens(config.data.source, cache)

@@ -1,8 +1,8 @@
 """Turns text files into one memory-mapped token file, made once per node.
 
-The file is named after the paths, sizes and times of its sources, so a source that was changed has
-another one, and no start reads the whole text again. The first rank makes it while the others wait for
-its lock; it appears by a rename, so nobody ever sees half of it.
+The file is named by the paths, sizes and times of its sources, so a changed source gets a new file, and a
+later start does not read the text again. The first rank writes it while the others wait for its lock; it
+appears by a rename, so no process ever sees a part of it.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ def _name(files: Sequence[Path]) -> str:
 
 
 def _make_once(files: Sequence[Path], path: Path, size: int) -> None:
-    """Makes the token file unless it is there, whole; one process of this node at a time."""
+    """Makes the token file unless it exists and is complete; one process of this node at a time."""
 
-    def is_whole() -> bool:
+    def is_complete() -> bool:
         return path.is_file() and path.stat().st_size == size
 
-    if is_whole():
+    if is_complete():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_whole():
+        if not is_complete():
             _write(files, path)
 
 
 def _write(files: Sequence[Path], path: Path) -> None:
-    """Joins the files under a name of its own, then renames."""
+    """Joins the files under a temporary name, then renames."""
     handle, unfinished = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as out:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: a clock that is always in exactly one section, and its record."""
+"""The time of a step by kind: a clock that is always in exactly one section, and the rank's records."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import torch
 
+from launcher.contract.plan import RankPlan
 from launcher.contract.records import (
     COLLECTIVE_KINDS,
     COMPUTE,
@@ -26,7 +27,7 @@ from launcher.contract.records import (
     StepRecord,
     UpdateRecord,
 )
-from launcher.runtime.process.heartbeat import Heart
+from launcher.runtime.process.heartbeat import HeartbeatWriter
 from launcher.typed.read import plain
 
 Record = Header | StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
@@ -35,14 +36,14 @@ Record = Header | StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRe
 class Clock:
     """Attributes every nanosecond of a step to the innermost open section.
 
-    On CPU a mark is the host's monotonic clock. On CUDA it is an event recorded on the current
-    stream, so that a section is what the device did between its marks; no mark synchronises, the
-    events are read once at the end of the step.
+    On CPU a mark is a time of the host's monotonic clock. On CUDA it is an event recorded on the current
+    stream, so that a section is the device's time between its marks; no mark synchronises, the events are
+    read once at the end of the step.
     """
 
-    def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
-        self.heart = heart
-        """Told of every change of section, of those that are not timed, too."""
+    def __init__(self, device: torch.device, heartbeat: HeartbeatWriter | None = None) -> None:
+        self.heartbeat = heartbeat
+        """Records every change of section, also of those that are not timed."""
         self._doing = OTHER
         self._cuda = device.type == "cuda"
         self._stack: list[str] = []
@@ -54,37 +55,37 @@ class Clock:
         self._sealed = False
 
     def start(self) -> None:
-        """Begins the first step. Before it sections are ignored."""
+        """Begins the first step. Sections before it are ignored."""
         self._stack, self._marks, self._computes, self._first_backward = [OTHER], [], [], None
         self._start_ns = time.perf_counter_ns()
-        self.watch()
+        self.end_startup()
         self._mark()
 
-    def watch(self) -> None:
-        """Tells that the start is over, so that the rank has to be heard from."""
-        if self.heart:
-            self.heart.watch()
+    def end_startup(self) -> None:
+        """From now on the watchdog ends the rank when it does not beat."""
+        if self.heartbeat:
+            self.heartbeat.end_startup()
 
     def beat(self) -> None:
-        """Tells once more what the rank is at: it waits, and is well."""
-        self._tell(self._doing)
+        """A heartbeat of a rank that waits."""
+        self._report(self._doing)
 
     def section(self, kind: str, *, sealed: bool = False) -> _Section:
-        """Attributes the time inside to ``kind``, less what inner sections take.
+        """Attributes the time inside to ``kind``, without the time of inner sections.
 
-        ``sealed``: inner sections count as ``kind`` too (an evaluation is one thing, whatever it does).
+        ``sealed``: inner sections count as ``kind`` too (an evaluation is of one kind).
         """
         return _Section(self, kind, sealed=sealed)
 
     def action(self, *, is_backward: bool = False) -> _Section:
-        """A compute section that is also kept by itself (one F or B); of the backwards, when the first of
-        the step begins."""
+        """A compute section that is also recorded by itself (one F or B); of the backwards, the start of the
+        step's first."""
         if is_backward and self._first_backward is None:
             self._first_backward = len(self._computes)
         return _Section(self, COMPUTE, is_action=True)
 
     def _open(self, kind: str, *, sealed: bool) -> int | None:
-        """Enters a section: its first mark; None outside a step, or inside a sealed section."""
+        """Enters a section; returns its first mark, None outside a step or inside a sealed section."""
         if not self._stack or self._sealed:
             return None
         self._sealed = sealed
@@ -94,22 +95,22 @@ class Clock:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Tells what the rank is at inside, and times nothing."""
-        before = self._tell(what)
+        """Reports what the rank does inside, without timing it."""
+        before = self._report(what)
         yield
-        self._tell(before)
+        self._report(before)
 
     def begin_step(self, step: int) -> None:
-        """Tells which step the rank is in."""
-        if self.heart:
-            self.heart.step = step
-        self._tell(OTHER)
+        """Reports the rank's step."""
+        if self.heartbeat:
+            self.heartbeat.step = step
+        self._report(OTHER)
 
-    def _tell(self, what: str) -> str:
-        """Returns what the rank was at before."""
+    def _report(self, what: str) -> str:
+        """Reports what the rank does from now on; returns what it did before."""
         before, self._doing = self._doing, what
-        if self.heart:
-            self.heart.beat(what)
+        if self.heartbeat:
+            self.heartbeat.beat(what)
         return before
 
     def _close(self, first: int, *, is_action: bool) -> None:
@@ -120,7 +121,7 @@ class Clock:
             self._computes += [first, len(self._marks) - 1]
 
     def lap(self) -> dict[str, Any]:
-        """Ends a step and begins the next in the same moment, so that no time is lost between them.
+        """Ends a step and begins the next at the same moment, so that no time is lost between them.
 
         Returns the time fields of the step's `StepRecord`.
         """
@@ -181,14 +182,14 @@ class _Section:
         self._clock, self._kind, self._sealed, self._is_action = clock, kind, sealed, is_action
 
     def __enter__(self) -> None:
-        self._before = self._clock._tell(self._kind)
+        self._before = self._clock._report(self._kind)
         self._first = self._clock._open(self._kind, sealed=self._sealed)
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._first is not None:
             self._clock._close(self._first, is_action=self._is_action)
-        if error is None:  # else the rank was last heard from where it failed
-            self._clock._tell(self._before)
+        if error is None:  # else the last report is where the rank failed
+            self._clock._report(self._before)
 
 
 class RecordWriter:
@@ -198,7 +199,7 @@ class RecordWriter:
         path = folder / f"rank-{header.rank:05d}.jsonl"
         was_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
-        if was_cut:  # a rank that was killed left half a line: keep it apart from the new header
+        if was_cut:  # a killed rank left half a line: keep it separate from the new header
             self._file.write("\n")
         self.write(header)
 
@@ -212,7 +213,7 @@ class RecordWriter:
 
 
 def device_name(device: torch.device) -> str:
-    """The product name of the device, by the driver or by the operating system."""
+    """The product name of the device, from the driver or the operating system."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     for line in Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else ():
@@ -221,12 +222,19 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def host_facts() -> dict[str, Any]:
-    """The header fields that describe the host."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {
-        "hostname": socket.gethostname(),
-        "num_threads": torch.get_num_threads(),
-        "num_cores": affinity,
-        "torch_version": torch.__version__,
-    }
+def rank_header(plan: RankPlan, device: torch.device, p2p_latency_ns: int = 0) -> Header:
+    """The first record of a rank: its coordinates (0 for a rank that does not train), device and host."""
+    coordinates = plan.coordinates
+    return Header(
+        rank=plan.rank,
+        role=plan.role.name,
+        pp_rank=coordinates.pp if coordinates else 0,
+        dp_rank=coordinates.dp if coordinates else 0,
+        tp_rank=coordinates.tp if coordinates else 0,
+        device=device_name(device),
+        p2p_latency_ns=p2p_latency_ns,
+        hostname=socket.gethostname(),
+        num_threads=torch.get_num_threads(),
+        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        torch_version=torch.__version__,
+    )

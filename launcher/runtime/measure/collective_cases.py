@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,32 +14,33 @@ from launcher.contract.bench import ELEMENT_BYTES
 from launcher.runtime.process.groups import Group
 
 _PERIOD = 7
-"""Values repeat after so many elements, so that a part in the wrong place is seen."""
+"""Values repeat after so many elements, so that a misplaced part is noticed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
-    """An operation that can be called again and again."""
+    """An operation that can be called repeatedly."""
 
     call: Callable[[], object]
-    """Does it once; returns when this rank's part is done, on CUDA when it is on the stream."""
-    inputs: Sequence[Tensor]
+    """Runs it once; returns when this rank's part is done, on CUDA when it is on the stream."""
     output: Tensor
     expected: Tensor | None
-    """What the output holds after the first call; None on a rank that receives nothing."""
+    """The output after the first call; None on a rank that receives nothing."""
+    inputs: Sequence[Tensor] = ()
+    """Its other buffers."""
 
     def is_right(self) -> bool:
         """Whether the output of one call is what it should be."""
         return self.expected is None or bool(torch.equal(self.output, self.expected))
 
     def clear(self) -> None:
-        """Puts zeros everywhere: sums of sums would overflow."""
+        """Sets all buffers to zero: sums of sums would overflow."""
         for tensor in (*self.inputs, self.output):
             tensor.zero_()
 
 
 def real_bytes(num_bytes: int, num_ranks: int) -> int:
-    """The next size that can be cut into equal parts of whole elements.
+    """The next larger size that splits into equal parts of whole elements.
 
     >>> real_bytes(1000, 2), real_bytes(1000, 3)
     (1000, 1008)
@@ -49,142 +51,98 @@ def real_bytes(num_bytes: int, num_ranks: int) -> int:
 
 def make_case(operation: str, group: Group, num_bytes: int, device: torch.device) -> Case:
     """The operation with fresh buffers. ``num_bytes``: one of `real_bytes`."""
-    builder: Callable[[_Buffers], Case] = _BUILDERS[operation]
-    return builder(_Buffers(group=group, numel=num_bytes // ELEMENT_BYTES, device=device))
+    builder: Callable[[Group, _Buffers], Case] = _BUILDERS[operation]
+    return builder(group, _Buffers(group=group, numel=num_bytes // ELEMENT_BYTES, device=device))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Buffers:
-    """Makes tensors whose values tell whose they are."""
+    """Makes tensors whose values identify their rank."""
 
     group: Group
     numel: int
-    """Elements of the largest buffer."""
+    """Elements of a whole buffer."""
     device: torch.device
 
-    def whole(self, place: int) -> Tensor:
-        """What the member at a place holds for an operation on whole buffers: small whole numbers, whose
-        sums are exact."""
-        return torch.arange(self.numel, device=self.device).remainder_(_PERIOD).float().add_(10.0 * place)
+    def whole(self, rank: int | None = None) -> Tensor:
+        """The whole buffer of a rank of the group, of this one by default: small integers, whose sums are
+        exact."""
+        offset = 10.0 * (self.group.rank if rank is None else rank)
+        return torch.arange(self.numel, device=self.device).remainder_(_PERIOD).float().add_(offset)
 
     def sum(self) -> Tensor:
-        """The sum of all members' whole buffers."""
-        places = range(self.group.size)
-        return self.whole(0).mul_(self.group.size).add_(10.0 * sum(places))
+        """The sum of all ranks' whole buffers."""
+        return self.whole(0).mul_(self.group.size).add_(10.0 * sum(range(self.group.size)))
 
-    def part(self, place: int, of: Tensor) -> Tensor:
-        """One of as many equal parts of a buffer as there are members."""
-        return of.chunk(self.group.size)[place].clone()
+    def part(self, rank: int, of: Tensor) -> Tensor:
+        """A rank's part of a buffer that is split equally over the group."""
+        return of.chunk(self.group.size)[rank].clone()
+
+    def gathered(self) -> Tensor:
+        """Every rank's part of its own whole buffer, in the order of ranks."""
+        return torch.cat([self.part(rank, self.whole(rank)) for rank in range(self.group.size)])
 
     def empty(self, *, is_part: bool = False) -> Tensor:
-        """A buffer for what is received."""
+        """A buffer to receive into."""
         return torch.zeros(self.numel // (self.group.size if is_part else 1), device=self.device)
 
 
-def _broadcast(make: _Buffers) -> Case:
-    group = make.group
-    buffer = make.whole(0) if group.rank == 0 else make.empty()
-    return Case(
-        call=lambda: dist.broadcast(buffer, group.ranks[0], group.handle),
-        inputs=(),
-        output=buffer,
-        expected=make.whole(0),
-    )
+def _broadcast(group: Group, make: _Buffers) -> Case:
+    buffer = make.whole() if group.rank == 0 else make.empty()
+    return Case(lambda: dist.broadcast(buffer, group.ranks[0], group.handle), buffer, make.whole(0))
 
 
-def _reduce(make: _Buffers) -> Case:
-    group, buffer = make.group, make.whole(make.group.rank)
-    return Case(
-        call=lambda: dist.reduce(buffer, group.ranks[0], group=group.handle),
-        inputs=(),
-        output=buffer,
-        expected=make.sum() if group.rank == 0 else None,
-    )
+def _reduce(group: Group, make: _Buffers) -> Case:
+    buffer, expected = make.whole(), make.sum() if group.rank == 0 else None
+    return Case(lambda: dist.reduce(buffer, group.ranks[0], group=group.handle), buffer, expected)
 
 
-def _all_reduce(make: _Buffers) -> Case:
-    group, buffer = make.group, make.whole(make.group.rank)
-    return Case(
-        call=lambda: dist.all_reduce(buffer, group=group.handle),
-        inputs=(),
-        output=buffer,
-        expected=make.sum(),
-    )
+def _all_reduce(group: Group, make: _Buffers) -> Case:
+    buffer = make.whole()
+    return Case(lambda: dist.all_reduce(buffer, group=group.handle), buffer, make.sum())
 
 
-def _gather(make: _Buffers) -> Case:
-    group, is_root = make.group, make.group.rank == 0
-    own, output = make.part(group.rank, make.whole(group.rank)), make.empty()
-    parts = list(output.chunk(group.size)) if is_root else None
-    return Case(
-        call=lambda: dist.gather(own, parts, group.ranks[0], group.handle),
-        inputs=(own,),
-        output=output,
-        expected=_collected(make) if is_root else None,
-    )
+def _gather(group: Group, make: _Buffers) -> Case:
+    own, output, is_root = make.part(group.rank, make.whole()), make.empty(), group.rank == 0
+    parts, expected = (list(output.chunk(group.size)), make.gathered()) if is_root else (None, None)
+    return Case(lambda: dist.gather(own, parts, group.ranks[0], group.handle), output, expected, [own])
 
 
-def _scatter(make: _Buffers) -> Case:
-    group, is_root = make.group, make.group.rank == 0
+def _scatter(group: Group, make: _Buffers) -> Case:
     whole, output = make.whole(0), make.empty(is_part=True)
-    parts = list(whole.chunk(group.size)) if is_root else None
-    return Case(
-        call=lambda: dist.scatter(output, parts, group.ranks[0], group.handle),
-        inputs=(whole,),
-        output=output,
-        expected=make.part(group.rank, make.whole(0)),
-    )
+    parts, expected = list(whole.chunk(group.size)) if group.rank == 0 else None, make.part(group.rank, whole)
+    return Case(lambda: dist.scatter(output, parts, group.ranks[0], group.handle), output, expected, [whole])
 
 
-def _all_gather(make: _Buffers) -> Case:
-    group = make.group
-    own, output = make.part(group.rank, make.whole(group.rank)), make.empty()
-    return Case(
-        call=lambda: dist.all_gather_into_tensor(output, own, group.handle),
-        inputs=(own,),
-        output=output,
-        expected=_collected(make),
-    )
+def _all_gather(group: Group, make: _Buffers) -> Case:
+    own, output = make.part(group.rank, make.whole()), make.empty()
+    call = partial(dist.all_gather_into_tensor, output, own, group.handle)
+    return Case(call, output, make.gathered(), [own])
 
 
-def _reduce_scatter(make: _Buffers) -> Case:
-    group, whole, output = make.group, make.whole(make.group.rank), make.empty(is_part=True)
-    return Case(
-        call=lambda: dist.reduce_scatter_tensor(output, whole, group=group.handle),
-        inputs=(whole,),
-        output=output,
-        expected=make.part(group.rank, make.sum()),
-    )
+def _reduce_scatter(group: Group, make: _Buffers) -> Case:
+    whole, output = make.whole(), make.empty(is_part=True)
+    call = partial(dist.reduce_scatter_tensor, output, whole, group=group.handle)
+    return Case(call, output, make.part(group.rank, make.sum()), [whole])
 
 
-def _all_to_all(make: _Buffers) -> Case:
-    group, whole, output = make.group, make.whole(make.group.rank), make.empty()
-    mine = [make.part(group.rank, make.whole(place)) for place in range(group.size)]
-    return Case(
-        call=lambda: dist.all_to_all_single(output, whole, group=group.handle),
-        inputs=(whole,),
-        output=output,
-        expected=torch.cat(mine),
-    )
+def _all_to_all(group: Group, make: _Buffers) -> Case:
+    whole, output = make.whole(), make.empty()
+    expected = torch.cat([make.part(group.rank, make.whole(rank)) for rank in range(group.size)])
+    return Case(lambda: dist.all_to_all_single(output, whole, group=group.handle), output, expected, [whole])
 
 
-def _send_recv(make: _Buffers) -> Case:
-    group, own, output = make.group, make.whole(make.group.rank), make.empty()
-    before = (group.rank - 1) % group.size
-    following = group.ranks[(group.rank + 1) % group.size]
+def _send_recv(group: Group, make: _Buffers) -> Case:
+    own, output = make.whole(), make.empty()
+    before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
 
     def call() -> None:
-        send = dist.P2POp(dist.isend, own, following, group.handle)
+        send = dist.P2POp(dist.isend, own, group.ranks[after], group.handle)
         receive = dist.P2POp(dist.irecv, output, group.ranks[before], group.handle)
         for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
 
-    return Case(call=call, inputs=(own,), output=output, expected=make.whole(before))
-
-
-def _collected(make: _Buffers) -> Tensor:
-    """Every member's part of its own whole buffer, one after the other."""
-    return torch.cat([make.part(place, make.whole(place)) for place in range(make.group.size)])
+    return Case(call, output, make.whole(before), [own])
 
 
 _BUILDERS = {

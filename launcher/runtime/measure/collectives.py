@@ -1,8 +1,8 @@
 """Measures collective operations between the ranks of a plan, in place of a training.
 
-Every operation is first called once and its value checked; then all of them are timed in rounds, so that
-what disturbs the machine for a while disturbs all alike. A time is that of some calls in a row on the
-slowest rank of all groups, over their number.
+Every operation is first called once and its result checked; then all of them are timed in rounds, so that a
+disturbance of the machine affects all alike. A time is that of several consecutive calls on the slowest rank
+of all groups, over their number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,66 +32,61 @@ from launcher.contract.bench import (
 from launcher.contract.plan import Plan
 from launcher.runtime.measure.clock import device_name
 from launcher.runtime.measure.collective_cases import Case, make_case, real_bytes
+from launcher.runtime.measure.message_latency import synchronize
+from launcher.runtime.process.environment import ProcessRank
 from launcher.runtime.process.groups import Group, backend
-from launcher.runtime.process.heartbeat import Heart
-from launcher.runtime.process.log import say
-from launcher.runtime.process.process_rank import Place
+from launcher.runtime.process.heartbeat import HeartbeatWriter
+from launcher.runtime.process.log import log
 from launcher.runtime.process.rank import choose_device
 from launcher.typed.read import Reading, plain, read
 
 _TARGET_S = 0.02
-"""About how long the calls of one time take together."""
+"""About how long the calls of one measured time take together."""
 _MOST_CALLS = 100
 _WARMUP_CALLS = 2
 _RIGHT, _ABSENT, _WRONG = 0, 1, 2
-"""What came of the first call."""
+"""Outcomes of the first call."""
 _ABSENT_WORDS = ("not support", "unsupported", "not implement", "no backend")
-"""In what a library says of an operation that it has not got."""
+"""In a library's error for an operation that it does not have."""
 
 
-def run(plan: Plan, place: Place, run_dir: Path, heart: Heart, *, resume: bool) -> None:
-    """Measures as this rank of the plan; rank 0 writes what was found. ``resume`` changes nothing: there
-    is nothing to go on from."""
+def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWriter, *, resume: bool) -> None:
+    """Measures as this rank of the plan; rank 0 writes the result. ``resume`` changes nothing: there are no
+    checkpoints."""
     request = read(BenchRequest, plan.documents[REQUEST_FILE], Reading())
     assert request is not None, "the plan was made with another request"
-    device = choose_device(plan, place)
+    device = choose_device(plan, process)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
     dist.init_process_group(backend(plan), timeout=timeout)
-    heart.close()  # a collective takes as long as it takes; one that hangs has its own timeout
-    result = Bench(request, place.rank, device, timeout).result()
-    if place.rank == 0:
+    heartbeat.close()  # a collective takes as long as it takes; one that hangs has its own timeout
+    result = Bench(request, process.rank, device, timeout).result()
+    if process.rank == 0:
         write_whole(run_dir / RESULT_FILE, json.dumps(plain(result), indent=1) + "\n")
-    dist.barrier()  # a rank that left early would look dead to one that is still at work
+    dist.barrier()  # a rank that exits early would look failed to one that is still working
     dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
 class _Key:
-    """What one measurement is of."""
+    """Identifies one measurement."""
 
-    place: int
+    placement: int
     """Index of the placement."""
     operation: str
     num_bytes: int
 
 
-@dataclass(kw_only=True)
-class _Found:
-    """What is known so far. The same on every rank."""
-
-    num_calls: dict[_Key, int] = field(default_factory=dict)
-    times_s: dict[_Key, list[float]] = field(default_factory=lambda: defaultdict(list))
-    not_measured: dict[tuple[int, str], NotMeasured] = field(default_factory=dict)
-
-
 class Bench:
-    """One rank's part. Every rank goes through everything in the same order, member of a group or not."""
+    """One rank's part. Every rank goes through all cases in the same order, member of a group or not."""
 
     def __init__(self, request: BenchRequest, rank: int, device: torch.device, timeout: timedelta) -> None:
         """Makes the groups. Collective over all ranks."""
         self._request, self._rank, self._device = request, rank, device
         self._groups = [_own_group(placement, rank, timeout) for placement in request.placements]
-        self._found = _Found()
+        # The results so far, the same on every rank.
+        self._num_calls: dict[_Key, int] = {}
+        self._times_s: dict[_Key, list[float]] = defaultdict(list)
+        self._not_measured: dict[tuple[int, str], NotMeasured] = {}
 
     def result(self) -> BenchResult:
         """Checks and measures everything."""
@@ -99,11 +94,11 @@ class Bench:
             self._prepare(key)
         for number in range(self._request.num_rounds):
             if self._rank == 0:
-                say(f"round {number + 1} of {self._request.num_rounds}")
-            for key, num_calls in self._found.num_calls.items():
-                if (key.place, key.operation) not in self._found.not_measured:
+                log(f"round {number + 1} of {self._request.num_rounds}")
+            for key, num_calls in self._num_calls.items():
+                if (key.placement, key.operation) not in self._not_measured:
                     case = self._case(key)
-                    self._found.times_s[key].append(self._slowest(self._time(case, num_calls)))
+                    self._times_s[key].append(self._slowest(self._time(case, num_calls)))
         hosts: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(hosts, socket.gethostname())
         return BenchResult(
@@ -112,18 +107,18 @@ class Bench:
             hostnames=tuple(dict.fromkeys(hosts)),
             torch_version=torch.__version__,
             measurements=tuple(self._measurements()),
-            not_measured=tuple(self._found.not_measured.values()),
+            not_measured=tuple(self._not_measured.values()),
         )
 
     def _keys(self) -> Iterator[_Key]:
-        for place, placement in enumerate(self._request.placements):
+        for index, placement in enumerate(self._request.placements):
             sizes = dict.fromkeys(real_bytes(size, placement.num_ranks) for size in self._request.sizes)
             for operation in self._request.operations:
-                yield from (_Key(place, operation, size) for size in sizes)
+                yield from (_Key(index, operation, size) for size in sizes)
 
     def _prepare(self, key: _Key) -> None:
-        """Checks the value of the first call, and how many calls make a time."""
-        if (key.place, key.operation) in self._found.not_measured:
+        """Checks the result of the first call, and chooses the number of calls of a time."""
+        if (key.placement, key.operation) in self._not_measured:
             return
         case = self._case(key)
         outcome, reason = self._first_call(case)
@@ -133,15 +128,15 @@ class Bench:
             return
         self._time(case, 1)  # the first calls make connections
         estimate_s = self._slowest(self._time(case, _WARMUP_CALLS))
-        self._found.num_calls[key] = max(1, min(_MOST_CALLS, round(_TARGET_S / max(estimate_s, 1e-9))))
+        self._num_calls[key] = max(1, min(_MOST_CALLS, round(_TARGET_S / max(estimate_s, 1e-9))))
 
     def _first_call(self, case: Case | None) -> tuple[int, str]:
-        """What came of it on this rank, and why."""
+        """The outcome on this rank, and its reason."""
         if case is None:
             return _RIGHT, ""
         try:
             case.call()
-            self._synchronize()
+            synchronize(self._device)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             text = str(error).partition("\n")[0]
             is_absent = isinstance(error, NotImplementedError)
@@ -153,11 +148,11 @@ class Bench:
         return (_RIGHT, "") if is_right else (_WRONG, "")
 
     def _note(self, key: _Key, reason: str, *, is_wrong: bool) -> None:
-        """Keeps why an operation has no times; the ranks outside of its groups know no reason."""
-        placement = self._request.placements[key.place]
+        """Records why an operation has no times; the ranks outside of its groups know no reason."""
+        placement = self._request.placements[key.placement]
         if is_wrong:
             reason = f"a wrong value for {key.num_bytes} bytes"
-        self._found.not_measured[key.place, key.operation] = NotMeasured(
+        self._not_measured[key.placement, key.operation] = NotMeasured(
             operation=key.operation,
             link=placement.link,
             num_ranks=placement.num_ranks,
@@ -165,10 +160,10 @@ class Bench:
             is_wrong=is_wrong,
         )
         if self._rank == 0:
-            say(f"{key.operation} on {placement.num_ranks} ranks: {reason}")
+            log(f"{key.operation} on {placement.num_ranks} ranks: {reason}")
 
     def _case(self, key: _Key) -> Case | None:
-        group = self._groups[key.place]
+        group = self._groups[key.placement]
         return make_case(key.operation, group, key.num_bytes, self._device) if group else None
 
     def _time(self, case: Case | None, num_calls: int) -> float:
@@ -178,11 +173,11 @@ class Bench:
         dist.barrier()
         if case is None:
             return 0.0
-        self._synchronize()
+        synchronize(self._device)
         start = time.perf_counter()
         for _ in range(num_calls):
             case.call()
-        self._synchronize()
+        synchronize(self._device)
         return (time.perf_counter() - start) / num_calls
 
     def _slowest(self, value: float) -> float:
@@ -191,13 +186,9 @@ class Bench:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
 
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
     def _measurements(self) -> Iterator[Measurement]:
-        for key, times_s in self._found.times_s.items():
-            placement = self._request.placements[key.place]
+        for key, times_s in self._times_s.items():
+            placement = self._request.placements[key.placement]
             yield Measurement(
                 operation=key.operation,
                 link=placement.link,
@@ -210,8 +201,8 @@ class Bench:
 def _own_group(placement: Placement, rank: int, timeout: timedelta) -> Group | None:
     """The group of a placement that this rank is in; None where it is in none.
 
-    Every rank makes every group: the ranks of one could not agree on its name if some of them had made
-    fewer groups before it.
+    Every rank makes every group: torch names a group by the number of groups made before it, and the ranks of
+    one must agree on its name.
     """
     own = None
     for ranks in placement.groups:

@@ -1,4 +1,4 @@
-"""What a rank holds, measured, never by a formula; and a limit on it, for devices that are smaller."""
+"""The memory of a rank, measured and never by a formula; and a limit on it, to emulate a smaller device."""
 
 from __future__ import annotations
 
@@ -8,51 +8,52 @@ import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import TracebackType
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.base.errors import JobError
 from launcher.contract.records import MemoryRecord
-from launcher.runtime.measure.kept_bytes import HeldBytes
-from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 
-_LOOK_AT = 2
-"""The step of a start whose end of the schedule is looked at: by then the optimizer has its state."""
+_SAMPLED_STEP = 2
+"""The step after a start at whose end memory is sampled: by then the optimizer has its state."""
 _STATUS = Path("/proc/self/status")
 
 
 class MemoryGauge:
-    """Made before the model is built; looks once at what is held, and in the end at the peak."""
+    """Created before the model is built; samples allocated memory once, and the peak in the end."""
 
-    def __init__(self, device: torch.device, *, follows: bool = False) -> None:
-        """``follows``: it also counts what autograd holds in the step that it looks at."""
+    def __init__(self, device: torch.device, *, tracks_saved: bool = False) -> None:
+        """``tracks_saved``: it also counts the bytes that autograd saves in the sampled step."""
         self._device = device
-        self._follows = follows
-        self._held: HeldBytes | None = None
+        self._tracks_saved = tracks_saved
+        self._saved: SavedBytes | None = None
         self._resident = self._built = resident_bytes()
         self._num_steps = 0
         self._states: int | None = None
 
-    def is_built(self) -> None:
-        """Once the model is there: from now on the process grows by what the training takes."""
+    def model_built(self) -> None:
+        """Called when the model is built: from now on the process grows by what the training takes."""
         self._built = resident_bytes()
 
-    def following(self, modules: Iterable[nn.Module], split: SplitBackward) -> AbstractContextManager[object]:
-        """To be entered around the schedule of every step."""
-        if not self._follows or self._num_steps + 1 != _LOOK_AT:
+    def tracking(self, modules: Iterable[nn.Module], split: SplitBackward) -> AbstractContextManager[object]:
+        """A context for the schedule of every step."""
+        if not self._tracks_saved or self._num_steps + 1 != _SAMPLED_STEP:
             return nullcontext()
-        self._held = HeldBytes((param for module in modules for param in module.parameters()), split)
-        return self._held
+        self._saved = SavedBytes((param for module in modules for param in module.parameters()), split)
+        return self._saved
 
-    def look(self) -> None:
-        """Between the schedule of a step and its update, when every gradient is there."""
+    def sample(self) -> None:
+        """Called between the schedule of a step and its update, when all gradients exist."""
         self._num_steps += 1
-        if self._num_steps == _LOOK_AT:
+        if self._num_steps == _SAMPLED_STEP:
             self._states = live_bytes(self._device)
 
     def record(self, step: int) -> MemoryRecord | None:
-        """What was found, after ``step`` steps; None where there were too few to look at."""
+        """The measurements after ``step`` steps; None where there were too few."""
         if self._states is None:
             return None
         grown = None
@@ -60,26 +61,26 @@ class MemoryGauge:
             peak = torch.cuda.max_memory_allocated(self._device)
         else:
             peak, grown = (max(0, peak_resident_bytes() - then) for then in (self._resident, self._built))
-        held = self._held
+        saved = self._saved
         return MemoryRecord(
             step=step,
             states_bytes=self._states,
             peak_bytes=peak,
-            held_peak_bytes=held.peak if held else None,
-            held_total_bytes=held.total if held else None,
+            held_peak_bytes=saved.peak if saved else None,
+            held_total_bytes=saved.total if saved else None,
             grown_bytes=grown,
         )
 
 
 def live_bytes(device: torch.device) -> int:
-    """Bytes of all tensors on a device: those that Python holds and their gradients, each storage once."""
+    """Bytes of all tensors on a device that Python refers to, and of their gradients, each storage once."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     gc.collect()
-    held = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
-    held += [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
-    storages = [tensor.untyped_storage() for tensor in held if tensor.device == device]
-    # A compiler's stand-in for a tensor names its device too, and its storage is nowhere.
+    tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device == device]
+    # A compiler's fake tensor has a device, too, but no storage on it.
     real = [storage for storage in storages if storage.device == device]
     return sum({storage.data_ptr(): storage.nbytes() for storage in real}.values())
 
@@ -87,25 +88,25 @@ def live_bytes(device: torch.device) -> int:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM now."""
     statm = Path("/proc/self/statm")
-    if not statm.exists():  # not Linux: the peak so far is the nearest there is
+    if not statm.exists():  # not Linux: the peak so far is the nearest value
         return peak_resident_bytes()
     return int(statm.read_text().split()[1]) * resource.getpagesize()
 
 
 def peak_resident_bytes() -> int:
-    """The most that this process ever had in RAM."""
+    """The most memory that this process ever had in RAM."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Lets this process hold so much on its device, what it holds already included; an allocation beyond it
-    fails as on a device that is full.
+    """Limits this process to so much memory on its device, including what is already allocated; an allocation
+    beyond it fails as on a device that is full.
 
-    On a CPU what counts beside tensors is whatever libraries and threads take from now on.
+    On a CPU, what libraries and threads take from now on counts too.
 
     Raises:
-        JobError: where the system cannot hold a process to it.
+        JobError: where the system has no such limit.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -118,6 +119,67 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 def _written_bytes() -> int:
-    """Writable memory of this process, as the kernel counts it against the limit."""
+    """Writable memory of this process, as the kernel compares it with the limit."""
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmData:"))
     return int(line.split()[1]) * 1024
+
+
+class SavedBytes:
+    """Counts the bytes that autograd saves inside this context, and those that deferred weight gradients
+    still read: from storages, each once, parameters not at all."""
+
+    def __init__(self, parameters: Iterable[Tensor], split: SplitBackward) -> None:
+        self.now = 0
+        self.peak = 0
+        self.total = 0
+        """Bytes of all storages that autograd ever saved; one that is saved again after it was freed counts
+        again."""
+        self._split = split
+        self._save_hook = split.save_hook
+        self._uses: dict[int, int] = {}
+        self._own = {param.untyped_storage().data_ptr() for param in parameters}
+        self._hooks = saved_tensors_hooks(
+            lambda tensor: _Saved(self, tensor, by_autograd=True), lambda saved: saved.tensor
+        )
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        self._split.save_hook = lambda tensor: _Saved(self, tensor, by_autograd=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._split.save_hook = self._save_hook
+        self._hooks.__exit__(kind, error, trace)
+
+    def add(self, storage: torch.UntypedStorage, *, by_autograd: bool) -> None:
+        """One more use of a storage, by autograd or by a deferred weight gradient."""
+        address = storage.data_ptr()
+        if address in self._own:
+            return
+        if self._uses.setdefault(address, 0) == 0:
+            self.now += storage.nbytes()
+            self.total += storage.nbytes() if by_autograd else 0
+            self.peak = max(self.peak, self.now)
+        self._uses[address] += 1
+
+    def drop(self, storage: torch.UntypedStorage) -> None:
+        """One use less."""
+        address = storage.data_ptr()
+        if address in self._own:
+            return
+        self._uses[address] -= 1
+        if self._uses[address] == 0:
+            self.now -= storage.nbytes()
+
+
+class _Saved:
+    """A saved tensor; lives as long as the graph, or the deferred gradient, that refers to it."""
+
+    def __init__(self, counter: SavedBytes, tensor: Tensor, *, by_autograd: bool) -> None:
+        self.tensor, self._counter = tensor, counter
+        counter.add(tensor.untyped_storage(), by_autograd=by_autograd)
+
+    def __del__(self) -> None:
+        self._counter.drop(self.tensor.untyped_storage())

@@ -1,1 +1,1 @@
-"""The layers of models, and what runs or cuts them. No communication but through a wire that is given."""
+"""The layers of models, and how they are built, split, recomputed and compiled. No communication here."""

@@ -11,13 +11,13 @@ from torch.nn import functional
 from launcher.contract.config import ModelConfig
 from launcher.runtime.api import DTYPES, GlobalSlice, Layers, RankContext, new_parameter
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.randomness import DropoutKey, dropout, dropout_rows
-from launcher.runtime.model.recompute import light, not_keeping
+from launcher.runtime.model.randomness import DropoutKey, dropout, token_seeds
+from launcher.runtime.model.selective_recompute import checkpoint_without_output, discarding_output
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of the whole model, every null resolved."""
+    """The sizes of the whole model, with every default resolved."""
 
     hidden: int
     num_heads: int
@@ -34,7 +34,7 @@ class Sizes:
 
     @staticmethod
     def of(model: ModelConfig, seq_length: int) -> Sizes:
-        """The sizes that a GPT or Llama configuration gives."""
+        """The sizes of a GPT or Llama configuration."""
         hidden, heads = _known(model.hidden_size), _known(model.num_heads)
         return Sizes(
             hidden=hidden,
@@ -48,11 +48,11 @@ class Sizes:
 
 
 class Norm(nn.Module):
-    """LayerNorm (gpt) or RMSNorm (llama), computed in fp32. ``is_light``: in the backward once again."""
+    """LayerNorm (gpt) or RMSNorm (llama), computed in fp32. ``recomputes``: again in the backward."""
 
-    def __init__(self, ctx: RankContext, name: str, size: int, *, is_light: bool = False) -> None:
+    def __init__(self, ctx: RankContext, name: str, size: int, *, recomputes: bool = False) -> None:
         super().__init__()
-        self.is_light = is_light
+        self.recomputes = recomputes
         model = ctx.config.model
         self.eps = model.norm_eps
         self.weight = whole_parameter(ctx, f"{name}.weight", size)
@@ -61,14 +61,13 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] -> [..., size]."""
         inputs = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
-        return light(self._normalised, *inputs) if self.is_light else self._normalised(*inputs)
+        return checkpoint_without_output(self._normalised, *inputs, is_enabled=self.recomputes)
 
     def _normalised(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias is None:
             return functional.rms_norm(x.float(), weight.shape, weight.float(), self.eps).to(x.dtype)
-        return functional.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), self.eps).to(
-            x.dtype
-        )
+        out = functional.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), self.eps)
+        return out.to(x.dtype)
 
 
 class Dropout(nn.Module):
@@ -79,21 +78,21 @@ class Dropout(nn.Module):
         self.p, self.seed, self.site = ctx.config.model.dropout, ctx.config.seed, site
         self.positions = ctx.layers.positions(ctx.config.batch.seq_length)
 
-    def rows(self, batch: Microbatch) -> Tensor | None:
-        """What decides for each token of a microbatch; None: nothing is dropped. It hashes names, which no
-        compiler could follow, so it is made outside of what is compiled."""
+    def seeds(self, batch: Microbatch) -> Tensor | None:
+        """A seed for each token of a microbatch; None: nothing is dropped. Computed outside of compiled code:
+        no compiler can follow the hash of a name."""
         if self.p == 0 or not self.training:
             return None
         key = DropoutKey(seed=self.seed, step=batch.step, site=self.site)
-        return dropout_rows(key, batch.samples, self.positions)
+        return token_seeds(key, batch.samples, self.positions)
 
-    def forward(self, x: Tensor, rows: Tensor | None) -> Tensor:
-        """x [batch, seq(local), hidden] -> the same shape. ``rows``: from `rows`."""
-        return x if rows is None else dropout(x, self.p, rows)
+    def forward(self, x: Tensor, seeds: Tensor | None) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape. ``seeds``: from `seeds`."""
+        return x if seeds is None else dropout(x, self.p, seeds)
 
 
 class Rotary(nn.Module):
-    """Turns each pair of a head's elements by an angle that grows with the position.
+    """Rotates each pair of a head's elements by an angle that grows with the position.
 
     Source: Su et al., RoFormer (2021), equation 34, with pairs (i, i + head/2) as in Llama.
     """
@@ -108,14 +107,14 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, heads, seq, head] -> the same shape."""
         first, second = x.float().chunk(2, dim=-1)
-        turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
-        return torch.cat(turned, dim=-1).to(x.dtype)
+        rotated = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
+        return torch.cat(rotated, dim=-1).to(x.dtype)
 
 
 class Attention(nn.Module):
     """Causal attention over this rank's heads; several query heads may share a key and value head.
 
-    ``is_light``: without one kernel that keeps no scores, they are computed again in the backward.
+    ``recomputes``: the scores are computed again in the backward, unless a fused kernel saves none.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class Attention(nn.Module):
         rotary: Rotary | None,
         *,
         is_fused: bool,
-        is_light: bool,
+        recomputes: bool,
     ) -> None:
         super().__init__()
         bias = rotary is None
@@ -137,11 +136,11 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_size = sizes.head
         self.is_grouped = sizes.num_kv_heads != sizes.num_heads
-        self.is_fused, self.is_light = is_fused, is_light
+        self.is_fused, self.recomputes = is_fused, recomputes
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
-        with not_keeping(x):
+        with discarding_output(x):
             parts = self.inputs(x)
         q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in parts)
         if self.rotary is not None:
@@ -151,13 +150,13 @@ class Attention(nn.Module):
                 q, k, v, is_causal=True, enable_gqa=self.is_grouped
             )
         else:
-            mixed = light(plain_attention, q, k, v) if self.is_light else plain_attention(q, k, v)
+            mixed = checkpoint_without_output(plain_attention, q, k, v, is_enabled=self.recomputes)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention as its formula has it: softmax(q k^T / sqrt(head)) v, with the weights kept.
+    """Causal attention by its formula, softmax(q k^T / sqrt(head)) v, which saves the attention weights.
 
     Shapes: q [batch, heads, seq, head]; k and v the same, or with fewer heads that groups of q share.
     """
@@ -172,12 +171,12 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """GELU (gpt) or SwiGLU (llama) between a wide and a narrow linear. ``is_light``: the activation is
+    """GELU (gpt) or SwiGLU (llama) between the up and the down projection. ``recomputes``: the activation is
     computed again in the backward."""
 
-    def __init__(self, layers: Layers, name: str, sizes: Sizes, *, is_gated: bool, is_light: bool) -> None:
+    def __init__(self, layers: Layers, name: str, sizes: Sizes, *, is_gated: bool, recomputes: bool) -> None:
         super().__init__()
-        self.is_light = is_light
+        self.recomputes = recomputes
         self.activation = _swiglu if is_gated else _gelu
         outs = {"gate": sizes.ffn, "up": sizes.ffn} if is_gated else {"up": sizes.ffn}
         self.inputs = layers.column(name, sizes.hidden, outs, bias=not is_gated)
@@ -185,10 +184,10 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
-        with not_keeping(x):
+        with discarding_output(x):
             wide = self.inputs(x)
-        active = light(self.activation, *wide) if self.is_light else self.activation(*wide)
-        with not_keeping(active):
+        active = checkpoint_without_output(self.activation, *wide, is_enabled=self.recomputes)
+        with discarding_output(active):
             out: Tensor = self.output(active)
         return out
 
@@ -202,51 +201,38 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each behind a norm and added to the residual stream."""
+    """One layer: attention and MLP, each after a norm and added to the residual stream. ``recomputes``: by
+    selective recomputation."""
 
     def __init__(
-        self,
-        ctx: RankContext,
-        index: int,
-        sizes: Sizes,
-        rotary: Rotary | None,
-        *,
-        recomputes_light: bool,
+        self, ctx: RankContext, index: int, sizes: Sizes, rotary: Rotary | None, *, recomputes: bool
     ) -> None:
         super().__init__()
         name = f"layers.{index}"
-        self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden, is_light=recomputes_light)
+        self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden, recomputes=recomputes)
         is_fused = ctx.config.fusion.attention == "fused"
         self.attention = Attention(
-            ctx.layers, f"{name}.attention", sizes, rotary, is_fused=is_fused, is_light=recomputes_light
+            ctx.layers, f"{name}.attention", sizes, rotary, is_fused=is_fused, recomputes=recomputes
         )
         self.attention_dropout = Dropout(ctx, site=1 + 2 * index)
-        self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden, is_light=recomputes_light)
-        self.mlp = MLP(
-            ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None, is_light=recomputes_light
-        )
+        self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden, recomputes=recomputes)
+        self.mlp = MLP(ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None, recomputes=recomputes)
         self.mlp_dropout = Dropout(ctx, site=2 + 2 * index)
 
-    def rows(self, batch: Microbatch) -> tuple[Tensor | None, Tensor | None]:
-        """What its dropouts go by in a microbatch."""
-        return self.attention_dropout.rows(batch), self.mlp_dropout.rows(batch)
+    def seeds(self, batch: Microbatch) -> tuple[Tensor | None, Tensor | None]:
+        """The seeds of its two dropouts for a microbatch."""
+        return self.attention_dropout.seeds(batch), self.mlp_dropout.seeds(batch)
 
-    def forward(self, x: Tensor, attention_rows: Tensor | None, mlp_rows: Tensor | None) -> Tensor:
-        """x [batch, seq(local), hidden] -> the same shape. The others: from `rows`."""
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x)), attention_rows)
-        out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), mlp_rows)
+    def forward(self, x: Tensor, attention_seeds: Tensor | None, mlp_seeds: Tensor | None) -> Tensor:
+        """x [batch, seq(local), hidden] -> the same shape. The others: from `seeds`."""
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x)), attention_seeds)
+        out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), mlp_seeds)
         return out
 
 
 def whole_parameter(ctx: RankContext, name: str, *shape: int) -> nn.Parameter:
     """A parameter that every tensor-parallel rank holds whole."""
-    where = GlobalSlice(
-        name=name,
-        shape=shape,
-        offset=(0,) * len(shape),
-        is_sharded=False,
-        is_summed_over_tp=ctx.layers.splits_sequence,
-    )
+    where = GlobalSlice.unsharded(name, shape, is_summed_over_tp=ctx.layers.splits_sequence)
     return new_parameter(where, shape, ctx.device, DTYPES[ctx.config.precision.compute])
 
 

@@ -1,4 +1,4 @@
-"""Builds this rank's part of the model: one module for each of its stages, each slice and no more.
+"""Builds this rank's part of the model: one module for each of its stages, with this rank's slices alone.
 
 A stage is called as ``stage(hidden, batch)``: the first stage takes its input from the batch and
 ignores ``hidden`` (None); the last one returns the sum of the microbatch's losses in fp32.
@@ -6,7 +6,7 @@ ignores ``hidden`` (None); the last one returns the sum of the microbatch's loss
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -31,30 +31,32 @@ EMBEDDING = "embedding"
 def build_chunks(ctx: RankContext) -> list[nn.Module]:
     """The modules of this rank's stages, in chunk order, with their initial weights.
 
-    Two stages on one rank that are tied hold the very same parameter.
+    Two stages on one rank with tied embeddings share one parameter.
     """
     if ctx.config.model.family == "custom":
         return build_custom_chunks(ctx)
     sizes = Sizes.of(ctx.config.model, ctx.config.batch.seq_length)
     has_prologue = any(stage.has_prologue for stage in ctx.plan.stages)
-    prologue = _finished(Prologue(ctx, sizes), ctx, sizes) if has_prologue else None
-    rotary = Rotary(ctx.config.model.rope_theta, sizes, ctx.device) if _is_rotary(ctx) else None
+    prologue = _initialised(Prologue(ctx, sizes), ctx, sizes) if has_prologue else None
+    rotary = (
+        Rotary(ctx.config.model.rope_theta, sizes, ctx.device) if ctx.config.model.family == "llama" else None
+    )
     chunks: list[nn.Module] = []
     for stage in ctx.plan.stages:
-        here, is_light = replace(ctx, layers=ctx.layers.of_stage(stage)), stage.recompute == "selective"
+        here, recomputes = replace(ctx, layers=ctx.layers.for_stage(stage)), stage.recompute == "selective"
         blocks = [
-            _finished(Block(here, index, sizes, rotary, recomputes_light=is_light), ctx, sizes)
+            _initialised(Block(here, index, sizes, rotary, recomputes=recomputes), ctx, sizes)
             for index in stage.layers
         ]
         epilogue = Epilogue(here, sizes, prologue) if stage.has_epilogue else None
         if epilogue is not None:
-            _finished(epilogue, ctx, sizes, known=prologue)
+            _initialised(epilogue, ctx, sizes, shares_with=prologue)
         chunks.append(Stage(ctx.config, stage, prologue if stage.has_prologue else None, blocks, epilogue))
     return chunks
 
 
 class Stage(nn.Module):
-    """Consecutive layers, with the embedding in front of the first and the loss behind the last."""
+    """Consecutive layers, with the embedding before the first and the loss after the last."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.epilogue = epilogue
         self.calls = layer_calls(blocks, config)
-        """What runs in place of each block while it trains; not a module, so its parameters count once."""
+        """What runs in place of each block in training; not a module, so that its parameters count once."""
         self.recomputes = stage.recompute == "full"
 
     def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
@@ -84,16 +86,16 @@ class Stage(nn.Module):
 
     def _run(self, block: Block, call: Callable[..., Any], hidden: Tensor, batch: Microbatch) -> Tensor:
         if not torch.is_grad_enabled():
-            return cast(Tensor, block(hidden, *block.rows(batch)))
+            return cast(Tensor, block(hidden, *block.seeds(batch)))
 
         def forward(hidden: Tensor) -> Tensor:
-            return cast(Tensor, call(hidden, *block.rows(batch)))
+            return cast(Tensor, call(hidden, *block.seeds(batch)))
 
         if not self.recomputes:
             return forward(hidden)
-        # Dropout depends on positions only, so there is no generator state to bring back.
-        again = checkpoint(forward, hidden, use_reentrant=False, preserve_rng_state=False)
-        return cast(Tensor, again)
+        # Dropout depends on positions only, so there is no generator state to restore.
+        out = checkpoint(forward, hidden, use_reentrant=False, preserve_rng_state=False)
+        return cast(Tensor, out)
 
 
 class Prologue(nn.Module):
@@ -103,7 +105,7 @@ class Prologue(nn.Module):
         super().__init__()
         self.embedding = ctx.layers.embedding(EMBEDDING, sizes.vocab, sizes.hidden)
         self.slice = ctx.layers.positions(sizes.seq_length)
-        has_positions = not _is_rotary(ctx)
+        has_positions = ctx.config.model.family == "gpt"
         shape = (sizes.seq_length, sizes.hidden)
         self.positions = whole_parameter(ctx, "positions.weight", *shape) if has_positions else None
         self.dropout = Dropout(ctx, site=0)
@@ -115,7 +117,7 @@ class Prologue(nn.Module):
         hidden = self.embedding(batch.inputs)
         if self.positions is not None:
             hidden = hidden + self.positions[self.slice]
-        out: Tensor = self.dropout(hidden, self.dropout.rows(batch))
+        out: Tensor = self.dropout(hidden, self.dropout.seeds(batch))
         return out
 
 
@@ -137,35 +139,25 @@ class Epilogue(nn.Module):
         return loss
 
 
-def _is_rotary(ctx: RankContext) -> bool:
-    return ctx.config.model.family == "llama"
-
-
 def _mark_tied(module: nn.Module, *, is_copy: bool) -> None:
     for param in module.parameters():
         tag(param, replace(slice_of(param), is_tied=True, is_tied_copy=is_copy))
 
 
-def _finished(part: Part, ctx: RankContext, sizes: Sizes, known: nn.Module | None = None) -> Part:
-    """The part with its initial weights, or with what the rank keeps of them.
+def _initialised(part: Part, ctx: RankContext, sizes: Sizes, shares_with: nn.Module | None = None) -> Part:
+    """The part with its initial weights, sharded where the run shards weights: matrices normal, norm weights
+    1, biases 0.
 
-    ``known``: a finished part, some of whose parameters this one may share.
-    """
-    shared = set(known.parameters()) if known is not None else set()
-    _initialise(ctx, sizes, (param for param in part.parameters() if param not in shared))
-    if ctx.keep_own_part is not None:
-        ctx.keep_own_part(part)
-    return part
+    The weights of layers that add to the residual stream are scaled down by the root of the number of
+    additions. ``shares_with``: an initialised part, some of whose parameters this one may share.
 
-
-def _initialise(ctx: RankContext, sizes: Sizes, params: Iterable[nn.Parameter]) -> None:
-    """Matrices normal, norm weights 1, biases 0.
-
-    What is added to the residual stream is scaled down by the root of the number of additions.
     Source: Radford et al., GPT-2 (2019), section 2.3.
     """
     std = ctx.config.model.init_std
-    for param in params:
+    shared = set(shares_with.parameters()) if shares_with is not None else set()
+    for param in part.parameters():
+        if param in shared:
+            continue
         where = slice_of(param)
         if param.dim() == 1:
             nn.init.constant_(param, 0 if where.name.endswith(".bias") else 1)
@@ -173,3 +165,6 @@ def _initialise(ctx: RankContext, sizes: Sizes, params: Iterable[nn.Parameter]) 
         is_residual = where.name.endswith((".out.weight", ".down.weight"))
         scale = (2 * sizes.num_layers) ** -0.5 if is_residual else 1.0
         init_slice(param, where, seed=ctx.config.seed, std=std * scale)
+    if ctx.partition_weights is not None:
+        ctx.partition_weights(part)
+    return part

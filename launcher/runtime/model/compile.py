@@ -1,8 +1,9 @@
-"""Layers compiled one by one with torch.compile: kernels of their own in place of one for each operation.
+"""Layers compiled one by one with torch.compile, which fuses operations into fewer kernels.
 
-A layer is compiled the first time that it trains, forward and backward: within the first step of a start.
-Equal layers share what was compiled, ranks of a machine and later runs share it through a folder. Evaluations
-run the layers as they are: their graph is another one, and compiling it would count as a later step's time.
+A layer is compiled the first time that it trains, forward and backward: within the first step after a start.
+Equal layers share their compiled code, ranks of a machine and later runs share it through a folder.
+Evaluations run the layers uncompiled: their graph is another one, and compiling it would count as a later
+step's time.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from torch import nn
 from launcher.contract.config import LaunchConfig
 
 _NUM_VERSIONS = 4
-"""Of one layer's code at most: a layer that asks for more is not compiled once for all steps."""
+"""Most compiled versions of one layer's code: a layer that needs more is recompiled again and again."""
 
 
 def layer_calls(layers: Sequence[nn.Module], config: LaunchConfig) -> list[Callable[..., Any]]:
     """What is called in place of each layer while it trains: the layer itself, or its compiled form."""
     if config.fusion.compile == "none":
         return list(layers)
-    _prepare(len(layers), config)
+    _configure(len(layers), config)
     return [torch.compile(layer, dynamic=False) for layer in layers]
 
 
-def _prepare(num_layers: int, config: LaunchConfig) -> None:
-    import torch._dynamo.config as dynamo  # heavy, and most runs do without
+def _configure(num_layers: int, config: LaunchConfig) -> None:
+    import torch._dynamo.config as dynamo  # slow to import, and most runs need neither
     import torch._inductor.config as inductor
 
-    # Layers of one class but other sizes are versions of one code. Beyond the limit torch would go on
-    # uncompiled, without a word that anybody reads.
+    # Layers of one class but different sizes are versions of one code. Beyond the limit torch would run
+    # uncompiled, with no more than a warning.
     dynamo.recompile_limit = _NUM_VERSIONS * max(2, num_layers)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * dynamo.recompile_limit)
     dynamo.fail_on_recompile_limit_hit = True
     if config.device.kind == "cpu":
-        inductor.compile_threads = 1  # in this process, which has one thread; else every rank starts helpers
+        inductor.compile_threads = 1  # in this process: else every rank would start compile workers

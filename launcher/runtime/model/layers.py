@@ -1,4 +1,4 @@
-"""The layers of a model that no tensor parallelism splits."""
+"""The layers of a model without tensor parallelism."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launcher.contract.plan import StagePlan
-from launcher.runtime.api import IGNORED, GlobalSlice, new_parameter
-from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.api import IGNORE_INDEX, GlobalSlice, new_parameter
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 
 
-class WholeLayers:
-    """Every layer whole on this rank. See `launcher.runtime.api.Layers`."""
+class UnshardedLayers:
+    """Every layer is whole on this rank. See `launcher.runtime.api.Layers`."""
 
     size = 1
     splits_sequence = False
@@ -23,17 +23,17 @@ class WholeLayers:
     def __init__(self, device: torch.device, dtype: torch.dtype, split: SplitBackward) -> None:
         self._device, self._dtype, self._split = device, dtype, split
 
-    def of_stage(self, stage: StagePlan) -> WholeLayers:
+    def for_stage(self, stage: StagePlan) -> UnshardedLayers:
         """The same for every stage."""
         return self
 
     def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
         """tokens [batch, seq] -> [batch, seq, size]."""
-        return WholeEmbedding(self._parameter(f"{name}.weight", num_rows, size))
+        return Embedding(self._parameter(f"{name}.weight", num_rows, size))
 
     def column(self, name: str, in_size: int, outs: Mapping[str, int], *, bias: bool) -> nn.Module:
         """[batch, seq, in_size] -> one [batch, seq, out] per entry of ``outs``."""
-        return WholeColumn([self._linear(f"{name}.{out}", in_size, outs[out], bias) for out in outs])
+        return Linears([self._linear(f"{name}.{out}", in_size, outs[out], bias) for out in outs])
 
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
         """[batch, seq, in_size] -> [batch, seq, out_size]."""
@@ -42,23 +42,22 @@ class WholeLayers:
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq, size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
         if embedding is not None:
-            return WholeHead(cast(WholeEmbedding, embedding).weight, self._split)
-        return WholeHead(self._parameter(f"{name}.weight", num_rows, size), self._split)
+            return Head(cast(Embedding, embedding).weight, self._split)
+        return Head(self._parameter(f"{name}.weight", num_rows, size), self._split)
 
     def positions(self, seq_length: int) -> slice:
         """The whole sequence."""
         return slice(0, seq_length)
 
-    def _linear(self, name: str, in_size: int, out_size: int, bias: bool) -> WholeLinear:
+    def _linear(self, name: str, in_size: int, out_size: int, bias: bool) -> Linear:
         weight = self._parameter(f"{name}.weight", out_size, in_size)
-        return WholeLinear(weight, self._parameter(f"{name}.bias", out_size) if bias else None, self._split)
+        return Linear(weight, self._parameter(f"{name}.bias", out_size) if bias else None, self._split)
 
     def _parameter(self, name: str, *shape: int) -> nn.Parameter:
-        where = GlobalSlice(name=name, shape=shape, offset=(0,) * len(shape), is_sharded=False)
-        return new_parameter(where, shape, self._device, self._dtype)
+        return new_parameter(GlobalSlice.unsharded(name, shape), shape, self._device, self._dtype)
 
 
-class WholeLinear(nn.Module):
+class Linear(nn.Module):
     """x [..., in] -> [..., out]."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, split: SplitBackward) -> None:
@@ -71,10 +70,10 @@ class WholeLinear(nn.Module):
         return self._split.linear(x, self.weight, self.bias)
 
 
-class WholeColumn(nn.Module):
-    """Several linears of one input."""
+class Linears(nn.Module):
+    """Several linears with one input."""
 
-    def __init__(self, linears: list[WholeLinear]) -> None:
+    def __init__(self, linears: list[Linear]) -> None:
         super().__init__()
         self.linears = nn.ModuleList(linears)
 
@@ -83,8 +82,8 @@ class WholeColumn(nn.Module):
         return tuple(linear(x) for linear in self.linears)
 
 
-class WholeEmbedding(nn.Module):
-    """Rows of a table by token."""
+class Embedding(nn.Module):
+    """A table with a row for each token."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -95,7 +94,7 @@ class WholeEmbedding(nn.Module):
         return functional.embedding(tokens, self.weight)
 
 
-class WholeHead(nn.Module):
+class Head(nn.Module):
     """Projection to the vocabulary and the loss."""
 
     def __init__(self, weight: nn.Parameter, split: SplitBackward) -> None:
@@ -107,5 +106,5 @@ class WholeHead(nn.Module):
         """(hidden [batch, seq, size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
         logits = self._split.linear(hidden, self.weight).float()
         return functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )

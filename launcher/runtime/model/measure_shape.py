@@ -1,8 +1,8 @@
 """Measures a user's own model: `python -m launcher.runtime.model.measure_shape < request.json > shape.json`.
 
-The request holds ``model``, ``batch`` and ``data``, as in the configuration. The answer is a
-`launcher.contract.plan.ModelShape`. Each layer runs once on the CPU with one sample. The planner starts
-this as a process of its own, so that it needs no torch.
+The request holds ``model``, ``batch`` and ``data``, as in the configuration. The result is a
+`launcher.contract.plan.ModelShape`. Each layer runs once on the CPU with one sample. The planner runs
+this in a process of its own, so that it needs no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.registry import resolve
 from launcher.contract.config import BatchConfig, DataConfig, ModelConfig
 from launcher.contract.plan import LayerShape, ModelShape
-from launcher.runtime.model.split_backward import SplitBackward, can_split, split_with
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward, can_split, split_with
 from launcher.runtime.model.user_model import load_custom
 from launcher.typed.read import Reading, plain, read
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def main() -> int:
-    """Answers one request. Returns the exit code."""
+    """Measures the model of one request. Returns the exit code."""
     request = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
@@ -62,7 +62,7 @@ def first_input(data: DataConfig, batch: BatchConfig) -> Tensor:
 
 def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
     """The shape of a user's model, measured with one sample [1, ...]."""
-    saved = _Saved()
+    saved = _SavedElements()
     shapes = []
     for index, layer in enumerate(load_custom(model, seed=0).layers):
         saved.enter(layer)
@@ -72,9 +72,9 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
         before, split = saved.num_elements, SplitBackward(is_enabled=True)
         split_with(layer, split)
         with (
-            _refuse_hidden_state(model, index, layer),
+            _check_stateless(model, index, layer),
             FlopCounterMode(display=False) as counter,
-            saved.counting(),
+            saved_tensors_hooks(saved.save, lambda tensor: tensor),
         ):
             sample = layer(sample)
         weight_flops = _weight_flops(layer, sample, split) if can_split(layer) else 0.0
@@ -98,20 +98,20 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
 
 
 def _weight_flops(layer: nn.Module, output: Tensor, split: SplitBackward) -> float:
-    """Operations of what the layer's backward puts off."""
-    with split.collecting() as products:
+    """Operations of the weight gradients that the layer's backward defers."""
+    with split.collecting() as deferred:
         output.sum().backward()  # type: ignore[no-untyped-call]
     with FlopCounterMode(display=False) as counter:
-        for product in products:
-            product.compute()
+        for gradient in deferred:
+            gradient.compute()
     layer.zero_grad()
     return float(counter.get_total_flops())
 
 
 @contextlib.contextmanager
-def _refuse_hidden_state(model: ModelConfig, index: int, layer: nn.Module) -> Iterator[None]:
-    """Refuses a layer whose forward draws random numbers or changes its buffers: every rank would draw
-    and count for itself, and the result would depend on the layout.
+def _check_stateless(model: ModelConfig, index: int, layer: nn.Module) -> Iterator[None]:
+    """Rejects a layer whose forward draws random numbers or changes its buffers: both would differ from rank
+    to rank, and the result would depend on the layout.
 
     Raises:
         ConfigError: naming the layer.
@@ -130,27 +130,23 @@ def _refuse_hidden_state(model: ModelConfig, index: int, layer: nn.Module) -> It
         )
 
 
-class _Saved:
-    """Counts what autograd keeps: each storage once, parameters not at all."""
+class _SavedElements:
+    """Counts what autograd saves: each storage once, parameters not at all."""
 
     def __init__(self) -> None:
         self.num_elements = 0
         self._parameters: set[int] = set()
         self._known: set[int] = set()
         self._alive: list[Tensor] = []
-        """Keeps addresses from being used again."""
+        """Keeps addresses from being reused."""
 
     def enter(self, layer: nn.Module) -> None:
-        """Counts none of this layer's parameters. Those of the layers before it may be gone, and their
-        addresses in use again."""
+        """Counts none of this layer's parameters. Those of the layers before it may be freed, and their
+        addresses reused."""
         self._parameters = {param.untyped_storage().data_ptr() for param in layer.parameters()}
 
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        with saved_tensors_hooks(self._keep, lambda tensor: tensor):
-            yield
-
-    def _keep(self, tensor: Tensor) -> Tensor:
+    def save(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor that autograd saves."""
         address = tensor.untyped_storage().data_ptr()
         if address not in self._known | self._parameters:
             self._known.add(address)

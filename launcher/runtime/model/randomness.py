@@ -1,8 +1,8 @@
-"""Randomness as a function of position: the same numbers under every layout of the ranks.
+"""Random numbers as a function of position: the same under every layout of the ranks.
 
 Initial weights depend on (seed, tensor name, row block), dropout on (seed, step, site, sample,
 position, feature). No generator state exists, so a rank makes only its own slice, a recomputed
-forward drops the same elements, and a checkpoint needs no more than the seed and the step.
+forward drops the same elements, and a checkpoint needs only the seed and the step.
 """
 
 from __future__ import annotations
@@ -26,70 +26,72 @@ def init_slice(param: Tensor, where: GlobalSlice, *, seed: int, std: float) -> N
     One row block is in memory at a time. The blocks come from NumPy's Philox, keyed with 128 bits:
     torch's CPU generator keeps 32 bits of its seed, so that blocks of a large model would repeat.
     """
-    inside = where.inside(param.shape)
-    first, end = where.offset[0], where.offset[0] + inside[0]
-    columns = tuple(slice(o, o + n) for o, n in zip(where.offset[1:], inside[1:], strict=True))
+    unpadded = where.unpadded_shape(param.shape)
+    first, end = where.offset[0], where.offset[0] + unpadded[0]
+    columns = tuple(slice(o, o + n) for o, n in zip(where.offset[1:], unpadded[1:], strict=True))
     target = param.detach()
     target.zero_()
     for block in range(first // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)):
         start = block * ROWS_PER_BLOCK
         low, high = max(first, start), min(end, start + ROWS_PER_BLOCK)
         values = _block(where, block, seed)[(slice(low - start, high - start), *columns)]
-        local = (slice(low - first, high - first), *(slice(0, n) for n in inside[1:]))
+        local = (slice(low - first, high - first), *(slice(0, n) for n in unpadded[1:]))
         target[local] = torch.from_numpy(values * np.float32(std)).to(target)
 
 
 def _block(where: GlobalSlice, block: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     """A whole row block; rows beyond the tensor's last are drawn too, so that its size never matters."""
-    digest = hashlib.blake2b(f"{seed}/{where.name}/{block}".encode(), digest_size=16).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-    return generator.standard_normal((ROWS_PER_BLOCK, *where.shape[1:]), dtype=np.float32)
+    shape = (ROWS_PER_BLOCK, *where.shape[1:])
+    return philox_generator(f"{seed}/{where.name}/{block}").standard_normal(shape, dtype=np.float32)
+
+
+def philox_generator(key: str) -> np.random.Generator:
+    """NumPy's Philox, keyed with a 128-bit hash of ``key``."""
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutKey:
-    """What tells one use of dropout from every other."""
+    """Identifies one use of dropout."""
 
     seed: int
     step: int
     site: int
-    """Number of the place in the model, the same under every layout."""
+    """Index of the dropout in the model, the same under every layout."""
 
 
-def dropout(x: Tensor, p: float, rows: Tensor) -> Tensor:
+def dropout(x: Tensor, p: float, seeds: Tensor) -> Tensor:
     """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p).
 
-    Shapes: ``x`` [batch, seq(local), features]; ``rows`` from `dropout_rows`, of the same part.
+    Shapes: ``x`` [batch, seq(local), features]; ``seeds`` from `token_seeds`, of the same part.
     """
-    keep = _uniform31(rows, x.shape[-1]) >= round(p * 2**31)
+    keep = _uniform31(seeds, x.shape[-1]) >= round(p * 2**31)
     return torch.where(keep, x * (1 / (1 - p)), 0)
 
 
-def dropout_rows(key: DropoutKey, samples: Tensor, positions: slice) -> Tensor:
-    """A 64-bit number for each token, of which `dropout` makes those of its elements.
+def token_seeds(key: DropoutKey, samples: Tensor, positions: slice) -> Tensor:
+    """A 64-bit seed for each token, from which `dropout` derives a number for each element.
 
-    Shapes: ``samples`` int64 [batch], the sample's place in the step's global batch; ``positions``: the
-    part of the sequence that is held here. Gives int64 [batch, seq(local)].
+    Shapes: ``samples`` int64 [batch], the sample's slot in the step's global batch; ``positions``: this
+    rank's part of the sequence. Returns int64 [batch, seq(local)].
     """
-    places = torch.arange(positions.start, positions.stop, device=samples.device)
-    return _mix64((samples[:, None] << 32 | places) ^ _scalar_key(key))
+    digest = hashlib.blake2b(f"{key.seed}/{key.step}/{key.site}".encode(), digest_size=8).digest()
+    scalar_key = int.from_bytes(digest, "little", signed=True)
+    indices = torch.arange(positions.start, positions.stop, device=samples.device)
+    return _mix64((samples[:, None] << 32 | indices) ^ scalar_key)
 
 
-def _uniform31(rows: Tensor, num_features: int) -> Tensor:
+def _uniform31(seeds: Tensor, num_features: int) -> Tensor:
     """A number of 31 bits for each feature of each token, by a hash of its global position.
 
-    In each row, a 32-bit hash of the feature is mixed with both halves of the row's number. int32
-    arithmetic that wraps gives the same on every device.
+    For each token, a 32-bit hash of the feature is mixed with both halves of the seed. int32 arithmetic
+    wraps in the same way on every device.
     """
-    rows = rows[:, :, None]
-    low, high = _low32(rows), _low32(rows >> 32)
-    columns = _mix32(torch.arange(1, num_features + 1, device=rows.device, dtype=torch.int32))
+    seeds = seeds[:, :, None]
+    low, high = _low32(seeds), _low32(seeds >> 32)
+    columns = _mix32(torch.arange(1, num_features + 1, device=seeds.device, dtype=torch.int32))
     return _mix32((columns ^ low).add_(high)).bitwise_and_(0x7FFFFFFF)
-
-
-def _scalar_key(key: DropoutKey) -> int:
-    digest = hashlib.blake2b(f"{key.seed}/{key.step}/{key.site}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 def _mix64(x: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""A model on a device of which everything is known: matrix products that take as long as they are told.
+"""A model on a simulated device of known speed: matrix products that take as long as their flops say.
 
-Each layer is one real matrix product and a rectifier, followed by a sleep until the time is over that its
+Each layer is one real matrix product and a ReLU, followed by a sleep until the time is over that its
 operations take at ``flops_per_s``; the gradient of its input takes as long, and so does that of its weight,
-which a schedule may put off. Sleeping ranks share few cores without slowing each other down, so a pipeline
+which a schedule may defer. Sleeping ranks share few cores without slowing each other down, so a pipeline
 of many ranks shows on a small machine what its schedule does. With the same number as `device.peak_flops`,
-the plan predicts the very times.
+the plan predicts exactly these times.
 
-For its backward a layer keeps its input and ``num_kept`` tensors like its output, as a layer of a
-transformer does that has norms and an attention; until the weight gradient is there, two in all.
+For its backward a layer saves its input and ``num_kept`` tensors like its output, as a transformer layer
+does for its norms and attention; a deferred weight gradient reads two tensors.
 
     model: {target: "launcher.runtime.model.slow_device:build", options: {flops_per_s: 4e8}}
     data: {target: "launcher.runtime.model.slow_device:Points"}
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.model.split_backward import SplitBackward
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 
 
 class SlowLinear(nn.Module):
@@ -36,11 +36,11 @@ class SlowLinear(nn.Module):
         self.split = SplitBackward(is_enabled=False)
 
     def split_with(self, split: SplitBackward) -> None:
-        """Has the weight gradient put off where the schedule asks for it."""
+        """Defers the weight gradient where the schedule splits the backward."""
         self.split = split
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The product with the weight without what is negative, and the rest of its time asleep."""
+        """The ReLU of the product with the weight; sleeps for the rest of its time."""
         out: Tensor = _SlowProduct.apply(hidden, self.weight, self)  # type: ignore[no-untyped-call]
         return out
 
@@ -50,7 +50,7 @@ class SlowLinear(nn.Module):
 
 
 class SlowModel:
-    """Equal layers, and the loss of what the last one gives."""
+    """Equal layers, and a loss."""
 
     def __init__(self, num_layers: int, width: int, flops_per_s: float, num_kept: int) -> None:
         self.layers = [SlowLinear(width, flops_per_s, num_kept) for _ in range(num_layers)]
@@ -98,17 +98,17 @@ class _SlowProduct(torch.autograd.Function):
             grad = grads[0] * (kept[0] > 0)
             grad_hidden = grad @ weight
 
-        def product() -> Tensor:
+        def weight_gradient() -> Tensor:
             with _lasting(layer.seconds(hidden)):
                 grad_weight: Tensor = grad.flatten(0, -2).T @ hidden.flatten(0, -2)
             return grad_weight
 
-        return grad_hidden, layer.split.put_off(ctx.weight, product, (grad, hidden)), None
+        return grad_hidden, layer.split.defer(ctx.weight, weight_gradient, (grad, hidden)), None
 
 
 @contextmanager
 def _lasting(seconds: float) -> Iterator[None]:
-    """Leaves once the seconds are over."""
+    """Sleeps at the end until the seconds are over."""
     end = time.perf_counter() + seconds
     yield
     time.sleep(max(0.0, end - time.perf_counter()))

@@ -3,19 +3,19 @@
 ``model.target: package.module:build`` names a function. Called with ``model.options`` it returns an
 object with
 
-    layers   torch modules, each of which takes what the one before it gives: a sequence, or a generator
+    layers   torch modules, each of which takes the output of the one before: a sequence, or a generator
              that makes one at a time
     loss     a function (output, targets) -> scalar: the sum over all elements of ``targets``
 
-The launcher divides the sum by the number of target elements of the global batch. It makes the gradient
-of one device from parts of that sum, so a layer has to treat each sample on its own and must not draw
-random numbers in its forward: BatchNorm and torch's dropout are refused. A layer with a method
-``split_with`` can put its weight gradients off (see `launcher.runtime.model.split_backward`).
+The launcher divides the sum by the number of target elements of the global batch. It makes the gradient of
+one device from parts of that sum, so a layer has to treat each sample on its own and must not draw random
+numbers in its forward: BatchNorm and torch's dropout are rejected. A layer with a method ``split_with`` can
+defer its weight gradients (see `launcher.runtime.model.deferred_weight_gradients`).
 
 ``build`` and the generator draw their weights from torch's global generator, which has the run's seed, so
-that initial weights are the same under every layout. A sequence is in the memory of every rank at once
-before the rank takes its own layers; of a generator's layers it holds its own and one more, and where ZeRO
-splits the weights, its part of each.
+that initial weights are the same under every layout. Every rank first has a whole sequence in memory and
+then keeps its own layers; of a generator's layers it holds its own and one more, and where ZeRO shards the
+weights, its part of each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from launcher.contract.plan import StagePlan
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, tag
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.compile import layer_calls
-from launcher.runtime.model.split_backward import split_with
+from launcher.runtime.model.deferred_weight_gradients import split_with
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,7 +52,7 @@ class CustomModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A user's model, whose layers are made or handed out one by one."""
+    """A user's model, whose layers come one by one."""
 
     layers: Iterator[nn.Module]
     loss: Loss
@@ -62,8 +62,9 @@ def load_custom(model: ModelConfig, seed: int) -> LoadedModel:
     """The user's whole model on the CPU, with the initial weights of ``seed``.
 
     Raises:
-        ConfigError: when it has no layers or no loss, or a layer that no layout could reproduce. Of layers
-            that a generator makes, when the layer is reached.
+        ConfigError: when it has no layers or no loss, or a layer whose result depends on the layout. Layers
+        of
+            a generator are checked as they are made.
     """
     assert model.target is not None, "a custom model without its target"
     build = resolve(model.target)
@@ -72,13 +73,13 @@ def load_custom(model: ModelConfig, seed: int) -> LoadedModel:
         built = build(**model.options)
         generator = torch.get_rng_state()
     layers = getattr(built, "layers", ())
-    is_made_ahead = isinstance(layers, Sequence | nn.ModuleList | nn.Sequential)
-    is_known = is_made_ahead or isinstance(layers, Iterator)
-    if not is_known or (is_made_ahead and not len(layers)) or not callable(getattr(built, "loss", None)):
+    is_sequence = isinstance(layers, Sequence | nn.ModuleList | nn.Sequential)
+    is_known = is_sequence or isinstance(layers, Iterator)
+    if not is_known or (is_sequence and not len(layers)) or not callable(getattr(built, "loss", None)):
         rule = "must return an object with `layers`, a list or a generator, and a function `loss`"
         fix = "See the documentation of launcher.runtime.model.user_model."
         raise ConfigError([Fault("model.target", model.target, f"{rule}, not {type(built).__name__}", fix)])
-    if is_made_ahead:
+    if is_sequence:
         faults = [fault for index, layer in enumerate(layers) for fault in _layer_faults(model, index, layer)]
         if faults:
             raise ConfigError(faults)
@@ -86,7 +87,7 @@ def load_custom(model: ModelConfig, seed: int) -> LoadedModel:
 
 
 def _one_by_one(model: ModelConfig, layers: Iterator[nn.Module], generator: Tensor) -> Iterator[nn.Module]:
-    """The layers, each drawn from where the one before it left torch's generator."""
+    """The layers, each initialised from the generator state that the one before it left."""
     index = 0
     while True:
         with torch.random.fork_rng(devices=[]):
@@ -108,7 +109,7 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         ConfigError: when the layers are not those of the plan, or two stages share a parameter.
     """
     config, stages = ctx.config, ctx.plan.plan.stages
-    model, sharing = load_custom(config.model, config.seed), _Sharing(config.model)
+    model, owners = load_custom(config.model, config.seed), _ParameterOwners(config.model)
     stage_of = {index: stage.stage for stage in stages for index in stage.layers}
     own: dict[int, list[nn.Module]] = {stage.stage: [] for stage in ctx.plan.stages}
     num_layers = 0
@@ -116,32 +117,39 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         num_layers += 1
         stage = stage_of.get(index)
         if stage is not None:
-            sharing.look(index, layer, stage)
+            owners.check(index, layer, stage)
         if stage in own:
-            own[stage].append(_take(layer, index, ctx))
+            own[stage].append(_prepared(layer, index, ctx))
     if num_layers != len(stage_of):
         rule = f"gives {num_layers} layers here, the plan was made with {len(stage_of)}"
         fault = Fault("model.target", config.model.target, rule, "Plan again with the same code.")
         raise ConfigError([fault])
-    return [_stage(ctx, stage, own[stage.stage], model.loss) for stage in ctx.plan.stages]
+    return [
+        CustomStage(own[stage.stage], config, stage, model.loss if stage == stages[-1] else None)
+        for stage in ctx.plan.stages
+    ]
 
 
 class CustomStage(nn.Module):
-    """Consecutive layers of a user's model; called like `launcher.runtime.model.build.Stage`."""
+    """Consecutive layers of a user's model; called as `launcher.runtime.model.build.Stage`."""
 
-    def __init__(self, layers: Sequence[nn.Module], config: LaunchConfig, stage: StagePlan) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], config: LaunchConfig, stage: StagePlan, loss: Loss | None
+    ) -> None:
+        """``loss``: that of the model on the last stage, None on the others."""
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.calls = layer_calls(layers, config)
-        """What runs in place of each layer while it trains."""
+        """What runs in place of each layer in training."""
         self.dtype, self.is_first = DTYPES[config.precision.compute], stage.stage == 0
         self.recomputes = stage.recompute == "full"
-        self.loss: Loss | None = None
-        """Set on the last stage."""
+        self.loss = loss
 
     def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
         """hidden [micro, ...] -> [micro, ...], or the fp32 sum of the losses on the last stage."""
-        out = self._inputs(batch) if self.is_first else hidden
+        if self.is_first:
+            hidden = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
+        out = hidden
         assert out is not None, "only the first stage has no input"
         for call in self.calls if torch.is_grad_enabled() else self.layers:
             if self.recomputes and torch.is_grad_enabled():
@@ -151,55 +159,44 @@ class CustomStage(nn.Module):
         out = cast(Tensor, out)
         return out if self.loss is None else self.loss(out.float(), batch.targets)
 
-    def _inputs(self, batch: Microbatch) -> Tensor:
-        return batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
 
-
-def _stage(ctx: RankContext, stage: StagePlan, layers: Sequence[nn.Module], loss: Loss) -> CustomStage:
-    module = CustomStage(layers, ctx.config, stage)
-    if stage.stage == len(ctx.plan.plan.stages) - 1:
-        module.loss = loss
-    return module
-
-
-def _take(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:
-    """The layer on the rank's device, or what the rank keeps of it, with every parameter marked as whole,
-    under its global name."""
+def _prepared(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:
+    """The layer on the rank's device, sharded where the run shards weights, with every parameter marked as
+    unsharded under its global name."""
     layer = layer.to(ctx.device, DTYPES[ctx.config.precision.compute])
     split_with(layer, ctx.split_backward)
     for name, param in layer.named_parameters():
         if hasattr(param, "global_slice"):
-            continue  # of an earlier layer of the stage, which shares it
-        shape, offset = tuple(param.shape), (0,) * param.dim()
-        tag(param, GlobalSlice(name=f"layers.{index}.{name}", shape=shape, offset=offset, is_sharded=False))
-    if ctx.keep_own_part is not None:
-        ctx.keep_own_part(layer)
+            continue  # shared with an earlier layer of the stage
+        tag(param, GlobalSlice.unsharded(f"layers.{index}.{name}", param.shape))
+    if ctx.partition_weights is not None:
+        ctx.partition_weights(layer)
     return layer
 
 
 def _layer_faults(model: ModelConfig, index: int, layer: nn.Module) -> list[Fault]:
     faults = []
     for name, module in layer.named_modules():
-        place = f"layer {index}{f' ({name})' if name else ''} is {type(module).__name__}"
+        what = f"layer {index}{f' ({name})' if name else ''} is {type(module).__name__}"
         if isinstance(module, _BatchNorm):
-            rule = f"{place}, which mixes the samples of a microbatch: the result would depend on the layout"
+            rule = f"{what}, which mixes the samples of a microbatch: the result would depend on the layout"
             faults.append(Fault("model.target", model.target, rule, "Use GroupNorm or LayerNorm."))
         if isinstance(module, _DropoutNd) and module.p > 0:
-            rule = f"{place}({module.p:g}), which draws other numbers on every rank"
+            rule = f"{what}({module.p:g}), which draws other numbers on every rank"
             faults.append(Fault("model.target", model.target, rule, "Set its p=0."))
     return faults
 
 
-class _Sharing:
-    """Knows the stage of every parameter without keeping it: copies of one on several stages would drift
-    apart without a word."""
+class _ParameterOwners:
+    """The stage of every parameter, by weak references: copies of one on several stages would silently
+    diverge."""
 
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
         self._owners: dict[int, tuple[weakref.ref[nn.Parameter], int]] = {}
 
-    def look(self, index: int, layer: nn.Module, stage: int) -> None:
-        """Notes a layer's parameters.
+    def check(self, index: int, layer: nn.Module, stage: int) -> None:
+        """Records a layer's parameters.
 
         Raises:
             ConfigError: when another stage has one of them.

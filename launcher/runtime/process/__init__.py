@@ -1,1 +1,1 @@
-"""A rank as a process: start, groups, heartbeat, end."""
+"""A rank as a process: start, groups, heartbeat, stop."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import cast
 
 import torch.distributed as dist
 
@@ -17,9 +19,9 @@ class Group:
     ranks: tuple[int, ...]
     """Global ranks, ascending."""
     rank: int
-    """This rank's place in ``ranks``."""
+    """This rank's index in ``ranks``."""
     handle: dist.ProcessGroup | None
-    """None for a group of one: nothing to talk to."""
+    """None for a group of one, which needs no communication."""
 
     @property
     def size(self) -> int:
@@ -44,31 +46,39 @@ class Groups:
     and there are any; else this rank alone."""
 
 
-def alone(rank: int) -> Groups:
-    """The groups of a rank that is not on the mesh: itself."""
+def single_rank_groups(rank: int) -> Groups:
+    """The groups of a rank that is not on the mesh, each of itself alone."""
     return Groups(**dict.fromkeys(Groups.__dataclass_fields__, Group(ranks=(rank,), rank=0, handle=None)))
 
 
 def backend(plan: Plan) -> str:
-    """The communication library of a run; two where some roles have no GPU."""
+    """The torch.distributed backend of a run; two where some roles have no GPU."""
     if plan.config.device.kind == "cpu":
         return "gloo"
     return "nccl" if all(role.trains for role in plan.roles) else "cpu:gloo,cuda:nccl"
 
 
+def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
+    """A process group of this rank and others. Collective over ``ranks`` alone."""
+    timeout = timedelta(seconds=timeout_s)
+    return cast(
+        dist.ProcessGroup, dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    )
+
+
 def make_groups(plan: RankPlan, timeout_s: float) -> Groups:
     """Creates all groups of this rank. Every rank makes its own in the same order of axes."""
     mesh, rank = plan.plan.mesh, plan.rank
-    maker = _Maker(rank, timedelta(seconds=timeout_s))
-    down, up = (maker.make(mesh.group("pp", rank)) for _ in range(2))
-    maker.shares = True  # from here on equal members can use one group; messages keep theirs
+    factory = _GroupFactory(rank, timeout_s)
+    down, up = (factory.make(mesh.group("pp", rank)) for _ in range(2))
+    factory.reuses = True  # groups of the same ranks can be one, but for those of the messages
     return Groups(
         pp=down,
         pp_up=up,
-        dp=maker.make(mesh.group("dp", rank)),
-        tp=maker.make(mesh.group("tp", rank)),
-        model=maker.make(mesh.group(("pp", "tp"), rank)),
-        tied=maker.make(_tied_ranks(plan)),
+        dp=factory.make(mesh.group("dp", rank)),
+        tp=factory.make(mesh.group("tp", rank)),
+        model=factory.make(mesh.group(("pp", "tp"), rank)),
+        tied=factory.make(_tied_ranks(plan)),
     )
 
 
@@ -81,21 +91,19 @@ def _tied_ranks(plan: RankPlan) -> tuple[int, ...]:
 
 
 @dataclass
-class _Maker:
+class _GroupFactory:
     """Makes groups of which this rank is a member; the other ranks need not take part."""
 
     rank: int
-    timeout: timedelta
-    shares: bool = False
+    timeout_s: float
+    reuses: bool = False
     _made: dict[tuple[int, ...], Group] = field(default_factory=dict)
 
     def make(self, ranks: tuple[int, ...]) -> Group:
-        if self.shares and ranks in self._made:
+        if self.reuses and ranks in self._made:
             return self._made[ranks]
-        handle = None
-        if len(ranks) > 1:
-            handle = dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
+        handle = new_group(ranks, self.timeout_s) if len(ranks) > 1 else None
         group = Group(ranks=ranks, rank=ranks.index(self.rank), handle=handle)
-        if self.shares:
+        if self.reuses:
             self._made[ranks] = group
         return group

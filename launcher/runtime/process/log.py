@@ -1,35 +1,48 @@
-"""Lines of a rank's own log: where it is, what it has, what it saved; none for every step."""
+"""A rank's own log: its start, its part of the model, its checkpoints; no line for every step."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
-
-from torch import nn
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.base.units import counted, format_count
 from launcher.contract.plan import RankPlan, StagePlan
 from launcher.contract.records import Header
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def say(text: str) -> None:
-    """Writes a line at once, and in one piece: two threads may write."""
+
+def open_log(path: Path) -> None:
+    """Sends the output of this process to a file, which others cannot read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def log(text: str) -> None:
+    """Writes a line at once, by a single call: two threads may write."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
-def introduction(header: Header, plan: RankPlan, modules: Iterable[nn.Module]) -> str:
-    """A rank in a line: its place, its host, and its part of the model."""
-    place = f"pp_rank {header.pp_rank}, dp_rank {header.dp_rank}, tp_rank {header.tp_rank}"
+def rank_summary(header: Header, plan: RankPlan, modules: Iterable[nn.Module]) -> str:
+    """A rank in a line: its coordinates, its host, and its part of the model."""
+    coordinates = f"pp_rank {header.pp_rank}, dp_rank {header.dp_rank}, tp_rank {header.tp_rank}"
     params = {param for module in modules for param in module.parameters()}
-    size = sum(getattr(param, "ds_numel", param.numel()) for param in params)  # whole where ZeRO splits it
+    size = sum(getattr(param, "ds_numel", param.numel()) for param in params)  # unsharded under ZeRO-3
     return (
-        f"rank {header.rank} of {plan.plan.world_size} on {header.hostname}, {header.device}: {place}; "
-        f"{' | '.join(map(_part, plan.stages))}; {format_count(size)} parameters"
+        f"rank {header.rank} of {plan.plan.world_size} on {header.hostname}, {header.device}: {coordinates}; "
+        f"{' | '.join(map(_layers, plan.stages))}; {format_count(size)} parameters"
     )
 
 
-def _part(stage: StagePlan) -> str:
+def _layers(stage: StagePlan) -> str:
     """The layers of a stage, such as ``embedding + 2 layers (0-1)``."""
     span = f"{stage.layers[0]}-{stage.layers[-1]}" if stage.num_layers > 1 else f"{stage.first_layer}"
     parts = [f"{counted(stage.num_layers, 'layer')} ({span})"]

@@ -1,7 +1,7 @@
-"""A rank whose end is not the job's: it runs in a child process, and its parent ends well whatever happens.
+"""A rank whose failure is not the job's: it runs in a child process, and its parent exits with 0 in any case.
 
-Process starters (torchrun, srun) end all ranks when one fails. An architecture that goes on without a rank
-has the rank started this way, by a fork before torch is imported.
+Process starters (torchrun, srun) end all ranks when one fails. An architecture that continues without a rank
+has the rank started in this way, by a fork before torch is imported.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from launcher.runtime.process.log import log
+
 _FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 
 
 def supervise(run: Callable[[], int]) -> int:
-    """Calls ``run`` in a child process; returns 0 when that has ended, in whatever way."""
+    """Calls ``run`` in a child process; returns 0 once that has ended, in any way."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _end_with(parent)
+        if sys.platform == "linux":  # the kernel kills this process when its parent ends
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended before that
+            os._exit(1)
         os._exit(run())
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -33,14 +38,5 @@ def supervise(run: Callable[[], int]) -> int:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code:
-        sys.stdout.write(f"this rank ended with status {code}; the others go on without it\n")
-        sys.stdout.flush()
+        log(f"this rank ended with status {code}; the others continue without it")
     return 0
-
-
-def _end_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
-        os._exit(1)

@@ -1,10 +1,9 @@
-"""The training loop. It has no branch on the strategy: an `Update` and an action list carry it."""
+"""The training loop. It has no branch on the strategy: that is in the `Update` and the action list."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,24 @@ from launcher.base.registry import resolve
 from launcher.contract.actions import from_text
 from launcher.contract.heartbeat import BUILDING, PEERS
 from launcher.contract.job import RESUME_NOTE
-from launcher.contract.records import INPUT, SINGLE_RANK, EvalRecord, Header, StepRecord
+from launcher.contract.records import INPUT, SINGLE_RANK, EvalRecord, StepRecord
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.checkpoint.saving import Saver, restore
 from launcher.runtime.data.microbatches import Loader, Microbatch
-from launcher.runtime.measure.clock import RecordWriter, device_name, host_facts
+from launcher.runtime.measure.clock import RecordWriter, rank_header
 from launcher.runtime.measure.memory import MemoryGauge, limit_memory
 from launcher.runtime.measure.message_latency import message_latency_ns
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.model.pretrained import Pretrained
-from launcher.runtime.process.log import introduction, say
+from launcher.runtime.process.log import log, rank_summary
 from launcher.runtime.process.stop import StopRequest
-from launcher.runtime.train.pipeline import PipelineExecutor, PipelinePart
-from launcher.runtime.train.reductions import Total
+from launcher.runtime.train.pipeline_executor import PipelineExecutor, PipelinePart
+from launcher.runtime.train.reductions import PendingSum
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """What one step gave on this rank."""
+    """The result of one step on this rank."""
 
     outcome: StepOutcome
     loss: float | None
@@ -41,32 +40,32 @@ class StepDone:
 
 
 class Trainer:
-    """One rank's model, update and executor, stepped from outside."""
+    """One rank's model, update and executor."""
 
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
-        self.memory = MemoryGauge(ctx.device, follows=ctx.config.report.claims)
+        self.memory = MemoryGauge(ctx.device, tracks_saved=ctx.config.report.claims)
         self.update: Update = resolve(ctx.plan.plan.update)(ctx)
         with ctx.clock.doing(BUILDING):
             chunks = build_chunks(ctx)
         modules = self.update.prepare(chunks)
         self.part = pipeline_part(ctx, modules)
         self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
-        self.memory.is_built()
-        self._holds_loss = self.part.shape.num_stages - 1 in self.part.modules
+        self.memory.model_built()
+        self._has_loss = self.part.shape.num_stages - 1 in self.part.modules
 
     def step(self, step: int, microbatches: Sequence[Microbatch]) -> StepDone:
         """Forwards, backwards and the update of one step."""
         self.update.begin(step)
-        together = not self._steps_alone
-        num_targets = self._num_targets(microbatches, together=together)
-        with self.memory.following(self.part.modules.values(), self.part.split):
+        over_replicas = self.ctx.replicas is None or not self.ctx.replicas.is_asynchronous
+        num_targets = self._num_targets(microbatches, over_replicas=over_replicas)
+        with self.memory.tracking(self.part.modules.values(), self.part.split):
             result = self.executor.train(
                 microbatches, self.update, lambda: self.update.loss_scale / num_targets.value().clamp(min=1)
             )
         with self.ctx.clock.section(SINGLE_RANK):
-            self.memory.look()
-        loss_sum = self._loss_sum(result.loss_sum, together=together)
+            self.memory.sample()
+        loss_sum = self._loss_sum(result.loss_sum, over_replicas=over_replicas)
         outcome = self.update.apply(step)
         loss = _mean(loss_sum, num_targets)
         return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
@@ -75,38 +74,33 @@ class Trainer:
         """Mean loss and number of targets over some global batches; the loss is None away from the
         last stage."""
         if self.ctx.replicas is not None:
-            self.ctx.replicas.meet()
+            self.ctx.replicas.synchronize()
         self._set_training(False)
         sums = [self.executor.evaluate(microbatches) for microbatches in batches]
         self._set_training(True)
-        num_targets = self._num_targets([m for batch in batches for m in batch], together=True)
-        loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._holds_loss else None
-        loss = _mean(self._loss_sum(loss_sum, together=True), num_targets)
+        num_targets = self._num_targets([m for batch in batches for m in batch], over_replicas=True)
+        loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._has_loss else None
+        loss = _mean(self._loss_sum(loss_sum, over_replicas=True), num_targets)
         return loss, int(num_targets.value())
 
     def _set_training(self, is_training: bool) -> None:
         for module in self.part.modules.values():
             module.train(is_training)
 
-    def _num_targets(self, microbatches: Sequence[Microbatch], *, together: bool) -> Total:
-        """Targets of some microbatches of every replica, or of this one alone; 1 away from the last stage,
+    def _num_targets(self, microbatches: Sequence[Microbatch], *, over_replicas: bool) -> PendingSum:
+        """Targets of some microbatches, of every replica or of this one alone; 1 away from the last stage,
         where no loss is scaled."""
-        together = together and self._holds_loss
-        count = sum(batch.num_targets for batch in microbatches) if self._holds_loss else 1
+        count = sum(batch.num_targets for batch in microbatches) if self._has_loss else 1
         value = torch.tensor(count, dtype=torch.float64, device=self.ctx.device)
-        return Total(self.ctx, value, together=together)
+        return PendingSum(self.ctx, value, over_replicas=over_replicas and self._has_loss)
 
-    def _loss_sum(self, loss_sum: Tensor | None, *, together: bool) -> Total | None:
+    def _loss_sum(self, loss_sum: Tensor | None, *, over_replicas: bool) -> PendingSum | None:
         if loss_sum is None:
             return None
-        return Total(self.ctx, loss_sum.detach().double(), together=together)
-
-    @property
-    def _steps_alone(self) -> bool:
-        return self.ctx.replicas is not None and self.ctx.replicas.steps_alone
+        return PendingSum(self.ctx, loss_sum.detach().double(), over_replicas=over_replicas)
 
 
-def _mean(loss_sum: Total | None, num_targets: Total) -> float | None:
+def _mean(loss_sum: PendingSum | None, num_targets: PendingSum) -> float | None:
     return float(loss_sum.value()) / max(1.0, float(num_targets.value())) if loss_sum else None
 
 
@@ -134,7 +128,7 @@ def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> Pipel
 def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     """Trains to the last step, with records, evaluations and checkpoints on the way.
 
-    A rank that is told to end makes all of them save after the step that they are in, and return.
+    On a stop request to any rank all save after their current step, and return.
     """
     config = ctx.config
     trainer, loader = Trainer(ctx), Loader(ctx)
@@ -143,11 +137,12 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     if config.device.limits_memory:
         limit_memory(ctx.device, config.device.memory_bytes)
     if ctx.replicas is None:
-        saver.check_place()
-    first_step = restore(trainer, root, run_dir / RESUME_NOTE) if resume else _begin(trainer)
-    header = _header(trainer)
+        saver.check_writable()
+    first_step = restore(trainer, root, run_dir / RESUME_NOTE) if resume else _load_initial_weights(trainer)
+    latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
+    header = rank_header(ctx.plan, ctx.device, latency_ns)
     writer = RecordWriter(run_dir / "metrics", header)
-    say(introduction(header, ctx.plan, trainer.part.modules.values()))
+    log(rank_summary(header, ctx.plan, trainer.part.modules.values()))
     steps, num_done = loader.steps(first_step), first_step
     ctx.clock.start()
     for step in range(first_step, config.train.num_steps):
@@ -156,21 +151,21 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             microbatches = next(steps)
         done, num_done = trainer.step(step, microbatches), step + 1
         with ctx.clock.section(SINGLE_RANK, sealed=True):
-            evaluation = _milestones(trainer, loader, saver, num_done)
+            evaluation = _evaluate_and_save(trainer, loader, saver, num_done)
         times = ctx.clock.lap()
         with ctx.clock.section(SINGLE_RANK):
             writer.write(_record(ctx, step, done, times))
             if evaluation is not None:
                 writer.write(evaluation)
         saver.check()
-        if num_done < config.train.num_steps and _is_to_end(ctx, times["duration_ns"] / 1e9):
-            _save_to_end(trainer, saver, run_dir, num_done)
+        if num_done < config.train.num_steps and _must_stop(ctx, times["duration_ns"] / 1e9):
+            _save_and_stop(trainer, saver, run_dir, num_done)
             break
     else:
         if (memory := trainer.memory.record(config.train.num_steps)) is not None:
             writer.write(memory)
     saver.wait()
-    say(f"ends after step {num_done} of {config.train.num_steps}")
+    log(f"ends after step {num_done} of {config.train.num_steps}")
     loader.close()
     if ctx.replicas is not None:
         ctx.replicas.leave(num_done)
@@ -179,7 +174,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
 
 
 def _stop_request(ctx: RankContext) -> StopRequest | None:
-    """Listens for being told to end; not where no checkpoint is wanted, as nothing would be saved."""
+    """Listens for signals; not in a run without checkpoints, which they end at once."""
     if not ctx.config.train.checkpoint_interval:
         return None
     stop = StopRequest(ctx.device)
@@ -187,8 +182,8 @@ def _stop_request(ctx: RankContext) -> StopRequest | None:
     return stop
 
 
-def _is_to_end(ctx: RankContext, step_s: float) -> bool:
-    """Whether all ranks are to end after the step that took ``step_s``."""
+def _must_stop(ctx: RankContext, step_s: float) -> bool:
+    """Whether all ranks stop after the step that took ``step_s``."""
     if ctx.stop is None:
         return False
     if ctx.replicas is not None:
@@ -197,21 +192,21 @@ def _is_to_end(ctx: RankContext, step_s: float) -> bool:
         return ctx.stop.agree(step_s)
 
 
-def _save_to_end(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int) -> None:
-    """The checkpoint of a run that was told to end; where the trainers do not save, others do."""
-    stop = trainer.ctx.stop
-    assert stop is not None, "a run that cannot be told to end"
-    if trainer.ctx.replicas is not None:
+def _save_and_stop(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int) -> None:
+    """The checkpoint of a run that stops on request, unless ranks of another role save it."""
+    ctx = trainer.ctx
+    assert ctx.stop is not None, "a run without stop requests"
+    if ctx.replicas is not None:
         return
-    if not _checkpoint_is_due(trainer, num_done):  # else it is saved
+    if not _is_due(num_done, ctx.config.train.checkpoint_interval, ctx.config.train.num_steps):  # else saved
         saver.save(num_done)
     saver.wait()
-    if trainer.ctx.plan.rank == 0:
-        stop.leave_note(run_dir, num_done)
+    if ctx.plan.rank == 0:
+        ctx.stop.write_note(run_dir, num_done)
 
 
-def _begin(trainer: Trainer) -> int:
-    """Loads the weights that the training begins with, where it does not make its own; returns 0 steps."""
+def _load_initial_weights(trainer: Trainer) -> int:
+    """Loads pretrained weights, where the run is set to start from some; returns 0 steps."""
     plan = trainer.ctx.plan.plan
     if (folder := plan.config.train.init_from) is not None:
         pretrained = Pretrained(Path(folder).expanduser(), plan.config.model, plan.batch.seq_length)
@@ -219,7 +214,7 @@ def _begin(trainer: Trainer) -> int:
     return 0
 
 
-def _milestones(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:
+def _evaluate_and_save(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:
     """Evaluation and checkpoint, where they are due after ``num_done`` steps."""
     settings = trainer.ctx.config.train
     evaluation = None
@@ -227,36 +222,14 @@ def _milestones(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -
         loss, num_targets = trainer.evaluate(loader.evaluation())
         if loss is not None:
             evaluation = EvalRecord(step=num_done, loss=loss, num_tokens=num_targets)
-    if trainer.ctx.replicas is None and _checkpoint_is_due(trainer, num_done):
+    interval = settings.checkpoint_interval
+    if interval and trainer.ctx.replicas is None and _is_due(num_done, interval, settings.num_steps):
         saver.save(num_done)
     return evaluation
 
 
-def _checkpoint_is_due(trainer: Trainer, num_done: int) -> bool:
-    settings = trainer.ctx.config.train
-    interval = settings.checkpoint_interval
-    return interval > 0 and _is_due(num_done, interval, settings.num_steps)
-
-
 def _is_due(num_done: int, interval: int, last: int) -> bool:
     return (interval > 0 and num_done % interval == 0) or num_done == last
-
-
-def _header(trainer: Trainer) -> Header:
-    ctx, part = trainer.ctx, trainer.part
-    place = ctx.plan.coordinates
-    assert place is not None, "only ranks on the mesh train"
-    shape = max(part.input_shapes.values(), key=prod, default=())
-    return Header(
-        rank=ctx.plan.rank,
-        role=ctx.plan.role.name,
-        pp_rank=place.pp,
-        dp_rank=place.dp,
-        tp_rank=place.tp,
-        device=device_name(ctx.device),
-        p2p_latency_ns=message_latency_ns(ctx, shape, part.dtype),
-        **host_facts(),
-    )
 
 
 def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) -> StepRecord:

@@ -17,26 +17,26 @@ from launcher.runtime.api import (
     RankContext,
     Root,
     StepOutcome,
+    Update,
     slice_of,
 )
 from launcher.runtime.checkpoint.fragments import (
     KINDS,
     LOSS_SCALE,
-    MOMENTS,
     NUM_GOOD_STEPS,
     STEP,
-    named,
+    adam_state,
     scalar_fragment,
+    state_slice,
 )
-from launcher.runtime.model.split_backward import WeightProduct
-from launcher.runtime.process.groups import Group
-from launcher.runtime.train.gradients import GradientBuckets
-from launcher.runtime.train.optimizer import LossScale, adamw, learning_rate, not_finite
-from launcher.runtime.train.reductions import sum_in_one_message
+from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
+from launcher.runtime.train.gradient_buckets import GradientBuckets
+from launcher.runtime.train.optimizer import LossScale, adamw, clip_factor, learning_rate, not_finite
+from launcher.runtime.train.reductions import sum_gradients_of_copies
 
 
-class NativeUpdate:
-    """Each replica holds all model states of its part of the model and updates them itself."""
+class NativeUpdate(Update):
+    """Each replica has the whole state of its part of the model and updates it itself."""
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
@@ -62,25 +62,21 @@ class NativeUpdate:
         self._optimizer = adamw(masters, self._ctx.config)
         return chunks
 
-    def begin(self, step: int) -> None:
-        """Nothing to wait for: the parameters are already here."""
-
     def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
-        """Backward of one microbatch, with the exchange of what it completes."""
+        """Backward of one microbatch, with the exchange of the buckets that it completes."""
         is_final = last and not self._ctx.split_backward.is_enabled
         self._buckets.backward(out, grad, chunk=chunk, last=is_final)
 
-    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
-        """The weight gradients that a split backward has put off."""
-        self._buckets.finish_backward(products, chunk=chunk, last=last)
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has deferred."""
+        self._buckets.backward_weight(deferred, chunk=chunk, last=last)
 
     def apply(self, step: int) -> StepOutcome:
         """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""
         config, clock = self._ctx.config, self._ctx.clock
         with clock.section("dp"):
             self._buckets.wait()
-        self._sum_over(self._ctx.groups.tp, "tp", [p for p in self._masters if slice_of(p).is_summed_over_tp])
-        self._sum_over(self._ctx.groups.tied, "tied", [p for p in self._masters if slice_of(p).is_tied])
+        sum_gradients_of_copies(self._ctx, list(self._masters), self._buckets.view)
         with clock.section(REPLICATED):
             scale = 1.0 if self._scale is None else self._scale.value
             norm = self._grad_norm() / scale
@@ -90,7 +86,7 @@ class NativeUpdate:
                 raise not_finite(step, norm)
             if not overflowed:
                 self._num_updates += 1
-                self._step_optimizer(lr, _clip_factor(norm, config.optim.clip_norm) / scale)
+                self._step_optimizer(lr, clip_factor(norm, config.optim.clip_norm) / scale)
             self._buckets.clear()
             if self._scale is not None:
                 self._scale.after_step(overflowed=overflowed)
@@ -98,28 +94,24 @@ class NativeUpdate:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before its backward."""
+        """Factor of the loss before its backward."""
         return 1.0 if self._scale is None else self._scale.value
 
-    def gradient(self, param: nn.Parameter) -> Tensor:
-        """The accumulated gradient of a parameter."""
-        return self._buckets.view(param)
-
     def state(self) -> Iterator[GlobalFragment]:
-        """Master weights and moments, by the first replica."""
+        """Master weights and moments, from the first replica."""
         if self._ctx.groups.dp.rank == 0:
             yield from self._replica_state()
 
     def _replica_state(self) -> Iterator[GlobalFragment]:
-        """This replica's; copies of what another of its ranks owns are left out."""
+        """This replica's, without copies that another of its ranks owns."""
         for param, master in self._masters.items():
             where = slice_of(param)
             if not where.is_owned_by(self._ctx.groups.tp.rank):
                 continue
-            unpadded = tuple(map(slice, where.inside(param.shape)))
-            moments = self._moments(master)
-            for kind, tensor in {"weight": master.detach(), **moments}.items():
-                yield GlobalFragment(slice=named(where, kind), tensor=tensor[unpadded])
+            assert self._optimizer is not None, "a parameter without an optimizer"
+            unpadded = tuple(map(slice, where.unpadded_shape(param.shape)))
+            for kind, tensor in adam_state(self._optimizer, master).items():
+                yield GlobalFragment(slice=state_slice(where, kind), tensor=tensor[unpadded])
         if self._ctx.groups.model.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)
             if self._scale is not None:
@@ -127,7 +119,7 @@ class NativeUpdate:
                 yield scalar_fragment(NUM_GOOD_STEPS, self._scale.num_good_steps)
 
     def load(self, read: FragmentReader) -> None:
-        """Takes back what `state` gave, under any layout."""
+        """Restores what `state` returned, under any layout."""
         self._num_updates = int(read(STEP, (), ()))
         if self._scale is not None:
             self._scale.value = float(read(LOSS_SCALE, (), ()))
@@ -135,9 +127,9 @@ class NativeUpdate:
         for param, master in self._masters.items():
             where = slice_of(param)
             tensors = {kind: torch.zeros_like(master) for kind in KINDS}
-            inside = where.inside(param.shape)
-            for kind, tensor in tensors.items() if 0 not in inside else ():
-                tensor[tuple(map(slice, inside))] = read(named(where, kind).name, where.offset, inside)
+            shape = where.unpadded_shape(param.shape)
+            for kind, tensor in tensors.items() if 0 not in shape else ():
+                tensor[tuple(map(slice, shape))] = read(state_slice(where, kind).name, where.offset, shape)
             with torch.no_grad():
                 master.copy_(tensors.pop("weight"))
                 if master is not param:
@@ -146,26 +138,10 @@ class NativeUpdate:
                 step = torch.tensor(float(self._num_updates), device=master.device)
                 self._optimizer.state[master] = {"step": step, **tensors}
 
-    def _moments(self, master: Tensor) -> dict[str, Tensor]:
-        """Adam's moments of a parameter; zero before the first update."""
-        assert self._optimizer is not None, "a parameter without an optimizer"
-        known = self._optimizer.state.get(master, {})
-        return {kind: known.get(kind, torch.zeros_like(master)) for kind in MOMENTS}
-
-    def close(self) -> None:
-        """Nothing outlives the step."""
-
     def _master(self, param: nn.Parameter) -> Tensor:
         if param.dtype == torch.float32 or not self._ctx.config.precision.master_weights:
             return param
         return param.detach().float().clone()
-
-    def _sum_over(self, group: Group, kind: str, params: Sequence[nn.Parameter]) -> None:
-        """Sums the gradients of some parameters over a group, in one message."""
-        if group.size == 1 or not params:
-            return
-        with self._ctx.clock.section(kind):
-            sum_in_one_message([self._buckets.view(param) for param in params], group)
 
     def _grad_norm(self) -> float:
         """Norm over the whole model, in fp32 or better: each global element counts once."""
@@ -184,7 +160,7 @@ class NativeUpdate:
         return float(squares.sqrt())
 
     def _step_optimizer(self, lr: float, factor: float) -> None:
-        """``factor`` clips the gradient and takes the loss scale out of it."""
+        """``factor`` clips the gradient and removes the loss scale from it."""
         if self._optimizer is None:
             return
         for param, master in self._masters.items():
@@ -202,7 +178,3 @@ class NativeUpdate:
                 master.grad = None
                 with torch.no_grad():
                     param.copy_(master)
-
-
-def _clip_factor(norm: float, clip_norm: float | None) -> float:
-    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))

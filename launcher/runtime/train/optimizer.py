@@ -1,4 +1,4 @@
-"""AdamW as every update uses it, its learning rate by step, and the loss scale of fp16."""
+"""AdamW for every update, its learning rate by step, gradient clipping, and the loss scale of fp16."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LARGEST = 2.0**24
 
 
 def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.optim.AdamW | None:
-    """The optimizer of some tensors, each with the number of dims of the parameter that it belongs to.
+    """The optimizer of some tensors, each given with the number of dims of its parameter.
 
-    Decay acts on matrices only, as in GPT-3: not on biases and norms. None: there are no parameters.
+    Weight decay is for matrices only, as in GPT-3: not for biases and norms. None: there are no parameters.
     """
     tensors, optim, kernels = list(params), config.optim, config.fusion.optimizer
     groups: list[dict[str, Any]] = [
@@ -40,8 +40,13 @@ def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.o
 
 
 def not_finite(step: int, norm: float) -> JobError:
-    """What ends a run whose gradient is infinite or not a number."""
+    """The error of a run whose gradient is infinite or not a number."""
     return JobError(f"the gradient of step {step} is not finite ({norm}); try a smaller optim.lr")
+
+
+def clip_factor(norm: float, clip_norm: float | None) -> float:
+    """Factor of a gradient of this norm, as `torch.nn.utils.clip_grad_norm_` has it."""
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
 
 
 def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:
@@ -72,11 +77,11 @@ class LossScale:
 
     value: float = 2.0**16
     growth_interval: int = 1000
-    """Steps without overflow until the scale doubles."""
+    """Steps without overflow before the scale doubles."""
     num_good_steps: int = 0
 
     def after_step(self, *, overflowed: bool) -> None:
-        """Takes note of one step."""
+        """Updates the scale after one step."""
         if overflowed:
             self.value, self.num_good_steps = max(1.0, self.value / 2), 0
             return

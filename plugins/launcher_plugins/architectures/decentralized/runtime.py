@@ -1,18 +1,17 @@
-"""Gradients summed in two levels: inside each node, between the nodes, and spread inside each node again.
+"""Gradients all-reduced in two levels: inside each node, between the nodes, and inside each node again.
 
 Four replicas on two nodes, one bucket of two halves:
 
     node 0   a0 a1   reduce-scatter   a0+b0        all-reduce     a0+b0+c0+d0    all-gather   whole sum
              b0 b1                    a1+b1        of each part   a1+b1+c1+d1                 whole sum
-    node 1   c0 c1                    c0+d0        with its       a0+b0+c0+d0                 whole sum
-             d0 d1                    c1+d1        other holder   a1+b1+c1+d1                 whole sum
+    node 1   c0 c1                    c0+d0        over the       a0+b0+c0+d0                 whole sum
+             d0 d1                    c1+d1        nodes          a1+b1+c1+d1                 whole sum
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from launcher.contract.cluster import Cluster
 from launcher.runtime.api import Handle, RankContext, Update
+from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.train.native_update import NativeUpdate
 from launcher_plugins.architectures.decentralized.plan import settings_of
@@ -29,66 +29,49 @@ class HierarchicalSum:
     """Starts the sum of one bucket after the other, each in place.
 
     The scatter and the gather have a group each: they are started by two threads, and the members of
-    one group must start its messages in one order.
+    one group must start its collectives in one order.
     """
 
     def __init__(self, ctx: RankContext) -> None:
         """Makes the groups. Collective over the data-parallel group."""
         inside, across = _members(ctx)
-        timeout = timedelta(seconds=message_timeout_s(ctx.config.run))
-        self._scatters, self._gathers, self._across = (
-            dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-            for ranks in (inside, inside, across)
+        self._scatter, self._gather, self._across = (
+            new_group(ranks, message_timeout_s(ctx.config.run)) for ranks in (inside, inside, across)
         )
         self._num_local = len(inside)
         self._stream: torch.cuda.Stream | None = None
         if ctx.device.type == "cuda":
             self._stream = torch.cuda.Stream(ctx.device)  # type: ignore[no-untyped-call]
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hierarchical-sum")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hierarchical-sum")
 
     def __call__(self, bucket: Tensor) -> Handle:
         """Starts summing a flat bucket over the replicas, in place."""
         if self._stream is None:
-            scattered = _Scattered(self, bucket)
-            return _Later(self._worker.submit(scattered.finish))
+            return _Later(self._thread.submit(self._finish, bucket, *self._start(bucket)))
         self._stream.wait_stream(torch.cuda.current_stream(bucket.device))
-        with torch.cuda.stream(self._stream):  # waiting holds up this stream alone
-            _Scattered(self, bucket).finish().wait()
+        with torch.cuda.stream(self._stream):  # waiting blocks this stream alone
+            self._finish(bucket, *self._start(bucket)).wait()
         return _OnStream(self._stream)
 
-    def scatter(self, whole: Tensor) -> tuple[Tensor, dist.Work]:
-        """Starts summing inside the node; this rank's part, and when it is there."""
+    def _start(self, bucket: Tensor) -> tuple[Tensor, Tensor, dist.Work]:
+        """Starts the sum inside the node. Returns the bucket, or a copy padded so that the node's replicas
+        can share it evenly; this rank's part; and the handle of the part."""
+        padding = -bucket.numel() % self._num_local
+        whole = torch.nn.functional.pad(bucket, (0, padding)) if padding else bucket
         part = whole.new_empty(whole.numel() // self._num_local)
-        work = dist.reduce_scatter_tensor(part, whole, group=self._scatters, async_op=True)
-        return part, _started(work)
+        work = dist.reduce_scatter_tensor(part, whole, group=self._scatter, async_op=True)
+        return whole, part, _started(work)
+
+    def _finish(self, bucket: Tensor, whole: Tensor, part: Tensor, scattered: dist.Work) -> Handle:
+        """Waits for it, sums the part over the nodes, and starts collecting the parts inside the node."""
+        scattered.wait()
+        self.sum_across(part)
+        work = dist.all_gather_into_tensor(whole, part, group=self._gather, async_op=True)
+        return _Gathered(_started(work), whole, bucket)
 
     def sum_across(self, part: Tensor) -> None:
         """Sums a part over the nodes."""
         dist.all_reduce(part, group=self._across)
-
-    def gather(self, whole: Tensor, part: Tensor) -> dist.Work:
-        """Starts collecting the parts inside the node."""
-        return _started(dist.all_gather_into_tensor(whole, part, group=self._gathers, async_op=True))
-
-    def padded(self, bucket: Tensor) -> Tensor:
-        """The bucket itself where the node's replicas can share it evenly, else a longer copy."""
-        missing = -bucket.numel() % self._num_local
-        return torch.nn.functional.pad(bucket, (0, missing)) if missing else bucket
-
-
-class _Scattered:
-    """A bucket whose first level is under way."""
-
-    def __init__(self, levels: HierarchicalSum, bucket: Tensor) -> None:
-        self._levels, self._bucket = levels, bucket
-        self._whole = levels.padded(bucket)
-        self._part, self._work = levels.scatter(self._whole)
-
-    def finish(self) -> Handle:
-        """Waits for it, does the second level, and starts the third."""
-        self._work.wait()
-        self._levels.sum_across(self._part)
-        return _Gathered(self._levels.gather(self._whole, self._part), self._whole, self._bucket)
 
 
 class _Gathered:
@@ -105,7 +88,7 @@ class _Gathered:
 
 
 class _Later:
-    """A handle that another thread has still to make."""
+    """A handle that another thread will return."""
 
     def __init__(self, handle: Future[Handle]) -> None:
         self._handle = handle
@@ -116,25 +99,25 @@ class _Later:
 
 
 class _OnStream:
-    """Work that was put on a stream of its own."""
+    """Work on a stream of its own."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = stream.record_event()
 
     def wait(self) -> None:
-        """Holds up the current stream until the work is done."""
+        """Blocks the current stream until the work is done."""
         torch.cuda.current_stream().wait_event(self._event)
 
 
 def _members(ctx: RankContext) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The replicas on this rank's node, and those on all nodes that hold the same part of a bucket."""
+    """The replicas on this rank's node, and those on all nodes that have the same part of a bucket."""
     cluster = Cluster(config=ctx.config.cluster, device=ctx.config.device)
     on_node: dict[int, list[int]] = defaultdict(list)
     for rank in ctx.groups.dp.ranks:
         on_node[cluster.node(rank)].append(rank)
     inside = on_node[cluster.node(ctx.plan.rank)]
-    place = inside.index(ctx.plan.rank)
-    return tuple(inside), tuple(ranks[place] for ranks in on_node.values())
+    index = inside.index(ctx.plan.rank)
+    return tuple(inside), tuple(ranks[index] for ranks in on_node.values())
 
 
 def _started(work: dist.Work | None) -> dist.Work:

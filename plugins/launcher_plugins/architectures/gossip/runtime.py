@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,14 +18,14 @@ from launcher.runtime.api import (
     Update,
 )
 from launcher.runtime.checkpoint.fragments import scalar_fragment
+from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
-from launcher.runtime.process.log import say
-from launcher.runtime.train.gradients import in_buckets
+from launcher.runtime.process.log import log
+from launcher.runtime.train.gradient_buckets import in_buckets, unflatten
 from launcher.runtime.train.native_update import NativeUpdate
 
-_FP32_BYTES = 4
 NUM_REPLICAS = "gossip/num_replicas"
-"""Name under which a checkpoint says how many replicas' own states it holds."""
+"""Name of the number of replicas whose own states a checkpoint holds."""
 
 
 def update(ctx: RankContext) -> Update:
@@ -41,25 +40,24 @@ class GossipUpdate(NativeUpdate):
     def __init__(self, ctx: RankContext) -> None:
         super().__init__(ctx)
         self._replicas = ctx.groups.dp
-        timeout = timedelta(seconds=message_timeout_s(ctx.config.run))
         # A group of its own: an exchange is under way while the loss is summed over the replicas.
-        group = dist.new_group(list(self._replicas.ranks), timeout=timeout, use_local_synchronization=True)
+        group = new_group(self._replicas.ranks, message_timeout_s(ctx.config.run))
         self._exchange = NeighbourExchange(group, neighbours(self._replicas.ranks, self._replicas.rank))
 
     @property
     def loss_scale(self) -> float:
-        """The loop divides by the targets of the global batch; the mean over the replicas of the gradients
-        so scaled is the gradient of that batch."""
+        """The number of replicas: the loop divides the loss by the targets of the global batch, and the mean
+        of the gradients over the replicas, so scaled, is the gradient of that batch."""
         return float(self._replicas.size)
 
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the chunks' parameters; returns the modules to run."""
         modules = super().prepare(chunks)
-        self._exchange.take(list(self._masters.values()), self._ctx.config.parallel.bucket_bytes)
+        self._exchange.flatten(list(self._masters.values()), self._ctx.config.parallel.bucket_bytes)
         return modules
 
     def begin(self, step: int) -> None:
-        """Starts the exchange of the weights, which forward and backward only read."""
+        """Starts the exchange of the weights; forward and backward do not write them."""
         self._exchange.start()
 
     def apply(self, step: int) -> StepOutcome:
@@ -71,12 +69,12 @@ class GossipUpdate(NativeUpdate):
         return replace(super().apply(step), disagreement=disagreement)
 
     def state(self) -> Iterator[GlobalFragment]:
-        """Every replica's own state, and the average of all under the names of any other run. Collective."""
+        """Every replica's own state, and the average of all under the usual names. Collective."""
         rank, num_replicas = self._replicas.rank, self._replicas.size
         for fragment in self._replica_state():
             where, own = fragment.slice, fragment.tensor.detach()
             yield GlobalFragment(slice=replace(where, name=_own_name(where.name, rank)), tensor=own)
-            if own.dim():  # numbers of the optimizer are the same everywhere
+            if own.dim():  # scalars of the optimizer are the same everywhere
                 own = own.clone()
                 dist.all_reduce(own, group=self._replicas.handle)
                 own.div_(num_replicas)
@@ -86,14 +84,15 @@ class GossipUpdate(NativeUpdate):
             yield scalar_fragment(NUM_REPLICAS, num_replicas)
 
     def load(self, read: FragmentReader) -> None:
-        """Goes on exactly with as many replicas as before; else each begins from the average."""
+        """Restores each replica's own state if there are as many as before; else all start from the
+        average."""
         found, rank = int(read(NUM_REPLICAS, (), ())), self._replicas.rank
         if found == self._replicas.size:
             super().load(lambda name, offset, shape: read(_own_name(name, rank), offset, shape))
             return
         super().load(read)
         if found:
-            say(f"{found} replicas were saved: these {self._replicas.size} begin from their average")
+            log(f"{found} replicas were saved: these {self._replicas.size} start from their average")
 
 
 def _own_name(name: str, rank: int) -> str:
@@ -106,22 +105,21 @@ def _own_name(name: str, rank: int) -> str:
 
 
 class NeighbourExchange:
-    """Sends some tensors to a replica's neighbours and takes the average of theirs and its own."""
+    """Exchanges some tensors with a replica's neighbours and averages theirs and its own."""
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         """``ranks``: the neighbours' global ranks, one or two."""
         self._group, self._ranks = group, ranks
         self._buckets: list[tuple[Tensor, list[Tensor]]] = []
-        """Flat weights, and what each neighbour has in their place."""
+        """Flat weights, and those of each neighbour."""
         self._handles: list[dist.Work] = []
 
-    def take(self, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
+    def flatten(self, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
         """Moves the tensors' data into flat buckets, each sent as one message."""
-        for part in in_buckets(tensors, bucket_bytes, _FP32_BYTES):
+        for part in in_buckets(tensors, bucket_bytes, torch.float32.itemsize):
             flat = torch.cat([tensor.detach().flatten() for tensor in part])
-            pieces = torch.split(flat, [tensor.numel() for tensor in part])
-            for tensor, piece in zip(part, pieces, strict=True):
-                tensor.data = piece.view_as(tensor)
+            for tensor, view in zip(part, unflatten(flat, part), strict=True):
+                tensor.data = view
             self._buckets.append((flat, [torch.empty_like(flat) for _ in self._ranks]))
 
     def start(self) -> None:
@@ -135,14 +133,14 @@ class NeighbourExchange:
             self._handles += dist.batch_isend_irecv([*sends, *receives])
 
     def wait(self) -> None:
-        """Returns when every message has come and gone."""
+        """Returns when all messages are done."""
         for handle in self._handles:
             handle.wait()
         self._handles = []
 
     @torch.no_grad()
     def average(self) -> float:
-        """Takes the average of own and received tensors, each with the same weight.
+        """Replaces the own tensors by the average of own and received ones, each with the same weight.
 
         Returns how far that moved the own ones: the norm of the difference over that of the average.
         """
@@ -152,18 +150,18 @@ class NeighbourExchange:
             for theirs in received:
                 mean.add_(theirs)
             mean.div_(1 + len(received))
-            for place, tensor in enumerate((own.sub_(mean), mean)):
-                squares[place] += torch.linalg.vector_norm(tensor).double().square()
+            for index, tensor in enumerate((own.sub_(mean), mean)):
+                squares[index] += torch.linalg.vector_norm(tensor).double().square()
             own.copy_(mean)
         moved, norm = squares.sqrt().tolist()
         return moved / norm if norm else 0.0
 
 
-def neighbours(ranks: Sequence[int], place: int) -> tuple[int, ...]:
-    """The one or two ranks beside a place on a ring.
+def neighbours(ranks: Sequence[int], index: int) -> tuple[int, ...]:
+    """The one or two neighbours of the rank at ``index`` on a ring.
 
     >>> neighbours((0, 2, 4, 6), 0), neighbours((1, 3), 1)
     ((6, 2), (1,))
     """
-    before, after = ranks[place - 1], ranks[(place + 1) % len(ranks)]
+    before, after = ranks[index - 1], ranks[(index + 1) % len(ranks)]
     return (before,) if before == after else (before, after)

@@ -1,4 +1,4 @@
-"""Gradients summed over the data-parallel replicas, bucket by bucket, during the backward."""
+"""The all-reduce of gradients over the data-parallel replicas, bucket by bucket, during the backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.runtime.api import Handle, RankContext
 
 
 def apply(ctx: RankContext) -> None:
-    """Gives the rank its exchange of gradients."""
+    """Sets the rank's exchange of gradients."""
     group = ctx.groups.dp.handle
 
     def all_reduce(bucket: Tensor) -> Handle:

@@ -1,4 +1,4 @@
-"""Messages between pipeline ranks over torch.distributed."""
+"""Point-to-point messages between pipeline ranks, over torch.distributed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from launcher.runtime.process.groups import Group
 
 
 def apply(ctx: RankContext) -> None:
-    """Gives the rank its transport."""
+    """Sets the rank's transport."""
     ctx.transport = NeighbourTransport(ctx.groups.pp, ctx.groups.pp_up)
 
 
 class NeighbourTransport:
     """Two process groups, one for messages to a higher rank and one for messages to a lower rank.
 
-    NCCL runs the messages of one pair of ranks in one communicator one after the other: with a
-    group for each way, a send down the pipeline never stands behind a send up it. The groups are asked
+    NCCL runs the messages of one pair of ranks in one communicator one after the other: with a group for each
+    direction, a send down the pipeline never waits behind a send up it. The methods of the groups are called
     directly, as `torch.distributed.isend` does after its checks: there are two messages for every action.
     """
 

@@ -1,4 +1,4 @@
-"""How gradients are packed for the way to a server: whole, rounded, or the largest alone."""
+"""Compression of the gradients that are sent to a server: none, bf16, or the top k alone."""
 
 from __future__ import annotations
 
@@ -13,28 +13,25 @@ from launcher_plugins.architectures.parameter_server.config import settings_of
 
 
 class Codec(Protocol):
-    """Packs a flat part of the gradients, and takes it out again on the other side."""
+    """Packs a flat part of the gradients on a worker, and unpacks it on the server."""
 
-    is_whole: bool
-    """Whether nothing is lost, so that there is nothing to add to the next step's."""
+    is_lossless: bool
+    """Whether nothing is lost, so that error feedback has nothing to add."""
 
     def empty(self, numel: int) -> Tensor:
         """A buffer for the packed form of so many gradients."""
-        ...
 
     def pack(self, values: Tensor) -> Tensor:
         """The packed form; it may share the memory of ``values``."""
-        ...
 
     def unpack(self, packed: Tensor, numel: int) -> Tensor:
-        """The gradients that a packed form stands for, fp32."""
-        ...
+        """The gradients of a packed form, fp32."""
 
 
-class Whole:
+class Uncompressed:
     """The gradients as they are."""
 
-    is_whole = True
+    is_lossless = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -44,18 +41,18 @@ class Whole:
         return torch.empty(numel, dtype=self._dtype)
 
     def pack(self, values: Tensor) -> Tensor:
-        """They themselves."""
+        """The gradients themselves."""
         return values
 
     def unpack(self, packed: Tensor, numel: int) -> Tensor:
-        """They themselves in fp32."""
+        """The gradients in fp32."""
         return packed.float()
 
 
-class Rounded(Whole):
+class Bf16(Uncompressed):
     """Gradients in bf16."""
 
-    is_whole = False
+    is_lossless = False
 
     def __init__(self) -> None:
         super().__init__(torch.bfloat16)
@@ -65,16 +62,16 @@ class Rounded(Whole):
         return values.to(torch.bfloat16)
 
 
-class Largest:
+class TopK:
     """The gradients of the largest magnitude, each as a 4-byte index and an fp32 value."""
 
-    is_whole = False
+    is_lossless = False
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
 
     def empty(self, numel: int) -> Tensor:
-        """A buffer of two rows: indices, and values by their bits."""
+        """A buffer of two rows: indices, and the bits of the values."""
         return torch.empty((2, num_kept(numel, self._fraction)), dtype=torch.int32)
 
     def pack(self, values: Tensor) -> Tensor:
@@ -83,14 +80,14 @@ class Largest:
         return torch.stack([indices.to(torch.int32), values[indices].float().view(torch.int32)])
 
     def unpack(self, packed: Tensor, numel: int) -> Tensor:
-        """Zero wherever nothing was sent."""
+        """Zero for the gradients that were not sent."""
         values = torch.zeros(numel, device=packed.device)
         values[packed[0].long()] = packed[1].view(torch.float32)
         return values
 
 
 def num_kept(numel: int, fraction: float) -> int:
-    """How many of some gradients are sent.
+    """How many of ``numel`` gradients are sent.
 
     >>> num_kept(1000, 0.01), num_kept(3, 0.01)
     (10, 1)
@@ -99,33 +96,33 @@ def num_kept(numel: int, fraction: float) -> int:
 
 
 def codec_of(ctx: RankContext) -> Codec:
-    """The codec that the run is set to."""
+    """The codec of the run."""
     settings = settings_of(ctx.config)
     if settings.compression == "bf16":
-        return Rounded()
+        return Bf16()
     if settings.compression == "top_k":
-        assert settings.top_k_fraction is not None, "the plan refuses top_k without its fraction"
-        return Largest(settings.top_k_fraction)
-    return Whole(DTYPES[ctx.config.precision.gradients])
+        assert settings.top_k_fraction is not None, "the plan rejects top_k without its fraction"
+        return TopK(settings.top_k_fraction)
+    return Uncompressed(DTYPES[ctx.config.precision.gradients])
 
 
-class Feedback:
-    """Packs gradients, and adds what a packed form left out to the next step's.
+class ErrorFeedback:
+    """Packs gradients, and adds the compression error to those of the next step.
 
     Source: Karimireddy et al., Error Feedback Fixes SignSGD (2019), algorithm 2.
     """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self._left_out: dict[tuple[int, int], Tensor] = {}
+        self._errors: dict[tuple[int, int], Tensor] = {}
 
-    def pack(self, values: Tensor, place: tuple[int, int]) -> Tensor:
-        """The packed form of the gradients of one place (bucket, server)."""
-        if self.codec.is_whole:
+    def pack(self, values: Tensor, key: tuple[int, int]) -> Tensor:
+        """The packed form of the gradients of one key (bucket, server)."""
+        if self.codec.is_lossless:
             return self.codec.pack(values)
         wanted = values.float()
-        if (before := self._left_out.get(place)) is not None:
-            wanted = wanted + before
+        if (error := self._errors.get(key)) is not None:
+            wanted = wanted + error
         packed = self.codec.pack(wanted)
-        self._left_out[place] = wanted - self.codec.unpack(packed, values.numel())
+        self._errors[key] = wanted - self.codec.unpack(packed, values.numel())
         return packed

@@ -1,27 +1,89 @@
-"""A server's key range: master weights, moments, and the update of them."""
+"""The split of the parameters over the servers, and a server's share: weights, moments and update."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
 
 from launcher.runtime.api import DTYPES, FragmentReader, GlobalFragment, GlobalSlice, RankContext
-from launcher.runtime.checkpoint.fragments import KINDS, MOMENTS, STEP, boxes, scalar_fragment, state_name
+from launcher.runtime.checkpoint.fragments import KINDS, STEP, adam_state, boxes, scalar_fragment, state_name
 from launcher.runtime.train.optimizer import adamw
 from launcher_plugins.architectures.parameter_server.config import settings_of
-from launcher_plugins.architectures.parameter_server.runtime.wire import Held, Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterShape:
+    """A parameter in the layout."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Its elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterLayout:
+    """The flattened parameters in buckets, each split into a key range for every server.
+
+    >>> weight = ParameterShape(name="w", shape=(5, 2))
+    >>> [ParameterLayout(buckets=((weight,),), num_servers=3).span(0, server) for server in range(3)]
+    [(0, 3), (3, 6), (6, 10)]
+    """
+
+    buckets: tuple[tuple[ParameterShape, ...], ...]
+    """In the order in which a backward fills them."""
+    num_servers: int
+
+    @cached_property
+    def numels(self) -> tuple[int, ...]:
+        """Elements of each bucket."""
+        return tuple(sum(param.numel for param in bucket) for bucket in self.buckets)
+
+    def span(self, bucket: int, server: int) -> tuple[int, int]:
+        """The range of a bucket's elements that a server holds: first, and one past the last."""
+        numel = self.numels[bucket]
+        return server * numel // self.num_servers, (server + 1) * numel // self.num_servers
+
+    def buckets_of(self, server: int) -> tuple[int, ...]:
+        """The buckets of which a server holds a part."""
+        spans = [self.span(bucket, server) for bucket in range(len(self.buckets))]
+        return tuple(bucket for bucket, (start, stop) in enumerate(spans) if start < stop)
+
+    def servers_of(self, bucket: int) -> tuple[int, ...]:
+        """The servers that hold a part of a bucket."""
+        spans = [self.span(bucket, server) for server in range(self.num_servers)]
+        return tuple(server for server, (start, stop) in enumerate(spans) if start < stop)
+
+    def to_json(self) -> str:
+        """As a worker sends it to the servers, which build no model."""
+        return json.dumps([[[param.name, param.shape] for param in bucket] for bucket in self.buckets])
+
+    @staticmethod
+    def from_json(text: str, num_servers: int) -> ParameterLayout:
+        """The layout of `to_json`."""
+        buckets = tuple(
+            tuple(ParameterShape(name=name, shape=tuple(shape)) for name, shape in bucket)
+            for bucket in json.loads(text)
+        )
+        return ParameterLayout(buckets=buckets, num_servers=num_servers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What of one parameter lies in a piece."""
+    """The part of one parameter in a piece."""
 
-    held: Held
+    param: ParameterShape
     start: int
-    """Its first element among the parameter's own."""
+    """Index of its first element in the flattened parameter."""
     master: Tensor
     """Flat; a view of the piece."""
     gradient: Tensor
@@ -30,7 +92,7 @@ class Part:
 class Piece:
     """A server's part of one bucket."""
 
-    def __init__(self, ctx: RankContext, layout: Layout, bucket: int, server: int) -> None:
+    def __init__(self, ctx: RankContext, layout: ParameterLayout, bucket: int, server: int) -> None:
         precision = ctx.config.precision
         start, stop = layout.span(bucket, server)
         self.numel, self._compute = stop - start, DTYPES[precision.compute]
@@ -38,16 +100,16 @@ class Piece:
         self.master = torch.empty(self.numel, dtype=dtype)
         self.gradient = torch.zeros(self.numel, dtype=dtype)
         self.parts = tuple(self._parts(layout.buckets[bucket], start, stop))
-        optimizer = adamw(((part.master, len(part.held.shape)) for part in self.parts), ctx.config)
+        optimizer = adamw(((part.master, len(part.param.shape)) for part in self.parts), ctx.config)
         assert optimizer is not None, "a piece without parameters"
         self._optimizer = optimizer
 
     def parameters(self) -> Tensor:
-        """As the workers use them; the master weights themselves where the formats are the same."""
+        """In the workers' format; the master weights themselves where that is the same."""
         return self.master.to(self._compute)
 
     def update(self, lr: float, factor: float) -> None:
-        """One step with ``gradient``, which ``factor`` clips."""
+        """One optimizer step with ``gradient`` times ``factor``, which clips it."""
         if factor != 1:
             self.gradient.mul_(factor)
         for part in self.parts:
@@ -59,13 +121,11 @@ class Piece:
     def state(self) -> Iterator[GlobalFragment]:
         """Weights and moments under their global names."""
         for part in self.parts:
-            known = self._optimizer.state.get(part.master, {})
-            tensors = {kind: known.get(kind, torch.zeros_like(part.master)) for kind in MOMENTS}
-            for kind, flat in {"weight": part.master, **tensors}.items():
+            for kind, flat in adam_state(self._optimizer, part.master).items():
                 yield from _fragments(part, kind, flat)
 
     def load(self, read: FragmentReader, num_updates: int) -> None:
-        """Takes back what `state` gave, under any layout."""
+        """Restores what `state` returned, under any layout."""
         for part in self.parts:
             tensors = {kind: torch.empty_like(part.master) for kind in KINDS}
             for kind, flat in tensors.items():
@@ -76,19 +136,21 @@ class Piece:
             part.master.copy_(tensors.pop("weight"))
             self._optimizer.state[part.master] = {"step": torch.tensor(float(num_updates)), **tensors}
 
-    def _parts(self, bucket: tuple[Held, ...], start: int, stop: int) -> Iterator[Part]:
+    def _parts(self, bucket: tuple[ParameterShape, ...], start: int, stop: int) -> Iterator[Part]:
         first = 0
-        for held in bucket:
-            low, high = max(start, first), min(stop, first + held.numel)
+        for param in bucket:
+            low, high = max(start, first), min(stop, first + param.numel)
             if low < high:
                 own = slice(low - start, high - start)
-                yield Part(held=held, start=low - first, master=self.master[own], gradient=self.gradient[own])
-            first += held.numel
+                yield Part(
+                    param=param, start=low - first, master=self.master[own], gradient=self.gradient[own]
+                )
+            first += param.numel
 
 
 def _fragments(part: Part, kind: str, flat: Tensor) -> Iterator[GlobalFragment]:
-    """A flat part of a tensor as boxes of it, each a view."""
-    name, shape = state_name(kind, part.held.name), part.held.shape
+    """A part of a flattened tensor as boxes of it, each a view."""
+    name, shape = state_name(kind, part.param.name), part.param.shape
     for box in boxes(shape, part.start, part.start + flat.numel()):
         first = box.start - part.start
         where = GlobalSlice(name=name, shape=shape, offset=box.offset, is_sharded=False)
@@ -98,28 +160,28 @@ def _fragments(part: Part, kind: str, flat: Tensor) -> Iterator[GlobalFragment]:
 class Shard:
     """All pieces of a server.
 
-    In lock-step all servers have made the same updates. Else each counts its own, and saves that count
-    beside the first server's, which is what another architecture goes on with.
+    With synchronous updates all servers have made the same ones. Otherwise each counts its own, and saves
+    that count beside the first server's, from which another architecture resumes.
     """
 
-    def __init__(self, ctx: RankContext, layout: Layout, server: int) -> None:
-        self.pieces = {bucket: Piece(ctx, layout, bucket, server) for bucket in layout.pieces(server)}
+    def __init__(self, ctx: RankContext, layout: ParameterLayout, server: int) -> None:
+        self.pieces = {bucket: Piece(ctx, layout, bucket, server) for bucket in layout.buckets_of(server)}
         self.num_updates = 0
         self._is_first = server == 0
-        self._counts_alone = not settings_of(ctx.config).is_lockstep
+        self._is_asynchronous = not settings_of(ctx.config).is_lockstep
         self._own_step = f"{STEP}_of_server_{server}"
 
     def state(self) -> Iterator[GlobalFragment]:
-        """What is saved of this server."""
+        """The state of this server."""
         for piece in self.pieces.values():
             yield from piece.state()
         if self._is_first:
             yield scalar_fragment(STEP, self.num_updates)
-        if self._counts_alone:
+        if self._is_asynchronous:
             yield scalar_fragment(self._own_step, self.num_updates)
 
     def load(self, read: FragmentReader) -> None:
-        """Takes back what `state` gave, under any layout."""
-        self.num_updates = int(read(self._own_step if self._counts_alone else STEP, (), ()))
+        """Restores what `state` returned, under any layout."""
+        self.num_updates = int(read(self._own_step if self._is_asynchronous else STEP, (), ()))
         for piece in self.pieces.values():
             piece.load(read, self.num_updates)

@@ -1,13 +1,13 @@
-"""A worker: pushes its gradients to the servers bucket by bucket, and pulls the parameters that they make.
+"""A worker: pushes its gradients to the servers bucket by bucket, and pulls the updated parameters.
 
-    last backward   | .. B | .. B | .. B |     each bucket leaves as it is filled
-    apply           | all pushed | norm comes back
+    last backward   | .. B | .. B | .. B |     each bucket is pushed once it is filled
+    apply           | all pushed | norm is received
     next forward    | F .. | F .. | F .. |     each layer waits for its own parameters alone
 
-Servers may answer while the backward still runs: a bucket's parameters land in the model itself, which by
-then has used the old ones (autograd adds to a parameter's gradient when all that needed its value is done,
-and refuses to go on where some layer has hidden a use from it). A GPU's land in the host's memory, and are
-copied when the layers are next run.
+Servers may reply while the backward still runs: a bucket's parameters are received into the model itself,
+which by then has used the old ones (autograd accumulates a parameter's gradient after every use of its value,
+and raises an error where a layer has hidden one). Those of a GPU are received into host memory, and copied
+before the layers run next.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -35,24 +36,22 @@ from launcher.runtime.api import (
     slice_of,
 )
 from launcher.runtime.checkpoint.fragments import state_name
-from launcher.runtime.model.split_backward import WeightProduct
-from launcher.runtime.train.gradients import Bucket, GradientBuckets
-from launcher.runtime.train.optimizer import learning_rate, not_finite
+from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
+from launcher.runtime.train.gradient_buckets import Bucket, GradientBuckets, unflatten
+from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite
 from launcher_plugins.architectures.parameter_server.config import settings_of
-from launcher_plugins.architectures.parameter_server.runtime.codec import Feedback, codec_of
-from launcher_plugins.architectures.parameter_server.runtime.wire import (
+from launcher_plugins.architectures.parameter_server.runtime.codec import ErrorFeedback, codec_of
+from launcher_plugins.architectures.parameter_server.runtime.messages import (
     DONE,
     LEAVE,
-    MEET,
     PUSH,
     SUM,
-    Answer,
-    Held,
-    Layout,
-    Notice,
-    Outbox,
-    Wire,
+    SYNC,
+    Connections,
+    ControlMessage,
+    Reply,
 )
+from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout, ParameterShape
 
 
 def update(ctx: RankContext) -> Update:
@@ -64,40 +63,40 @@ def update(ctx: RankContext) -> Update:
 
 @dataclass
 class Pulled:
-    """Parameters of a bucket on their way."""
+    """Parameters of a bucket that are pulled."""
 
-    landing: Tensor
-    """Where they arrive: the model's own memory, or, for a GPU, the host's."""
+    buffer: Tensor
+    """Where they are received: the model's own memory, or, for a GPU, host memory."""
     params: list[nn.Parameter]
     receives: list[Any]
-    """Those that are under way; empty: the model has the newest."""
+    """Under way; empty: the model has the newest parameters."""
 
 
-class ParameterServerUpdate:
-    """The update, and the `Replicas`, of a worker."""
+class ParameterServerUpdate(Update):
+    """The update and the `Replicas` of a worker."""
 
     loss_scale = 1.0
 
     def __init__(self, ctx: RankContext) -> None:
         config = ctx.config
         self._ctx, self._settings = ctx, settings_of(config)
-        self._wire, self._outbox, self._feedback = Wire(ctx), Outbox(), Feedback(codec_of(ctx))
+        self._connections, self._feedback = Connections(ctx), ErrorFeedback(codec_of(ctx))
         self._is_cuda = ctx.device.type == "cuda"
         self._buckets = GradientBuckets(
             dtype=DTYPES[config.precision.gradients],
             bucket_bytes=config.parallel.bucket_bytes,
-            exchange=self._leave_with if self._settings.overlap else None,
+            exchange=self._push_bucket if self._settings.overlap else None,
         )
         self._pulled: list[Pulled] = []
         self._ready: list[tuple[Any, Callable[[], None]]] = []
-        """What is to be sent and is being copied to the host, with the event of the copy."""
-        # A hook inside a compiled layer would break it up.
+        """Sends that wait for a copy to the host, with the event of the copy."""
+        # A hook inside a compiled layer would break its graph.
         self._pulls_by_layer = self._settings.overlap and config.fusion.compile == "none"
-        self._is_known = False
-        """Whether the servers know what they hold."""
+        self._is_initialised = False
+        """Whether the servers have the layout and the first weights."""
 
     @property
-    def steps_alone(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether each worker's gradient is an update of its own."""
         return not self._settings.is_lockstep
 
@@ -105,62 +104,60 @@ class ParameterServerUpdate:
         """Takes over the parameters; returns the modules to run."""
         for chunk in chunks:
             self._buckets.add_chunk(chunk)
-        places: dict[nn.Parameter, Pulled] = {}
-        for bucket in self._buckets.all():
-            pulled = Pulled(self._landing(bucket), bucket.params, [])
+        buckets, num_servers = self._buckets.all(), self._settings.servers
+        pulled_with: dict[nn.Parameter, Pulled] = {}
+        for bucket in buckets:
+            pulled = Pulled(self._receive_buffer(bucket), bucket.params, [])
             self._pulled.append(pulled)
-            places |= dict.fromkeys(bucket.params, pulled)
-        self._place_of = {bucket.flat.data_ptr(): place for place, bucket in enumerate(self._buckets.all())}
+            pulled_with |= dict.fromkeys(bucket.params, pulled)
+        self._index_of = {bucket.flat.data_ptr(): index for index, bucket in enumerate(buckets)}
         for chunk in chunks if self._pulls_by_layer else ():
             for module in chunk.modules():
-                held = {id(places[param]): places[param] for param in module.parameters() if param in places}
-                if module is not chunk and held:
-                    module.register_forward_pre_hook(self._taker(list(held.values())))
-        self._layout = Layout(
-            buckets=tuple(tuple(map(_held, bucket.params)) for bucket in self._buckets.all()),
-            num_servers=self._settings.servers,
-        )
-        self._first_places = [
-            min(self._layout.pieces(server), default=None) for server in range(self._settings.servers)
+                params = [param for param in module.parameters() if param in pulled_with]
+                needed = list({id(pulled_with[param]): pulled_with[param] for param in params}.values())
+                if module is not chunk and needed:
+                    module.register_forward_pre_hook(partial(self._before_layer, needed))
+        shapes = (tuple(_shape_of(param) for param in bucket.params) for bucket in buckets)
+        self._layout = ParameterLayout(buckets=tuple(shapes), num_servers=num_servers)
+        self._first_buckets = [
+            min(self._layout.buckets_of(server), default=None) for server in range(num_servers)
         ]
         return chunks
 
     def begin(self, step: int) -> None:
         """Waits for the parameters, unless each layer waits for its own."""
-        if not self._is_known:
-            self._is_known = True
-            self._introduce()
+        if not self._is_initialised:
+            self._is_initialised = True
+            self._initialise_servers()
         if not self._pulls_by_layer:
-            self._take(self._pulled)
+            self._wait_for(self._pulled)
 
     def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
-        """Backward of one microbatch; in the last one full buckets leave for the servers."""
-        self._take(self._pulled)  # some layer may not have run
+        """Backward of one microbatch; in the last one full buckets are pushed to the servers."""
+        self._wait_for(self._pulled)  # of layers that did not run
         is_final = last and not self._ctx.split_backward.is_enabled
         self._buckets.backward(out, grad, chunk=chunk, last=is_final)
 
-    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
-        """The weight gradients that a split backward has put off."""
-        self._buckets.finish_backward(products, chunk=chunk, last=last)
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has deferred."""
+        self._buckets.backward_weight(deferred, chunk=chunk, last=last)
 
     def apply(self, step: int) -> StepOutcome:
-        """Sees all gradients off, and hears what became of them."""
+        """Pushes the remaining gradients, and receives the norm."""
         optim, clock = self._ctx.config.optim, self._ctx.clock
         if not self._settings.overlap:
             for bucket in self._buckets.all():
-                self._leave_with(bucket.flat)
+                self._push_bucket(bucket.flat)
         with clock.section(REPLICATED):
-            norm, factor = self._own_norm(step) if self.steps_alone else (0.0, 1.0)
+            norm, factor = self._own_norm(step) if self.is_asynchronous else (0.0, 1.0)
         with clock.section(SERVER), self._watched():
             self._send_ready(wait=True)
-            told = self._ctx.stop.received if self._ctx.stop else 0
-            notice = Notice(kind=DONE, step=step, value=factor, signal=told)
-            answer = self._wire.post_answer(2)
-            for server in range(self._wire.num_servers):
-                self._wire.notify(server, notice, self._outbox)
-            self._outbox.wait()
-            summed_norm, signal = answer.wait()
-        if not self.steps_alone:
+            received = self._ctx.stop.received if self._ctx.stop else 0
+            reply = self._connections.post_reply(2)
+            self._send_to_all(ControlMessage(kind=DONE, step=step, value=factor, signal=received))
+            self._connections.sends.wait()
+            summed_norm, signal = reply.wait()
+        if not self.is_asynchronous:
             norm = summed_norm
             if not isfinite(norm):
                 raise not_finite(step, norm)
@@ -169,99 +166,95 @@ class ParameterServerUpdate:
         self._buckets.wait()
         self._buckets.clear()
         lr = learning_rate(optim, step, self._ctx.config.train.num_steps)
-        return StepOutcome(grad_norm=norm, lr=lr * self._settings.lr_factor(self._wire.num_workers))
+        return StepOutcome(grad_norm=norm, lr=lr * self._settings.lr_factor(self._connections.num_workers))
 
     def state(self) -> Iterator[GlobalFragment]:
-        """Nothing: the servers hold it."""
+        """Nothing: the servers have the state."""
         yield from ()
 
     def load(self, read: FragmentReader) -> None:
-        """The weights; what else was saved the servers read."""
+        """Reads the weights; the servers read the rest."""
         for pulled in self._pulled:
             for param in pulled.params:
                 where = slice_of(param)
                 with torch.no_grad():
                     param.copy_(read(state_name("weight", where.name), where.offset, where.shape))
 
-    def close(self) -> None:
-        """Nothing is under way any more."""
-
-    # What the workers do together.
+    # Communication with the other workers.
 
     def sum(self, value: Tensor) -> Handle:
-        """Starts adding a number up over the workers, through the first server."""
+        """Starts summing a number over the workers, through the first server."""
         with self._watched():
             event, host = self._to_host(value)
-            self._ready.append((event, lambda: self._ask_for_sum(float(host))))
+
+            def send() -> None:
+                self._connections.send_control(0, ControlMessage(kind=SUM, value=float(host)))
+
+            self._ready.append((event, send))
             self._send_ready(wait=False)
-            return _Sum(self, value, self._wire.post_answer(1))
+            return _Sum(self, value, self._connections.post_reply(1))
 
-    def _ask_for_sum(self, value: float) -> None:
-        self._wire.notify(0, Notice(kind=SUM, value=value), self._outbox)
-
-    def wait_for_sum(self, value: Tensor, answer: Answer) -> None:
-        """Puts it in."""
+    def wait_for_sum(self, value: Tensor, reply: Reply) -> None:
+        """Waits for the sum and writes it into ``value``."""
         with self._ctx.clock.section(SERVER), self._watched():
             self._send_ready(wait=True)
-            value.fill_(answer.wait()[0])
+            value.fill_(reply.wait()[0])
 
-    def meet(self) -> None:
-        """Waits until every worker is here; then pulls the parameters once more, the same as the others."""
-        if not self._is_known:
+    def synchronize(self) -> None:
+        """Waits for the other workers, then pulls the parameters once more, the same on all."""
+        if not self._is_initialised:
             return
-        self._take(self._pulled)
-        if self.steps_alone:
-            for place in range(len(self._pulled)):
-                self._post_pulls(place)
-            for server in range(self._wire.num_servers):
-                self._wire.notify(server, Notice(kind=MEET), self._outbox)
-            self._take(self._pulled)
+        self._wait_for(self._pulled)
+        if self.is_asynchronous:
+            for index in range(len(self._pulled)):
+                self._post_pulls(index)
+            self._send_to_all(ControlMessage(kind=SYNC))
+            self._wait_for(self._pulled)
 
     def leave(self, num_done: int) -> None:
-        """Takes the last parameters, and says good-bye to every server."""
-        self._take(self._pulled)
-        told = self._ctx.stop.agreed if self._ctx.stop else 0
-        if not self._is_known:
-            self._introduce()
+        """Waits for the last parameters, and tells every server that this worker ends."""
+        self._wait_for(self._pulled)
+        signal = self._ctx.stop.agreed if self._ctx.stop else 0
+        if not self._is_initialised:
+            self._initialise_servers()
         with self._watched():
-            for server in range(self._wire.num_servers):
-                self._wire.notify(server, Notice(kind=LEAVE, step=num_done, signal=told), self._outbox)
-            self._outbox.wait()
+            self._send_to_all(ControlMessage(kind=LEAVE, step=num_done, signal=signal))
+            self._connections.sends.wait()
 
-    def _introduce(self) -> None:
-        """The first worker tells the servers what they hold, and its first weights."""
+    def _send_to_all(self, message: ControlMessage) -> None:
+        for server in range(self._connections.num_servers):
+            self._connections.send_control(server, message)
+
+    def _initialise_servers(self) -> None:
+        """The first worker sends the servers the layout and its initial weights."""
         if self._ctx.plan.rank != 0:
             return
         with self._watched():
-            self._wire.tell_layout(self._layout, self._outbox)
-            for place, bucket in enumerate(self._buckets.all()):
+            self._connections.send_layout(self._layout)
+            for index, bucket in enumerate(self._buckets.all()):
                 flat = torch.cat([param.detach().flatten() for param in bucket.params]).cpu()
-                for server in self._layout.owners(place):
-                    start, stop = self._layout.span(place, server)
-                    self._wire.push(server, place, flat[start:stop], self._outbox)
-            self._outbox.wait()
+                for server in self._layout.servers_of(index):
+                    start, stop = self._layout.span(index, server)
+                    self._connections.push(server, index, flat[start:stop])
+            self._connections.sends.wait()
 
-    # Gradients out.
+    # Push of gradients.
 
-    def _leave_with(self, flat: Tensor) -> _Gone:
-        """Pushes a bucket, and expects its parameters."""
-        place = self._place_of[flat.data_ptr()]
-        self._post_pulls(place)
-        for server in self._layout.owners(place):
-            start, stop = self._layout.span(place, server)
-            if place == self._first_places[server]:
-                self._wire.notify(server, Notice(kind=PUSH), self._outbox)
-            self._push(server, place, self._feedback.pack(flat[start:stop], (place, server)))
+    def _push_bucket(self, flat: Tensor) -> None:
+        """Pushes a bucket, and posts the receives of its parameters."""
+        index = self._index_of[flat.data_ptr()]
+        self._post_pulls(index)
+        for server in self._layout.servers_of(index):
+            start, stop = self._layout.span(index, server)
+            if index == self._first_buckets[server]:
+                self._connections.send_control(server, ControlMessage(kind=PUSH))
+            event, host = self._to_host(self._feedback.pack(flat[start:stop], (index, server)))
+            push = partial(self._connections.push, server, index, host)
+            self._ready.append((event, push))
         self._send_ready(wait=False)
-        return _Gone()
-
-    def _push(self, server: int, place: int, packed: Tensor) -> None:
-        """Sends from the host's memory; from a GPU once the copy is there, which nothing waits for here."""
-        event, host = self._to_host(packed)
-        self._ready.append((event, lambda: self._wire.push(server, place, host, self._outbox)))
 
     def _to_host(self, tensor: Tensor) -> tuple[Any, Tensor]:
-        """A tensor in the host's memory, and the event that says when it is there; None: it is."""
+        """A tensor in host memory, and the event of its copy; None: it is already there."""
         if not self._is_cuda:
             return None, tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
@@ -270,7 +263,7 @@ class ParameterServerUpdate:
         return event, host
 
     def _send_ready(self, *, wait: bool) -> None:
-        """Sends, in order, what has arrived in the host's memory; ``wait``: all of it."""
+        """Sends, in order, what is in host memory; ``wait``: all, once it is copied."""
         while self._ready:
             event, send = self._ready[0]
             if event is not None and not wait and not event.query():
@@ -286,35 +279,33 @@ class ParameterServerUpdate:
         norm = float(torch.stack(squares).double().square().sum().sqrt())
         if not isfinite(norm):
             raise not_finite(step, norm)
-        clip_norm = self._ctx.config.optim.clip_norm
-        return norm, 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
+        return norm, clip_factor(norm, self._ctx.config.optim.clip_norm)
 
-    # Parameters in.
+    # Pull of parameters.
 
-    def _landing(self, bucket: Bucket) -> Tensor:
+    def _receive_buffer(self, bucket: Bucket) -> Tensor:
         if self._is_cuda:
             dtype = bucket.params[0].dtype
             return torch.empty(bucket.flat.numel(), dtype=dtype, pin_memory=True)
-        landing = torch.cat([param.detach().flatten() for param in bucket.params])
-        for param, part in zip(bucket.params, _parts(landing, bucket.params), strict=True):
-            param.data = part
-        return landing
+        buffer = torch.cat([param.detach().flatten() for param in bucket.params])
+        for param, view in zip(bucket.params, unflatten(buffer, bucket.params), strict=True):
+            param.data = view
+        return buffer
 
-    def _post_pulls(self, place: int) -> None:
-        pulled = self._pulled[place]
+    def _post_pulls(self, index: int) -> None:
+        pulled = self._pulled[index]
         if not self._is_cuda:
             torch.autograd.graph.increment_version(pulled.params)
-        for server in self._layout.owners(place):
-            start, stop = self._layout.span(place, server)
-            pulled.receives.append(self._wire.post_pull(server, place, pulled.landing[start:stop]))
+        for server in self._layout.servers_of(index):
+            start, stop = self._layout.span(index, server)
+            pulled.receives.append(self._connections.post_pull(server, index, pulled.buffer[start:stop]))
 
-    def _taker(self, pulled: Sequence[Pulled]) -> Callable[..., None]:
-        """What a layer does before its forward."""
-        return lambda *_: self._take(pulled)
+    def _before_layer(self, needed: Sequence[Pulled], *_: Any) -> None:
+        self._wait_for(needed)
 
     @torch.no_grad()
-    def _take(self, wanted: Sequence[Pulled]) -> None:
-        """Waits for parameters that are under way, and puts them into the model."""
+    def _wait_for(self, wanted: Sequence[Pulled]) -> None:
+        """Waits for parameters that are under way, and copies a GPU's into the model."""
         awaited = [pulled for pulled in wanted if pulled.receives]
         if not awaited:
             return
@@ -325,48 +316,35 @@ class ParameterServerUpdate:
                         receive.wait()
                 pulled.receives = []
                 if self._is_cuda:
-                    parts = _parts(pulled.landing, pulled.params)
-                    for param, part in zip(pulled.params, parts, strict=True):
-                        param.copy_(part, non_blocking=True)
+                    views = unflatten(pulled.buffer, pulled.params)
+                    for param, view in zip(pulled.params, views, strict=True):
+                        param.copy_(view, non_blocking=True)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Inside, a connection that breaks is told as what it is."""
+        """Inside, a broken connection raises the error of a failed server."""
         try:
             yield
         except RuntimeError as error:
             raise JobError(
-                f"a parameter server does not answer, so this worker cannot go on: {error}. Its own log "
-                "tells why; `trireme run ... --resume` goes on from the newest checkpoint"
+                f"a parameter server does not answer, so this worker cannot continue: {error}. The server's "
+                "log has the reason; `trireme run ... --resume` continues from the newest checkpoint"
             ) from error
-
-
-class _Gone:
-    """A bucket that has left; nobody waits for it before the step ends."""
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """A sum that the first server makes."""
+    """A sum that the first server computes."""
 
     worker: ParameterServerUpdate
     value: Tensor
-    answer: Answer
+    reply: Reply
 
     def wait(self) -> None:
         """Returns when the value is the sum."""
-        self.worker.wait_for_sum(self.value, self.answer)
+        self.worker.wait_for_sum(self.value, self.reply)
 
 
-def _parts(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
-    """A view for each parameter, in its shape."""
-    parts = torch.split(flat, [param.numel() for param in params])
-    return [part.view_as(param) for part, param in zip(parts, params, strict=True)]
-
-
-def _held(param: nn.Parameter) -> Held:
+def _shape_of(param: nn.Parameter) -> ParameterShape:
     where = slice_of(param)
-    return Held(name=where.name, shape=where.shape)
+    return ParameterShape(name=where.name, shape=where.shape)

@@ -1,1 +1,1 @@
-"""Split layers and their collectives, on the ranks."""
+"""Tensor-parallel layers and their collectives, on the ranks."""

@@ -1,4 +1,4 @@
-"""Collectives between tensor-parallel ranks, and the two edges of a split region with their gradients."""
+"""Collectives of the tensor-parallel ranks, and the mappings into and out of a tensor-parallel region."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.runtime.api import RankContext
-from launcher.runtime.model.recompute import in_backward, standing_in
+from launcher.runtime.model.selective_recompute import in_backward, saving_instead_of
 
 _SEQUENCE = 1
 """The dim of the sequence in [batch, seq, hidden]."""
 
 
-class TensorWire:
-    """Talks to the tensor-parallel group; every call is timed as ``tp``."""
+class TensorParallelGroup:
+    """Collectives of the tensor-parallel group; every call is timed as ``tp``."""
 
     def __init__(self, ctx: RankContext, *, splits_sequence: bool) -> None:
         self.rank, self.size = ctx.groups.tp.rank, ctx.groups.tp.size
         self.splits_sequence = splits_sequence
-        self.gathers_again = splits_sequence and self.size > 1
-        """Whether a split region keeps its input in parts, for the price of one more gathering."""
+        self.saves_shard = splits_sequence and self.size > 1
+        """Whether a region saves only this rank's part of its input, at the cost of one more all-gather."""
         self._group = ctx.groups.tp.handle
         self._clock = ctx.clock
 
@@ -37,7 +37,7 @@ class TensorWire:
                 dist.all_reduce(x, reduction, self._group)
         return x
 
-    def gather_sequence(self, x: Tensor) -> Tensor:
+    def all_gather_sequence(self, x: Tensor) -> Tensor:
         """[batch, seq / tp, hidden] of each rank -> [batch, seq, hidden] on all."""
         if self.size == 1:
             return x
@@ -47,7 +47,7 @@ class TensorWire:
             dist.all_gather(parts, x, self._group)
         return torch.cat(parts, _SEQUENCE)
 
-    def scatter_sequence(self, x: Tensor) -> Tensor:
+    def reduce_scatter_sequence(self, x: Tensor) -> Tensor:
         """[batch, seq, hidden] of each rank -> this rank's [batch, seq / tp, hidden] of their sum."""
         if self.size == 1:
             return x
@@ -58,76 +58,76 @@ class TensorWire:
         return out
 
 
-def enter(x: Tensor, wire: TensorWire) -> Tensor:
-    """[batch, seq(local), hidden] -> [batch, seq, hidden], whole on each rank: into a split region."""
-    out: Tensor = _Enter.apply(x, wire)  # type: ignore[no-untyped-call]
+def copy_to_region(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """[batch, seq(local), hidden] -> [batch, seq, hidden], whole on each rank: into the region. The gradient
+    of ``x`` is summed: each rank computes it for its own slice of the weights."""
+    out: Tensor = _CopyToRegion.apply(x, group)  # type: ignore[no-untyped-call]
     return out
 
 
-def leave(x: Tensor, wire: TensorWire) -> Tensor:
-    """[batch, seq, hidden], partial on each rank -> their sum [batch, seq(local), hidden]: out of it."""
-    out: Tensor = _Leave.apply(x, wire)  # type: ignore[no-untyped-call]
+def reduce_from_region(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """[batch, seq, hidden], partial on each rank -> their sum [batch, seq(local), hidden]: out of the region.
+    The gradient of ``x`` is that of the sum."""
+    out: Tensor = _ReduceFromRegion.apply(x, group)  # type: ignore[no-untyped-call]
     return out
 
 
-def keeping_part(part: Tensor, whole: Tensor, wire: TensorWire, num_uses: int) -> AbstractContextManager[Any]:
-    """Inside, what would keep ``whole`` for its backward keeps ``part`` instead, and gathers it again then.
+def saving_shard(
+    shard: Tensor, whole: Tensor, group: TensorParallelGroup, num_uses: int
+) -> AbstractContextManager[Any]:
+    """Inside, operations that would save ``whole`` for their backward save ``shard``, and all-gather it then.
 
-    Without it every rank would hold the whole sequence. Where layers are recomputed nothing is held
-    anyway. ``num_uses``: products that keep ``whole``; the first to run its backward gathers for all.
+    Without it every rank would save the whole sequence. Where layers are recomputed nothing is saved
+    anyway. ``num_uses``: products that save ``whole``; the first to run its backward gathers for all.
 
     Source: Korthikanti et al. (2022), section 4.2.2.
     """
-    if not wire.gathers_again:
+    if not group.saves_shard:
         return nullcontext()
-    return standing_in(whole, _Part(in_backward(part), wire, num_uses).gather)
+    return saving_instead_of(whole, _Shard(in_backward(shard), group, num_uses).gather)
 
 
 @dataclass
-class _Part:
-    """A part of a sequence that is gathered when it is asked for."""
+class _Shard:
+    """A part of a sequence, gathered on demand."""
 
     part: Callable[[], Tensor]
-    wire: TensorWire
+    group: TensorParallelGroup
     num_uses_left: int
     whole: Tensor | None = None
 
     def gather(self) -> Tensor:
-        whole = self.wire.gather_sequence(self.part()) if self.whole is None else self.whole
+        whole = self.group.all_gather_sequence(self.part()) if self.whole is None else self.whole
         self.num_uses_left -= 1
         self.whole = whole if self.num_uses_left > 0 else None
         return whole
 
 
-class _Enter(torch.autograd.Function):
-    """Each rank uses the whole input for its own slice, so the input's gradient is a sum."""
-
+class _CopyToRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wire: TensorWire) -> Tensor:
-        ctx.wire = wire
-        return wire.gather_sequence(x) if wire.splits_sequence else x.view_as(x)
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return group.all_gather_sequence(x) if group.splits_sequence else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _sum(grad, ctx.wire), None
+        return _sum(grad, ctx.group), None
 
 
-class _Leave(torch.autograd.Function):
-    """Each rank's part enters the sum with weight 1, so the gradient of the sum is its gradient."""
-
+class _ReduceFromRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wire: TensorWire) -> Tensor:
-        ctx.wire = wire
-        return _sum(x, wire)
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
+        return _sum(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        wire: TensorWire = ctx.wire
-        return (wire.gather_sequence(grad) if wire.splits_sequence else grad), None
+        group: TensorParallelGroup = ctx.group
+        return (group.all_gather_sequence(grad) if group.splits_sequence else grad), None
 
 
-def _sum(x: Tensor, wire: TensorWire) -> Tensor:
-    """Sums over the ranks. Out of place: ``x`` may be needed by whoever made it."""
-    if wire.splits_sequence:
-        return wire.scatter_sequence(x)
-    return wire.all_reduce(x.clone(memory_format=torch.contiguous_format))
+def _sum(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """Sums over the ranks. Not in place: another operation may need ``x``."""
+    if group.splits_sequence:
+        return group.reduce_scatter_sequence(x)
+    return group.all_reduce(x.clone(memory_format=torch.contiguous_format))

@@ -1,1 +1,1 @@
-"""DeepSpeed on our ranks, groups and schedules."""
+"""DeepSpeed's ZeRO on the launcher's ranks, groups and schedules."""

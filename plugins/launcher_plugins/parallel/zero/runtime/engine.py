@@ -14,19 +14,21 @@ from torch import nn
 from launcher.base.errors import JobError
 from launcher.runtime.api import RankContext, slice_of
 from launcher.runtime.process.groups import Group
-from launcher_plugins.parallel.zero.runtime.clock import time_messages
+
+_COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
+"""The collectives that ZeRO uses, by the names of DeepSpeed's communication backend."""
 
 
 def load_deepspeed(ctx: RankContext) -> Any:
-    """The module deepspeed, made ready for this rank's device and for process groups that exist."""
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it; our own starters set it
+    """The module deepspeed, set up for this rank's device and the existing process groups."""
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed requires it; our own starters set it
     if ctx.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # On a CPU the start would compile this operator, which needs a compiler; gloo does without it.
+    # On a CPU the start would compile this operator, which needs a compiler; gloo works without it.
     __compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False)
     return deepspeed
@@ -42,13 +44,13 @@ def start_engine(ctx: RankContext, model: nn.Module, optimizer: torch.optim.Opti
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config, mpu=topology, dist_init_required=False
     )
-    time_messages(deepspeed.comm.comm.cdb, topology.kinds(), ctx)
+    time_collectives(deepspeed.comm.comm.cdb, topology.kinds(), ctx)
     return engine
 
 
 def check_alike(num_groups: int, model: Group, device: torch.device) -> None:
-    """Refuses stages that differ in their groups of parameters: DeepSpeed sums a norm over all ranks of a
-    replica for each group, and some would wait for a sum that others never begin.
+    """Rejects stages that differ in their parameter groups: DeepSpeed sums a norm over all ranks of a replica
+    for each group, and some would wait for a collective that others never start.
 
     Raises:
         JobError: on every rank of the replica.
@@ -64,19 +66,20 @@ def check_alike(num_groups: int, model: Group, device: torch.device) -> None:
         )
 
 
-def splitter(ctx: RankContext, config: Any) -> Callable[[nn.Module], None]:
-    """Leaves this rank's part of every parameter of a module; DeepSpeed gathers them when they are used."""
+def partitioner(ctx: RankContext, config: Any) -> Callable[[nn.Module], None]:
+    """A function that partitions the parameters of a module over the replicas; DeepSpeed gathers them when
+    used."""
     deepspeed, topology = load_deepspeed(ctx), Topology(ctx)
 
-    def keep_own_part(module: nn.Module) -> None:
+    def partition(module: nn.Module) -> None:
         group = topology.get_data_parallel_group()
         deepspeed.zero.Init(module, data_parallel_group=group, config_dict_or_path=config, mpu=topology)
 
-    return keep_own_part
+    return partition
 
 
 class Topology:
-    """The mesh in the words that DeepSpeed asks for (Megatron's ``mpu``)."""
+    """The mesh with the interface of Megatron's ``mpu``, which DeepSpeed uses."""
 
     def __init__(self, ctx: RankContext) -> None:
         groups = ctx.groups
@@ -84,7 +87,7 @@ class Topology:
         self._handles = {group.ranks: _handle(group) for group in used}
 
     def kinds(self) -> dict[dist.ProcessGroup, str]:
-        """Each group of several ranks that DeepSpeed sends in, with the clock's word for it."""
+        """Each group of several ranks that DeepSpeed communicates in, with its kind on the clock."""
         named = {"dp": self._dp, "model": self._model}
         return {self._handles[group.ranks]: kind for kind, group in named.items() if group.size > 1}
 
@@ -109,7 +112,7 @@ class Topology:
         return self._handles[self._model.ranks]
 
     def get_model_parallel_rank(self) -> int:
-        """Its tp_rank: whole parameters count in the norm on tp_rank 0 of every stage."""
+        """This rank's tp_rank: whole parameters count in the norm on tp_rank 0 of every stage."""
         return self._tp.rank
 
     def get_model_parallel_world_size(self) -> int:
@@ -117,7 +120,7 @@ class Topology:
         return self._model.size
 
     def get_tensor_model_parallel_group(self) -> dist.ProcessGroup:
-        """The ranks that share matrices."""
+        """The ranks that split matrices."""
         return self._handles[self._tp.ranks]
 
     def get_tensor_model_parallel_rank(self) -> int:
@@ -142,14 +145,48 @@ class Topology:
 
 
 def _handle(group: Group) -> dist.ProcessGroup:
-    """The group; DeepSpeed takes none for the whole world, so a rank alone gets a group of itself."""
+    """The process group; a single rank gets one of its own, since DeepSpeed reads None as the whole world."""
     if group.handle is not None:
         return group.handle
     return cast(dist.ProcessGroup, dist.new_group(list(group.ranks), use_local_synchronization=True))
 
 
 def _mark(param: nn.Parameter, ctx: RankContext) -> None:
-    """Tells DeepSpeed which parameters count in this rank's share of the gradient norm."""
+    """Marks for DeepSpeed which parameters count in this rank's share of the gradient norm."""
     where = slice_of(param)
     param.model_parallel = where.is_sharded or ctx.groups.tp.rank == 0  # type: ignore[attr-defined]
     param.ds_pipe_replicated = where.is_tied_copy  # type: ignore[attr-defined]
+
+
+def time_collectives(backend: Any, kinds: dict[Any, str], ctx: RankContext) -> None:
+    """Times every collective of a backend whose group is in ``kinds``, as that kind: else the clock would
+    count it as compute."""
+    for name in _COLLECTIVES:
+        setattr(backend, name, _timed(getattr(backend, name), kinds, ctx))
+
+
+def _timed(send: Callable[..., Any], kinds: dict[Any, str], ctx: RankContext) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        kind = kinds.get(kwargs.get("group"))
+        if kind is None:
+            return send(*args, **kwargs)
+        with ctx.clock.section(kind):
+            handle = send(*args, **kwargs)
+        return _TimedHandle(handle, kind, ctx) if kwargs.get("async_op") else handle
+
+    return timed
+
+
+class _TimedHandle:
+    """An asynchronous collective whose wait is timed."""
+
+    def __init__(self, handle: Any, kind: str, ctx: RankContext) -> None:
+        self._handle, self._kind, self._ctx = handle, kind, ctx
+
+    def wait(self, *args: Any) -> Any:
+        """Returns when the tensor may be used."""
+        with self._ctx.clock.section(self._kind):
+            return self._handle.wait(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)

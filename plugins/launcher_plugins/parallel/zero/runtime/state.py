@@ -1,8 +1,8 @@
-"""What this rank owns of DeepSpeed's split states, as pieces of global tensors.
+"""This rank's partition of DeepSpeed's states, as pieces of global tensors.
 
-DeepSpeed lays many parameters end to end and cuts the line into equal parts, so the part of a rank begins
-and ends anywhere inside a parameter. Such a range is a few boxes of the parameter: written under their
-global names, they are read back under any other layout, DeepSpeed's or the native one.
+DeepSpeed flattens many parameters into one tensor and splits it into equal partitions, so a partition begins
+and ends anywhere inside a parameter. Such a range is a few boxes of the parameter: saved under their global
+names, they can be read under any other layout, DeepSpeed's or the native one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, slice_of
-from launcher.runtime.checkpoint.fragments import KINDS, MOMENTS, Box, boxes, named
+from launcher.runtime.checkpoint.fragments import KINDS, MOMENTS, Box, boxes, state_slice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +28,15 @@ class OwnedPart:
     start: int
     numel: int
     flat: Tensor
-    """The optimizer's own tensor: the fp32 weights of every range on this rank, end to end."""
+    """The optimizer's own tensor: the flattened fp32 weights of every range on this rank."""
     flat_start: int
-    """Where this range begins in it."""
-
-    def view(self, tensor: Tensor) -> Tensor:
-        """This range of a tensor laid out as ``flat``."""
-        return tensor.narrow(0, self.flat_start, self.numel)
+    """First element of this range in it."""
 
     def pieces(self) -> Iterator[tuple[GlobalSlice, Box, tuple[slice, ...]]]:
-        """The boxes of the range: where each lies in the global tensor, and its part that is no padding."""
-        inside = self.where.inside(self.shape)
+        """The boxes of the range: the global slice of each, and its part without padding."""
+        unpadded = self.where.unpadded_shape(self.shape)
         for box in boxes(self.shape, self.start, self.start + self.numel):
-            pairs = zip(box.offset, box.shape, inside, strict=True)
+            pairs = zip(box.offset, box.shape, unpadded, strict=True)
             kept = [max(0, min(offset + size, end) - offset) for offset, size, end in pairs]
             if 0 in kept:
                 continue
@@ -97,12 +93,12 @@ def fragments(optimizer: Any, parts: Sequence[OwnedPart]) -> Iterator[GlobalFrag
             tensor = _tensor(optimizer, part, kind)
             for where, box, kept in part.pieces():
                 view = part.box_view(tensor, box) if tensor is not None else torch.zeros(box.shape)
-                yield GlobalFragment(slice=named(where, kind), tensor=view[kept])
+                yield GlobalFragment(slice=state_slice(where, kind), tensor=view[kept])
 
 
 @torch.no_grad()
 def fill(optimizer: Any, parts: Sequence[OwnedPart], num_updates: int, read: FragmentReader) -> None:
-    """Takes back what `fragments` gave, under any layout."""
+    """Restores what `fragments` returned, under any layout."""
     for flat in {id(part.flat): part.flat for part in parts}.values():
         step = torch.tensor(float(num_updates), device=flat.device)
         moments = {kind: torch.zeros_like(flat) for kind in MOMENTS}
@@ -113,7 +109,7 @@ def fill(optimizer: Any, parts: Sequence[OwnedPart], num_updates: int, read: Fra
             assert tensor is not None, "the moments were made above"
             for where, box, kept in part.pieces():
                 size = tuple(span.stop for span in kept)
-                part.box_view(tensor, box)[kept] = read(named(where, kind).name, where.offset, size)
+                part.box_view(tensor, box)[kept] = read(state_slice(where, kind).name, where.offset, size)
 
 
 def _tensor(optimizer: Any, part: OwnedPart, kind: str) -> Tensor | None:
@@ -126,7 +122,7 @@ def _tensor(optimizer: Any, part: OwnedPart, kind: str) -> Tensor | None:
 
 @torch.no_grad()
 def refresh_weights(optimizer: Any, params: Sequence[nn.Parameter]) -> None:
-    """Makes the weights that are computed with from the fp32 ones. Collective over the replicas."""
+    """Copies the fp32 weights to those of the compute format. Collective over the replicas."""
     if hasattr(optimizer, "update_lp_params"):
         optimizer.update_lp_params()
         return
@@ -142,5 +138,5 @@ def num_good_steps(scaler: Any) -> int:
 
 
 def set_num_good_steps(scaler: Any, number: int) -> None:
-    """Makes DeepSpeed's loss scale count on from a number of steps without overflow."""
+    """Sets the number of steps without overflow of DeepSpeed's loss scale."""
     scaler.last_overflow_iter = scaler.cur_iter - number - 1

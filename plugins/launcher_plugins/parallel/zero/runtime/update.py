@@ -1,4 +1,4 @@
-"""The update of the parameters by DeepSpeed's ZeRO, driven by the launcher's loop and schedules."""
+"""The update by DeepSpeed's ZeRO, driven by the launcher's loop and schedules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from launcher.runtime.api import (
     slice_of,
 )
 from launcher.runtime.checkpoint.fragments import LOSS_SCALE, NUM_GOOD_STEPS, STEP, scalar_fragment
-from launcher.runtime.model.split_backward import WeightProduct
-from launcher.runtime.process.groups import Group
+from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 from launcher.runtime.train.optimizer import adamw, learning_rate, not_finite
-from launcher.runtime.train.reductions import sum_in_one_message
+from launcher.runtime.train.reductions import sum_gradients_of_copies
 from launcher_plugins.parallel.zero.plan import CONFIG_NAME
-from launcher_plugins.parallel.zero.runtime.engine import splitter, start_engine
+from launcher_plugins.parallel.zero.runtime.engine import partitioner, start_engine
 from launcher_plugins.parallel.zero.runtime.state import (
     OwnedPart,
     fill,
@@ -38,9 +37,10 @@ from launcher_plugins.parallel.zero.runtime.state import (
 
 
 def apply(ctx: RankContext) -> None:
-    """At stage 3 the model is split while it is built; the gradients DeepSpeed exchanges by itself."""
+    """At stage 3 the weights are partitioned while the model is built; DeepSpeed exchanges the gradients
+    itself."""
     if ctx.config.parallel.zero_stage == 3:
-        ctx.keep_own_part = splitter(ctx, _config(ctx))
+        ctx.partition_weights = partitioner(ctx, _config(ctx))
 
 
 def update(ctx: RankContext) -> Update:
@@ -52,10 +52,10 @@ def _config(ctx: RankContext) -> dict[str, Any]:
     return dict(ctx.plan.plan.documents[CONFIG_NAME])
 
 
-class _DeepSpeedUpdate:
+class _DeepSpeedUpdate(Update):
     """What every stage has in common.
 
-    DeepSpeed averages gradients over the replicas, and the launcher's loss is scaled so that their sum is
+    DeepSpeed averages gradients over the replicas, while the launcher's loss is scaled so that their sum is
     the gradient: hence the factor dp in the loss scale.
     """
 
@@ -66,11 +66,8 @@ class _DeepSpeedUpdate:
         self._ctx = ctx
         self._num_updates = 0
 
-    def begin(self, step: int) -> None:
-        """Nothing to wait for: the parameters are already here."""
-
     def state(self) -> Iterator[GlobalFragment]:
-        """This rank's part of the master weights and moments; copies of what another owns are left out."""
+        """This rank's part of the master weights and moments, without copies that another rank owns."""
         tp_rank = self._ctx.groups.tp.rank
         parts = [part for part in self._parts() if part.where.is_owned_by(tp_rank)]
         yield from fragments(self._engine.optimizer, parts)
@@ -81,7 +78,7 @@ class _DeepSpeedUpdate:
                 yield scalar_fragment(NUM_GOOD_STEPS, num_good_steps(scaler))
 
     def load(self, read: FragmentReader) -> None:
-        """Takes back what `state` gave, under any layout."""
+        """Restores what `state` returned, under any layout."""
         self._num_updates = int(read(STEP, (), ()))
         fill(self._engine.optimizer, self._parts(), self._num_updates, read)
         refresh_weights(self._engine.optimizer, self._params)
@@ -90,14 +87,14 @@ class _DeepSpeedUpdate:
             set_num_good_steps(scaler, int(read(NUM_GOOD_STEPS, (), ())))
 
     def close(self) -> None:
-        """Takes DeepSpeed's hooks off the model."""
+        """Removes DeepSpeed's hooks from the model."""
         self._engine.destroy()
 
     def _start(self, model: nn.Module) -> None:
         config = self._ctx.config
         self._params = [param for param in model.parameters() if param.requires_grad]
         optimizer = adamw(((param, len(slice_of(param).shape)) for param in self._params), config)
-        assert optimizer is not None, "the plan refuses a stage without parameters"
+        assert optimizer is not None, "the plan rejects a stage without parameters"
         self._engine = start_engine(self._ctx, model, optimizer, _config(self._ctx))
 
     def _step(self, step: int) -> StepOutcome:
@@ -125,7 +122,7 @@ class _DeepSpeedUpdate:
 
 
 class Zero1Update(_DeepSpeedUpdate):
-    """Stage 1: gradients are summed as without ZeRO, under any schedule; DeepSpeed enters after it."""
+    """Stage 1: DeepSpeed reduces the gradients after the schedule, which may be any."""
 
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the chunks' parameters; returns the modules to run."""
@@ -134,7 +131,7 @@ class Zero1Update(_DeepSpeedUpdate):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before its backward."""
+        """Factor of the loss before its backward."""
         scaler = self._scaler
         return self._ctx.groups.dp.size * (1.0 if scaler is None else float(scaler.cur_scale))
 
@@ -143,16 +140,14 @@ class Zero1Update(_DeepSpeedUpdate):
         if out is not None:
             torch.autograd.backward(out, grad)
 
-    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
-        """The weight gradients that a split backward has put off, added as autograd adds them."""
-        for product in products:
-            torch.autograd.backward(product.weight.view_as(product.weight), product.compute())
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has deferred, accumulated by autograd."""
+        for gradient in deferred:
+            torch.autograd.backward(gradient.weight.view_as(gradient.weight), gradient.compute())
 
     def apply(self, step: int) -> StepOutcome:
         """Sums the gradients, clips, updates the parameters, clears the gradients."""
-        groups = self._ctx.groups
-        self._sum_over(groups.tp, "tp", [p for p in self._params if slice_of(p).is_summed_over_tp])
-        self._sum_over(groups.tied, "tied", [p for p in self._params if slice_of(p).is_tied])
+        sum_gradients_of_copies(self._ctx, self._params, _accumulated)
         self._engine.set_gradient_accumulation_boundary(True)
         with self._ctx.clock.section(REPLICATED):
             self._engine.allreduce_gradients()
@@ -161,19 +156,13 @@ class Zero1Update(_DeepSpeedUpdate):
         return outcome
 
     def load(self, read: FragmentReader) -> None:
-        """Takes back what `state` gave, under any layout."""
+        """Restores what `state` returned, under any layout."""
         super().load(read)
         self._copy_tied_weights()
 
-    def _sum_over(self, group: Group, kind: str, params: Sequence[nn.Parameter]) -> None:
-        if group.size == 1 or not params:
-            return
-        with self._ctx.clock.section(kind):
-            sum_in_one_message([_accumulated(param) for param in params], group)
-
     def _copy_tied_weights(self) -> None:
-        """Makes the last stage's copy of a tied weight the first stage's own: their replicas are other
-        groups, whose sums round in another order, and the copies would drift apart."""
+        """Copies tied weights from the first to the last stage: the two average over different groups, whose
+        sums round in another order, and the copies would diverge."""
         group = self._ctx.groups.tied
         for param in self._params if group.size > 1 else ():
             if slice_of(param).is_tied:
@@ -182,13 +171,13 @@ class Zero1Update(_DeepSpeedUpdate):
 
 
 def _accumulated(param: Any) -> Tensor:
-    """Where DeepSpeed accumulates a gradient: its fp32 copy, where it keeps one."""
+    """The tensor in which DeepSpeed accumulates a gradient: its fp32 copy, where there is one."""
     found = (getattr(param, name, None) for name in ("_hp_grad", "grad_accum", "grad"))
     return cast(Tensor, next(gradient for gradient in found if gradient is not None))
 
 
 class ZeroUpdate(_DeepSpeedUpdate):
-    """Stages 2 and 3: gradients are given to their owners in every backward."""
+    """Stages 2 and 3: every backward reduces the gradients to their owners."""
 
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the parameters of the one chunk; returns the engine, which runs it."""
@@ -201,25 +190,25 @@ class ZeroUpdate(_DeepSpeedUpdate):
 
     @property
     def loss_scale(self) -> float:
-        """The factor dp; that of fp16 DeepSpeed puts in itself."""
+        """The factor dp; DeepSpeed applies that of fp16 itself."""
         return float(self._ctx.groups.dp.size)
 
     def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
-        """Backward of one microbatch, whose gradients leave for their owners."""
+        """Backward of one microbatch, whose gradients are reduced to their owners."""
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(out, scale_wrt_gas=False)
 
-    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
         """No schedule of one stage splits the backward."""
-        raise AssertionError("the plan refuses a split backward above stage 1")
+        raise AssertionError("the plan rejects a split backward above stage 1")
 
     def apply(self, step: int) -> StepOutcome:
         """Clips, updates the parameters, clears the gradients."""
         return self._step(step)
 
     def _summed_over_tp(self, grad: Tensor) -> Tensor:
-        """The gradient of a whole parameter, of which each tensor-parallel rank saw a part of the
-        sequence: summed before it is given away."""
+        """Sums the gradient of a whole parameter, of which each tensor-parallel rank saw a part of the
+        sequence, before it is reduced over the replicas."""
         whole = grad.float()
         with self._ctx.clock.section("tp"):
             dist.all_reduce(whole, group=self._ctx.groups.tp.handle)

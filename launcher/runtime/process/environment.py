@@ -1,4 +1,4 @@
-"""Which rank this process is: the one place of the runtime that reads environment variables."""
+"""What a rank reads from environment variables, here alone: which rank it is, its caches, its compiler."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from launcher.base.machine import cxx_compiler, missing_for_compile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A process among all that were started."""
+class ProcessRank:
+    """A process among all of the run, by the variables of its starter (torchrun, srun)."""
 
     rank: int
     local_rank: int
     world_size: int
 
 
-def place_from_environment() -> Place:
-    """The place that the process starter gave.
+def process_rank_from_environment() -> ProcessRank:
+    """The rank that the process starter has set.
 
     Raises:
-        JobError: when its variables are missing; names them.
+        JobError: naming the variables that are missing.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise JobError(f"{', '.join(missing)} not set: start ranks with `trireme run`, not by hand")
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
-    return Place(rank=rank, local_rank=local_rank, world_size=world_size)
+    return ProcessRank(rank=rank, local_rank=local_rank, world_size=world_size)
 
 
 def user_cache() -> Path:
-    """The folder for files that can be made again, by the XDG base directory rule."""
+    """The folder for files that can be made again, by the XDG base directory specification."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "trireme"
 
 
 def prepare_compiler(device_kind: str) -> None:
-    """Names the compiler and the folder of torch.compile, unless the environment already does. Before torch
-    is asked to compile: it reads both once.
+    """Sets the compiler and the cache folder of torch.compile, unless the environment already does. To be
+    called before torch compiles: it reads both once.
 
-    What was compiled is kept for later runs, in a folder of each machine: others may have other processors.
-    Its files are written under other names first and locked while they are made, so ranks share them.
+    Compiled code is kept for later runs, in a folder for each machine: others may have other processors.
+    Ranks share it: torch writes its files under temporary names and locks them meanwhile.
 
     Raises:
-        JobError: when this machine cannot compile, with the way to mend it.
+        JobError: when this machine cannot compile, with the fix.
     """
     missing = missing_for_compile(os.environ, device_kind)
     if missing:

@@ -1,8 +1,8 @@
-"""A backward in two halves: the gradient of the input at once, the weight gradients when they are asked for.
+"""A backward split in two: the gradient of the input at once, deferred weight gradients on request.
 
-The stages of a pipeline wait for the gradient of an input, and nobody waits for a weight's. A schedule
-that splits the backward therefore runs the products of the weight gradients in an action of its own.
-Only matrix products are put off; norms, biases and embeddings cost little and stay in the first half.
+The previous stage of a pipeline waits for the gradient of an input, and no stage waits for a weight's. A
+schedule that splits the backward therefore computes the weight gradients in an action of its own (W). Only
+matrix products are deferred; norms, biases and embeddings cost little and stay in the first half.
 
 A user's layer takes part by a method ``split_with``, which is given the rank's `SplitBackward`:
 
@@ -28,68 +28,69 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 METHOD = "split_with"
-"""What a user's layer, or a part of it, has whose weight gradients can be put off."""
+"""The method of a user's layer, or of a part of it, whose weight gradients can be deferred."""
 
 
 @dataclass(frozen=True)
-class WeightProduct:
+class DeferredWeightGradient:
     """One weight gradient that is still to be computed."""
 
     weight: nn.Parameter
     compute: Callable[[], Tensor]
-    """Gives the gradient, in the weight's shape."""
-    kept: tuple[object, ...]
-    """What `SplitBackward.keep` made of the tensors that it still reads."""
+    """Returns the gradient, in the weight's shape."""
+    saved: tuple[object, ...]
+    """What `SplitBackward.save_hook` made of the tensors that it still reads."""
 
 
 @dataclass
 class SplitBackward:
-    """Collects the products that the running backward puts off."""
+    """Collects the weight gradients that the running backward defers."""
 
     is_enabled: bool
     """Whether the schedule splits; otherwise every backward is whole."""
-    keep: Callable[[Tensor], object] = field(default=lambda tensor: tensor)
-    """Told of every tensor that a product put off still reads; what it gives lives as long as the product."""
-    _products: list[WeightProduct] | None = field(default=None)
+    save_hook: Callable[[Tensor], object] = field(default=lambda tensor: tensor)
+    """Called with every tensor that a deferred gradient still reads; its result lives as long as the
+    gradient."""
+    _deferred: list[DeferredWeightGradient] | None = field(default=None)
 
     @contextmanager
-    def collecting(self) -> Iterator[list[WeightProduct]]:
+    def collecting(self) -> Iterator[list[DeferredWeightGradient]]:
         """A list that the backward inside fills."""
-        assert self._products is None, "one backward runs at a time"
-        self._products = []
+        assert self._deferred is None, "one backward runs at a time"
+        self._deferred = []
         try:
-            yield self._products
+            yield self._deferred
         finally:
-            self._products = None
+            self._deferred = None
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., in] times weight [out, in] -> [..., out], as `torch.nn.functional.linear`.
 
-        The gradient of a weight that is computed from a parameter (a mask times it, say) is not put off.
+        The gradient of a weight that is computed from a parameter (a mask times it, say) is not deferred.
         """
         if not (self.is_enabled and torch.is_grad_enabled()):
             return functional.linear(x, weight, bias)
         out: Tensor = _SplitLinear.apply(x, weight, self)  # type: ignore[no-untyped-call]
         return out if bias is None else out + bias
 
-    def put_off(
+    def defer(
         self, weight: nn.Parameter, compute: Callable[[], Tensor], reads: Sequence[Tensor]
     ) -> Tensor | None:
-        """Keeps a product for later, with the tensors that it reads; computes it at once outside of
-        `collecting`, and where the backward goes on from the weight's gradient."""
-        if self._products is None or not weight.is_leaf:
+        """Defers a weight gradient, with the tensors that it reads; computes it at once outside of
+        `collecting`, and where the backward needs it for what the weight is computed from."""
+        if self._deferred is None or not weight.is_leaf:
             return compute()
-        self._products.append(WeightProduct(weight, compute, tuple(map(self.keep, reads))))
+        self._deferred.append(DeferredWeightGradient(weight, compute, tuple(map(self.save_hook, reads))))
         return None
 
 
 def can_split(layer: nn.Module) -> bool:
-    """Whether a user's layer, or a part of it, has weight gradients that can be put off."""
+    """Whether a user's layer, or a part of it, has weight gradients that can be deferred."""
     return any(hasattr(module, METHOD) for module in layer.modules())
 
 
 def split_with(layer: nn.Module, split: SplitBackward) -> None:
-    """Gives it to every part of a user's layer that takes it."""
+    """Passes ``split`` to every part of a user's layer that takes it."""
     for module in layer.modules():
         if hasattr(module, METHOD):
             getattr(module, METHOD)(split)
@@ -108,8 +109,8 @@ class _SplitLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = grad @ weight if ctx.needs_input_grad[0] else None
 
-        def product() -> Tensor:
+        def compute() -> Tensor:
             return torch.mm(grad.flatten(0, -2).T, x.flatten(0, -2))
 
-        grad_weight = ctx.split.put_off(ctx.weight, product, (grad, x)) if ctx.needs_input_grad[1] else None
+        grad_weight = ctx.split.defer(ctx.weight, compute, (grad, x)) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.runtime.api import Handle, Root
-from launcher.runtime.model.split_backward import WeightProduct
+from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 
 T = TypeVar("T", bound=Tensor)
 
@@ -24,7 +24,7 @@ class Bucket:
     flat: Tensor
     params: list[nn.Parameter]
     num_missing: int = 0
-    """Gradients that the chunk's last backward has still to add."""
+    """Gradients that the chunk's last backward has yet to add."""
     is_started: bool = False
     handle: Handle | None = None
 
@@ -33,19 +33,19 @@ class Bucket:
 class GradientBuckets:
     """The gradients of every chunk of a rank.
 
-    Each parameter belongs to one chunk, the first that holds it: that one is the last to run
-    backward. During a chunk's last backward, or during its last weight gradients where these are put
-    off, a bucket is exchanged when its last gradient is added, while the rest goes on. Buckets are
-    filled from the last parameter to the first, the order in which a backward reaches them, and they
-    are exchanged in that order, whatever order they were filled in: replicas that took another way
-    through a user's layer must not exchange one bucket for another.
+    Each parameter belongs to one chunk, the first that holds it: that one is the last to run backward.
+    During a chunk's last backward, or during its last weight gradients where these are deferred, a bucket is
+    exchanged as soon as its last gradient is added. Buckets hold the parameters from the last to the first,
+    the order in which a backward reaches them, and are always exchanged in this order: replicas that took
+    another path through a user's layer fill them in another one, and would mix up buckets.
     """
 
     dtype: torch.dtype
     """Number format of the accumulated and exchanged gradients."""
     bucket_bytes: int
-    exchange: Callable[[Tensor], Handle] | None
-    """Starts a sum over the replicas, in place; None: there is one replica."""
+    exchange: Callable[[Tensor], Handle | None] | None
+    """Starts a sum over the replicas, in place; None: there is one replica. It returns None where nothing has
+    to be waited for."""
     _chunks: list[list[Bucket]] = field(default_factory=list)
     _views: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     _bucket_of: dict[nn.Parameter, Bucket] = field(default_factory=dict)
@@ -54,10 +54,9 @@ class GradientBuckets:
 
     def add_chunk(self, chunk: nn.Module) -> None:
         """Makes the buckets of the next chunk's parameters."""
-        place = len(self._chunks)
         params = [p for p in chunk.parameters() if p.requires_grad and p not in self._views]
         parts = in_buckets(params[::-1], self.bucket_bytes, self.dtype.itemsize)
-        self._chunks.append([self._bucket(part, place) for part in parts])
+        self._chunks.append([self._bucket(part, len(self._chunks)) for part in parts])
 
     def view(self, param: nn.Parameter) -> Tensor:
         """The gradient of a parameter, in its shape."""
@@ -73,19 +72,19 @@ class GradientBuckets:
             torch.autograd.backward(out, grad)
         if last:
             self._last_chunk = None
-            self._start_all(chunk)  # some hold a parameter that took no part in this backward
+            self._start_all(chunk)  # also buckets with a parameter that had no gradient in this backward
 
     @torch.no_grad()
-    def finish_backward(self, products: Sequence[WeightProduct], *, chunk: int, last: bool) -> None:
-        """Computes and adds weight gradients that were put off; with ``last`` also exchanges the
-        chunk's buckets, whose other gradients are all there by then."""
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
+        """Computes and adds deferred weight gradients; with ``last`` also exchanges the chunk's buckets,
+        whose other gradients are complete by then."""
         if last:
-            weights = Counter(product.weight for product in products)
+            weights = Counter(gradient.weight for gradient in deferred)
             for bucket in self._chunks[chunk]:
                 bucket.num_missing = sum(weights[param] for param in bucket.params)
-        for product in products:
-            self._views[product.weight].add_(product.compute())
-            bucket = self._bucket_of[product.weight]
+        for gradient in deferred:
+            self._views[gradient.weight].add_(gradient.compute())
+            bucket = self._bucket_of[gradient.weight]
             if last and bucket.chunk == chunk:
                 self._count_down(bucket)
         if last:
@@ -111,10 +110,7 @@ class GradientBuckets:
         numel = sum(param.numel() for param in params)
         flat = torch.zeros(numel, dtype=self.dtype, device=params[0].device)
         bucket = Bucket(chunk=chunk, flat=flat, params=params)
-        start = 0
-        for param in params:
-            view = flat[start : start + param.numel()].view_as(param)
-            start += param.numel()
+        for param, view in zip(params, unflatten(flat, params), strict=True):
             self._views[param], self._bucket_of[param] = view, bucket
             if param.dtype == self.dtype:
                 param.grad = view  # autograd adds in place
@@ -149,7 +145,8 @@ class GradientBuckets:
 
 
 def in_buckets(tensors: Sequence[T], bucket_bytes: int, element_bytes: int) -> list[list[T]]:
-    """The tensors in their order, in parts of at most ``bucket_bytes``, or of one that is larger alone."""
+    """The tensors in their order, in parts of at most ``bucket_bytes``; a larger tensor is a part of its
+    own."""
     parts: list[list[T]] = []
     room = 0
     for tensor in tensors:
@@ -160,3 +157,9 @@ def in_buckets(tensors: Sequence[T], bucket_bytes: int, element_bytes: int) -> l
         parts[-1].append(tensor)
         room -= num_bytes
     return parts
+
+
+def unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of ``flat``, one after the other, in the shapes of ``tensors``."""
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
