@@ -14,15 +14,12 @@ from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.machine import installed_gpus, missing_for_compile, num_visible
 from launcher.base.units import counted, format_duration
 from launcher.contract.data_files import PACKAGE, initial_weights_faults, text_faults
-from launcher.contract.executor import KnowsAllocation
+from launcher.contract.executor import Executor
 from launcher.contract.plan import Plan
 from launcher.plan.rules.fusion import NOT_COMPILED
 from launcher.report.comparability import incomparable
 from launcher.report.runs import read_plan
 from launcher.runs.store import RunDirectory, saved_steps
-
-_INSIDE = {"slurm": "SLURM_JOB_ID"}
-"""The executors whose allocations are known from inside, and the variable that each sets there."""
 
 
 def check_directory_flags(plan: Plan, given: Request) -> None:
@@ -119,12 +116,11 @@ def _baseline_faults(plan: Plan) -> list[Fault]:
 
 def allocation_notes(plan: Plan, directory: RunDirectory) -> tuple[str, ...]:
     """Says that a run would be cut short, by its predicted time."""
-    names = [name for name, variable in _INSIDE.items() if os.environ.get(variable)]
-    if not names or names[0] not in registry.plugins("launcher.executors"):
+    executors = [registry.load(Executor, name) for name in registry.own_plugins(Executor.entry_group)]
+    inside = [(executor, os.environ.get(executor.job_variable or "")) for executor in executors]
+    executor, job = next((found for found in inside if found[1]), (None, None))
+    if executor is None or job is None:
         return ()
-    executor = registry.load("launcher.executors", names[0])
-    job = os.environ[_INSIDE[names[0]]]
-    assert isinstance(executor, KnowsAllocation), "an executor that is asked what it does not know"
     try:
         left_s = executor.time_left_s(job)
     except JobError:  # the machine has none of its commands: nothing is known

@@ -23,6 +23,7 @@ from launcher.app.starts import train
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.units import counted
 from launcher.contract.actions import from_text
+from launcher.contract.config import LOCAL_EXECUTOR
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
 from launcher.plan.rules.checks import with_sources
@@ -83,7 +84,7 @@ def local_faults(plan: Plan) -> list[Fault]:
     """The faults of a plan that this machine cannot start."""
     faults = []
     if not executor_of(plan).is_local:
-        fix = "Set executor=torchrun, or use trireme submit."
+        fix = f"Set executor={LOCAL_EXECUTOR}, or use trireme submit."
         rule = "does not start ranks on this machine"
         faults.append(Fault("executor.name", plan.config.executor.name, rule, fix))
     faults += _site_faults(plan.config.site)

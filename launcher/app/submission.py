@@ -21,6 +21,8 @@ from launcher.base.errors import ConfigError, Fault, LauncherError, PlanError
 from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
 from launcher.config.compose import draft
+from launcher.contract.config import SUBMITTING_EXECUTOR
+from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript
 from launcher.contract.plan import Plan
 from launcher.plan.rules.checks import with_sources
@@ -29,9 +31,6 @@ from launcher.runs.freeze import frozen_plan
 from launcher.runs.record import Origin
 from launcher.runs.render import render, shell_text
 from launcher.runs.store import RunDirectory, expected_path
-
-DEFAULT_EXECUTOR = "slurm"
-"""What submits a recipe that starts on this machine unless it is told otherwise."""
 
 
 def submit(asked: Request) -> int:
@@ -102,21 +101,21 @@ def _tell_baseline(directory: RunDirectory, plan: Plan, material: Material, afte
 
 
 def with_executor(given: Request) -> Request:
-    """The request with an executor that submits: the one that the recipe or an override names, else Slurm."""
+    """The request with an executor that submits: what recipe or override names, else the default."""
     of_executor = [word for word in given.overrides if word.lstrip("+~").startswith("executor")]
     named = next((word for word in of_executor if word.lstrip("+").startswith("executor=")), None)
     others = [word for word in given.overrides if word not in of_executor]
     chosen = draft(given.recipe, [*others, *([named] if named else [])]).values.get("executor")
     name = str(chosen.get("name")) if isinstance(chosen, Mapping) else ""
     # One that is not installed is refused by the planning.
-    is_known = name in registry.plugins("launcher.executors")
-    if not is_known or not registry.load("launcher.executors", name).is_local:
+    is_known = name in registry.plugins(Executor.entry_group)
+    if not is_known or not registry.load(Executor, name).is_local:
         return given
     if named:
         rule = "starts the ranks on this machine, at once, and submits nothing"
-        fix = f"Leave it out, set executor={DEFAULT_EXECUTOR}, or use trireme run."
+        fix = f"Leave it out, set executor={SUBMITTING_EXECUTOR}, or use trireme run."
         raise ConfigError([Fault("executor.name", name, rule, fix, f"override {named}")])
-    return replace(given, overrides=(f"executor={DEFAULT_EXECUTOR}", *given.overrides))
+    return replace(given, overrides=(f"executor={SUBMITTING_EXECUTOR}", *given.overrides))
 
 
 def _render(planned: Planned, path: Path, given: Request) -> JobScript:

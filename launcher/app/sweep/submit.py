@@ -20,7 +20,6 @@ from launcher.app.sweep.store import TASKS, Sweep, ready_again
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.secrets import check_folder, check_text, secret_values
 from launcher.base.units import counted
-from launcher.contract.executor import GroupsJobs
 from launcher.contract.job import GroupRequest, JobHandle, JobScript, JobState
 from launcher.contract.plan import Plan
 from launcher.runs.facts import checkouts, environment_facts
@@ -134,7 +133,6 @@ def _submit(sweep: Sweep, jobs: Sequence[Job], at_once: int | None) -> list[str]
         return _submit_each(jobs, at_once, sweep)
     path.write_text(grouped.text, encoding="utf-8")
     executor = executor_of(jobs[0].plan)
-    assert isinstance(executor, GroupsJobs), "who has grouped jobs can do so"
     handle = executor.submit(grouped)
     members = executor.members(handle, [job.task for job in jobs])
     for job, name in zip(jobs, members, strict=True):
@@ -178,8 +176,7 @@ def _submit_each(jobs: Sequence[Job], at_once: int | None, sweep: Sweep) -> list
 
 
 def _group(jobs: Sequence[Job], sweep_path: Path, script: Path, at_once: int | None) -> JobScript | None:
-    executor = executor_of(jobs[0].plan)
-    if not isinstance(executor, GroupsJobs) or len(jobs) == 1:
+    if len(jobs) == 1:
         return None
     request = GroupRequest(
         name=sweep_path.name,
@@ -188,7 +185,7 @@ def _group(jobs: Sequence[Job], sweep_path: Path, script: Path, at_once: int | N
         tasks=tuple(job.task for job in jobs),
         at_once=at_once if at_once and at_once < len(jobs) else None,
     )
-    return executor.group([job.script for job in jobs], request)
+    return executor_of(jobs[0].plan).group([job.script for job in jobs], request)
 
 
 def _new_script(sweep_path: Path) -> Path:
