@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.base.errors import ConfigError, Fault
-from launcher.contract.config import LaunchConfig, PluginChoice
+from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
 from launcher.contract.plan import Plan
 from launcher.report.runs import named_base
 from launcher.runs.fingerprint import common_recompute
@@ -73,21 +73,7 @@ def one_device(plan: Plan) -> LaunchConfig:
         name=f"{config.name}-baseline",
         device=replace(config.device, measured_in=None),
         cluster=replace(config.cluster, nodes=1, devices_per_node=1),
-        parallel=replace(
-            config.parallel,
-            dp=1,
-            tp=1,
-            pp=1,
-            num_chunks=1,
-            schedule="1f1b",
-            schedule_options={},
-            layers_per_stage="even",
-            recompute=common_recompute(plan),
-            sequence_parallel=False,
-            zero_stage=0,
-            zero_offload=False,
-            zero_options={},
-        ),
+        parallel=replace(config.parallel.on_one_device(), recompute=common_recompute(plan)),
         batch=replace(
             config.batch,
             global_size=batch.global_size,
@@ -95,7 +81,7 @@ def one_device(plan: Plan) -> LaunchConfig:
             num_microbatches=batch.global_size // batch.micro_size,
         ),
         site=replace(config.site, nodelist=None),
-        architecture=PluginChoice(name="decentralized", options={}),
+        architecture=PluginChoice(name=DEFAULT_ARCHITECTURE, options={}),
         report=replace(config.report, baseline="none", claims=False),
         run=replace(config.run, dir=None),
     )

@@ -21,6 +21,7 @@ from launcher.config.compose import Composed, draft
 from launcher.config.load import load
 from launcher.contract.bench import OPERATIONS, REQUEST_FILE, RESULT_FILE, BenchRequest, BenchResult
 from launcher.contract.config import BatchConfig, LaunchConfig
+from launcher.contract.executor import Executor
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.runs.failure import failure_text
@@ -101,7 +102,7 @@ def _compose(words: Sequence[str]) -> Composed:
 
 
 def _request(config: LaunchConfig, sizes: Sequence[int] | None, ranks: Sequence[int] | None) -> BenchRequest:
-    is_here = load_plugin("launcher.executors", config.executor.name).is_local
+    is_here = load_plugin(Executor, config.executor.name).is_local
     shares_cores = config.device.kind == "cpu" and is_here
     ranks = ranks or default_sizes(config.cluster, num_cores() if shares_cores else None)
     return BenchRequest(
@@ -118,7 +119,7 @@ def _plan(config: LaunchConfig, request: BenchRequest) -> Plan:
     config = replace(
         config,
         name="collectives",
-        parallel=replace(config.parallel, dp=num_ranks, tp=1, pp=1, num_chunks=1, schedule="1f1b"),
+        parallel=replace(config.parallel.on_one_device(), dp=num_ranks),
         batch=BatchConfig(global_size=num_ranks, micro_size=1, num_microbatches=1, seq_length=1),
         # A rank more or less is no device that stays idle: it is in no group.
         cluster=replace(config.cluster, allow_idle_devices=True),

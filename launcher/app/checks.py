@@ -14,8 +14,9 @@ from launcher.base import registry
 from launcher.base.errors import ConfigError, Fault, JobError, PlanError
 from launcher.base.machine import installed_gpus, missing_for_compile, num_visible
 from launcher.base.units import counted, format_duration
+from launcher.contract.config import LOCAL_EXECUTOR
 from launcher.contract.data_files import PACKAGE, initial_weights_faults, text_faults
-from launcher.contract.executor import KnowsAllocation
+from launcher.contract.executor import Executor
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
 from launcher.plan.rules.checks import with_sources
@@ -25,9 +26,6 @@ from launcher.report.runs import read_plan
 from launcher.runs.render import executor_of
 from launcher.runs.store import RunDirectory, saved_steps
 from launcher.typed.read import Source
-
-_INSIDE = {"slurm": "SLURM_JOB_ID"}
-"""The executors whose allocations are known from inside, and the variable that each sets there."""
 
 
 def refuse(faults: Sequence[Fault], sources: Mapping[str, Source]) -> None:
@@ -62,7 +60,7 @@ def executor_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
 def _local_faults(plan: Plan) -> list[Fault]:
     faults = []
     if not executor_of(plan).is_local:
-        fix = "Set executor=torchrun, or use trireme submit."
+        fix = f"Set executor={LOCAL_EXECUTOR}, or use trireme submit."
         rule = "does not start ranks on this machine"
         faults.append(Fault("executor.name", plan.config.executor.name, rule, fix))
     faults += _site_faults(plan.config.site)
@@ -151,12 +149,11 @@ def _baseline_faults(plan: Plan) -> list[Fault]:
 
 def allocation_notes(plan: Plan, directory: RunDirectory) -> tuple[str, ...]:
     """Says that a run would be cut short, by its predicted time."""
-    names = [name for name, variable in _INSIDE.items() if os.environ.get(variable)]
-    if not names or names[0] not in registry.plugins("launcher.executors"):
+    executors = [registry.load(Executor, name) for name in registry.own_plugins(Executor.entry_group)]
+    inside = [(executor, os.environ.get(executor.job_variable or "")) for executor in executors]
+    executor, job = next((found for found in inside if found[1]), (None, None))
+    if executor is None or job is None:
         return ()
-    executor = registry.load("launcher.executors", names[0])
-    job = os.environ[_INSIDE[names[0]]]
-    assert isinstance(executor, KnowsAllocation), "an executor that is asked what it does not know"
     try:
         left_s = executor.time_left_s(job)
     except JobError:  # the machine has none of its commands: nothing is known

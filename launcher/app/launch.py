@@ -27,6 +27,8 @@ from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
 from launcher.config.compose import draft
 from launcher.contract.actions import from_text
+from launcher.contract.config import SUBMITTING_EXECUTOR
+from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle
 from launcher.contract.plan import Plan
 from launcher.runs.facts import Checkout
@@ -36,9 +38,6 @@ from launcher.runs.resume import resumed_directory
 from launcher.runs.store import RunDirectory, new_directory
 from launcher.runs.watch import stop_requests
 from launcher.schedule.drawing.grid import draw
-
-DEFAULT_EXECUTOR = "slurm"
-"""What submits a recipe that starts on this machine unless it names another."""
 
 
 def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
@@ -164,21 +163,21 @@ def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Seque
 
 
 def with_executor(given: Request) -> Request:
-    """The request with an executor that submits: the one that the recipe or an override names, else Slurm."""
+    """The request with an executor that submits: what recipe or override names, else the default."""
     of_executor = [word for word in given.overrides if word.lstrip("+~").startswith("executor")]
     named = next((word for word in of_executor if word.lstrip("+").startswith("executor=")), None)
     others = [word for word in given.overrides if word not in of_executor]
     chosen = draft(given.recipe, [*others, *([named] if named else [])]).values.get("executor")
     name = str(chosen.get("name")) if isinstance(chosen, Mapping) else ""
     # One that is not installed is refused by the planning.
-    is_known = name in registry.plugins("launcher.executors")
-    if not is_known or not registry.load("launcher.executors", name).is_local:
+    is_known = name in registry.plugins(Executor.entry_group)
+    if not is_known or not registry.load(Executor, name).is_local:
         return given
     if named:
         rule = "starts the ranks on this machine, at once, and submits nothing"
-        fix = f"Leave it out, set executor={DEFAULT_EXECUTOR}, or use trireme run."
+        fix = f"Leave it out, set executor={SUBMITTING_EXECUTOR}, or use trireme run."
         raise ConfigError([Fault("executor.name", name, rule, fix, f"override {named}")])
-    return replace(given, overrides=(f"executor={DEFAULT_EXECUTOR}", *given.overrides))
+    return replace(given, overrides=(f"executor={SUBMITTING_EXECUTOR}", *given.overrides))
 
 
 def _print_script(planned: Planned, run: PreparedRun, output: Output) -> None:

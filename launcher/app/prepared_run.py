@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from launcher.app.baseline import one_device
-from launcher.app.user_model import describer, source_roots
+from launcher.app.user_model import measured_shape, source_roots
 from launcher.base.errors import LauncherError
 from launcher.config.compose import Composed, draft
 from launcher.config.load import load
-from launcher.contract.plan import Plan
+from launcher.contract.config import LaunchConfig
+from launcher.contract.plan import ModelShape, Plan
 from launcher.plan.build import build
+from launcher.plan.checked_job import PlanInputs, needs_shape
 from launcher.plan.cost.measured import MeasuredRun
+from launcher.typed.read import Source
+
+_NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +42,34 @@ def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
     try:
         config = load(composed.values, composed.sources, composed.faults)
         roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
-        plan = build(
-            config,
-            composed.sources,
-            describe=describer(config.data, roots),
-            read_run=measured_run,
-            source_roots=roots,
-        )
+        inputs = plan_inputs(config, roots, composed.sources)
+        plan = build(config, composed.sources, inputs=inputs, source_roots=roots)
     except LauncherError as error:
         for note in composed.notes:
             error.add_note(note)
         raise
     return Planned(plan=plan, composed=composed)
+
+
+def plan_inputs(
+    config: LaunchConfig, roots: tuple[str, ...], sources: Mapping[str, Source] = _NO_SOURCES
+) -> PlanInputs:
+    """What the plan of a configuration has to know of a user's own model, and of a run that measured.
+
+    Raises:
+        PlanError: when the user's model or dataset cannot be made.
+        PluginError: when a named plugin fails to load.
+    """
+    shape: ModelShape | None = None
+    measured: MeasuredRun | LauncherError | None = None
+    if needs_shape(config, sources):
+        shape = measured_shape(config, roots)
+    if config.device.measured_in is not None:
+        try:
+            measured = measured_run(config.device.measured_in)
+        except LauncherError as error:
+            measured = error
+    return PlanInputs(shape=shape, measured=measured)
 
 
 def measured_run(path: str) -> MeasuredRun:
@@ -75,5 +97,5 @@ def alone_plan(plan: Plan) -> Plan:
         ConfigError: when it does not run on one.
     """
     config = one_device(plan)
-    describe = describer(config.data, plan.source_roots)
-    return build(config, describe=describe, source_roots=plan.source_roots)
+    roots = plan.source_roots
+    return build(config, inputs=plan_inputs(config, roots), source_roots=roots)

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from launcher.base.errors import ConfigError, Fault, PlanError
-from launcher.contract.config import BatchConfig, DataConfig, LaunchConfig, ModelConfig
+from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import ModelShape
-from launcher.plan.checked_job import Describe
 from launcher.typed.read import Reading, plain, read
 
 _MODULE = "launcher.runtime.model.measure_shape"
@@ -25,14 +24,14 @@ def source_roots(config: LaunchConfig, folders: Sequence[str]) -> tuple[str, ...
     return tuple(dict.fromkeys(os.path.abspath(folder) for folder in folders))
 
 
-def describer(data: DataConfig, roots: Sequence[str]) -> Describe:
-    """How to measure a user's own model on this data, with ``roots`` on the module path."""
+def measured_shape(config: LaunchConfig, roots: Sequence[str]) -> ModelShape:
+    """The shape of a user's own model on its data, with ``roots`` on the module path.
 
-    def describe(model: ModelConfig, batch: BatchConfig) -> ModelShape:
-        request = {"model": plain(model), "data": plain(data), "batch": plain(batch)}
-        return _measure(json.dumps(request), tuple(roots))
-
-    return describe
+    Raises:
+        PlanError: when the user's model or dataset cannot be made, with the last line of the reason.
+    """
+    request = {"model": plain(config.model), "data": plain(config.data), "batch": plain(config.batch)}
+    return _measure(json.dumps(request), tuple(roots))
 
 
 @cache

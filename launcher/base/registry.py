@@ -7,11 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from launcher.base.errors import PluginError, did_you_mean
 
 GROUPS = ("launcher.schedules", "launcher.parallels", "launcher.architectures", "launcher.executors")
+DISTRIBUTION = "trireme-launcher"
+"""The distribution whose plugins come with the launcher."""
+
+
+class Plugin:
+    """A kind of plugin: its subclasses are found by the entry points of one group."""
+
+    entry_group: ClassVar[str]
+    """Entry-point group, such as ``launcher.schedules``."""
+    required: ClassVar[tuple[str, ...]]
+    """What a plugin of this kind has to define itself."""
+
+
+Kind = TypeVar("Kind", bound=Plugin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +39,11 @@ class PluginRecord:
     version: str
     target: str
     """``package.module:attribute``."""
+
+    @property
+    def kind(self) -> str:
+        """``schedule`` for ``launcher.schedules``."""
+        return self.group.removeprefix("launcher.").removesuffix("s")
 
 
 @cache
@@ -54,6 +73,11 @@ def plugins(group: str) -> Mapping[str, PluginRecord]:
     return found
 
 
+def own_plugins(group: str) -> tuple[str, ...]:
+    """The plugins of a group that come with the launcher, by name."""
+    return tuple(sorted(name for name, found in plugins(group).items() if found.distribution == DISTRIBUTION))
+
+
 def record(group: str, name: str) -> PluginRecord:
     """The record of one plugin.
 
@@ -67,16 +91,35 @@ def record(group: str, name: str) -> PluginRecord:
     return known[name]
 
 
-@cache
-def load(group: str, name: str) -> Any:
-    """An instance of the named plugin.
+def load(kind: type[Kind], name: str) -> Kind:
+    """An instance of the named plugin, with the defaults of its kind for what it does not define.
 
     Raises:
-        PluginError: when it is unknown, or fails to import (with the cause).
+        PluginError: when it is unknown, fails to import (with the cause), or lacks what its kind requires.
     """
-    found = record(group, name)
+    found: PluginRecord = record(kind.entry_group, name)
+    plugin: Kind = _instance(kind, name)  # type: ignore[arg-type]
+    undefined = (getattr(kind, needed, None) for needed in kind.required)
+    pairs = zip(kind.required, undefined, strict=True)
+    if missing := [needed for needed, default in pairs if getattr(type(plugin), needed, default) is default]:
+        raise PluginError(
+            f"the {found.kind} {name!r} of {found.distribution} {found.version} has no "
+            f"{' and no '.join(missing)}; see {kind.__module__}.{kind.__name__}"
+        )
+    return plugin
+
+
+@cache
+def _instance(kind: type[Plugin], name: str) -> Any:
+    found = record(kind.entry_group, name)
     try:
-        return resolve(found.target)()
+        plugin = resolve(found.target)()
+        if isinstance(plugin, kind):
+            return plugin
+        own = type(plugin)
+        names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+        completed = type(own.__name__, (own, kind), names)
+        return completed()
     except Exception as error:
         raise PluginError(
             f"plugin {name!r} of {found.distribution} {found.version} failed to load: "

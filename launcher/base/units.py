@@ -54,6 +54,15 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def format_percent(fraction: float) -> str:
+    """A share with one decimal.
+
+    >>> format_percent(0.125)
+    '12.5 %'
+    """
+    return f"{100 * fraction:.1f} %"
+
+
 def counted(number: int, noun: str) -> str:
     """A number and what is counted, in the singular or the plural.
 

@@ -12,8 +12,6 @@
 
 A line is fitted to the times: of one operation  latency + size / bandwidth, of a link
 steps * latency + share * size / bandwidth  over all the operations in `PLANNED`.
-
-Source: PERFORMANCE.md of nccl-tests for the shares.
 """
 
 from __future__ import annotations
@@ -23,31 +21,11 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median
 
+from launcher.base.arithmetic import ring_share, ring_steps
 from launcher.contract.bench import Link, Measurement
 
 PLANNED = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
 """The operations that plans predict, to which a link is fitted."""
-
-
-def share(operation: str, num_ranks: int) -> float:
-    """The share of an operation's size that each link carries.
-
-    >>> share("all_reduce", 4), share("gather", 4), share("reduce", 4)
-    (1.5, 0.75, 1.0)
-    """
-    if operation in ("broadcast", "reduce", "send_recv"):
-        return 1.0
-    others = (num_ranks - 1) / num_ranks
-    return 2 * others if operation == "all_reduce" else others
-
-
-def steps(operation: str, num_ranks: int) -> int:
-    """Sequential messages of an operation on a ring.
-
-    >>> steps("all_reduce", 4), steps("gather", 4), steps("send_recv", 4)
-    (6, 3, 1)
-    """
-    return {"all_reduce": 2 * (num_ranks - 1), "send_recv": 1}.get(operation, num_ranks - 1)
 
 
 def time_s(measured: Measurement) -> float:
@@ -62,7 +40,7 @@ def algorithm_bandwidth(measured: Measurement) -> float:
 
 def bus_bandwidth(measured: Measurement) -> float:
     """Bytes per second over each link, comparable between operations and group sizes."""
-    return share(measured.operation, measured.num_ranks) * algorithm_bandwidth(measured)
+    return ring_share(measured.operation, measured.num_ranks) * algorithm_bandwidth(measured)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +88,7 @@ def link_fit(measured: Iterable[Measurement], link: Link) -> Fit | None:
     """The latency and bandwidth of a link, as plans use them; None as for `operation_fit`."""
     rows = [m for m in measured if m.link == link and m.operation in PLANNED]
     points = [
-        (steps(m.operation, m.num_ranks), share(m.operation, m.num_ranks) * m.num_bytes, m.times_s)
+        (ring_steps(m.operation, m.num_ranks), ring_share(m.operation, m.num_ranks) * m.num_bytes, m.times_s)
         for m in rows
     ]
     return fit(points) if has_range(m.num_bytes for m in rows) else None

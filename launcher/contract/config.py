@@ -6,7 +6,7 @@ The classes are the only description of the configuration: the loader reads them
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.contract.site import SiteConfig
@@ -25,6 +25,10 @@ from launcher.typed.scalars import (
 )
 
 Settings = TypeVar("Settings")
+DEFAULT_SCHEDULE, DEFAULT_ARCHITECTURE = "1f1b", "decentralized"
+"""What a run on one device is made with, and what takes the place of a choice that cannot run."""
+LOCAL_EXECUTOR, SUBMITTING_EXECUTOR = "torchrun", "slurm"
+"""Who starts ranks on this machine, and who takes a job, where nobody says otherwise."""
 DType = Literal["fp32", "bf16", "fp16"]
 """A number format of weights, gradients or activations."""
 
@@ -147,6 +151,26 @@ class ParallelConfig:
     """Keep the optimizer state of ZeRO in the memory of the CPU, and update there."""
     zero_options: Mapping[str, Any] = field(default_factory=dict)
     """Further DeepSpeed settings, as its own JSON nests them; none may contradict the recipe."""
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further parallel plugins by name, each with its settings (its ``Config``)."""
+
+    def on_one_device(self) -> ParallelConfig:
+        """The same with nothing spread, and no setting of what spreads it."""
+        return replace(
+            self,
+            dp=1,
+            tp=1,
+            pp=1,
+            num_chunks=1,
+            schedule=DEFAULT_SCHEDULE,
+            schedule_options={},
+            layers_per_stage="even",
+            sequence_parallel=False,
+            zero_stage=0,
+            zero_offload=False,
+            zero_options={},
+            plugins={},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

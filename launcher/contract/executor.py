@@ -4,93 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from launcher.base.errors import Fault
+from launcher.base.registry import Plugin
 from launcher.contract.job import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.contract.plan import Plan
-from launcher.contract.strategy import JobShape
-
-
-@runtime_checkable
-class Executor(Protocol):
-    """Who reserves the machines and who starts the processes on them."""
-
-    is_local: bool
-    """Whether `submit` starts the ranks on this machine, at once."""
-
-    def check(self, job: JobShape) -> Iterable[Fault]:
-        """Faults of jobs that cannot be started this way."""
-        ...
-
-    def notes(self, job: JobShape) -> Iterable[str]:
-        """What a reader should know about the life of the job, each a sentence."""
-        ...
-
-    def render(self, plan: Plan, request: JobRequest) -> JobScript:
-        """What will be started. Pure: the same plan and request give the same bytes."""
-        ...
-
-    def submit(self, script: JobScript) -> JobHandle:
-        """Starts it."""
-        ...
-
-    def state(self, handle: JobHandle) -> JobState:
-        """How it stands."""
-        ...
-
-    def cancel(self, handle: JobHandle) -> None:
-        """Ends all of its ranks."""
-        ...
-
-
-@runtime_checkable
-class TellsRanks(Protocol):
-    """An `Executor` that can tell the ranks of a running job to save and end."""
-
-    def tell_to_end(self, handle: JobHandle) -> None:
-        """Tells every rank, and returns at once. Those that do not save end like any process."""
-        ...
-
-
-@runtime_checkable
-class KnowsQueue(Protocol):
-    """An `Executor` that can say of many jobs at once how they stand."""
-
-    def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
-        """How each of them stands; as `Executor.state`."""
-        ...
-
-
-@runtime_checkable
-class GroupsJobs(Protocol):
-    """An `Executor` that can submit many jobs as one, whose tasks they are."""
-
-    def group(self, scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
-        """What submits the jobs together; None where they do not all ask for the same. Pure."""
-        ...
-
-    def members(self, handle: JobHandle, tasks: Sequence[int]) -> list[str]:
-        """The id of every task of such a job, by which `Executor.state` knows it."""
-        ...
-
-
-@runtime_checkable
-class KnowsAllocation(Protocol):
-    """An `Executor` that can say how long a job of its own still lasts."""
-
-    def time_left_s(self, job: str) -> float | None:
-        """Seconds until the time limit of a job; None where there is no limit, or no such job."""
-        ...
-
-
-@runtime_checkable
-class LimitsTime(Protocol):
-    """An `Executor` whose jobs are ended when their time is up."""
-
-    def time_notes(self, job: JobShape, predicted_s: float) -> Iterable[str]:
-        """What a reader should know about a run that is predicted to take so long, each a sentence."""
-        ...
+from launcher.contract.shape import JobShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +40,69 @@ class SiteSurvey(Protocol):
         ...
 
 
-@runtime_checkable
-class KnowsSite(Protocol):
-    """An `Executor` that can ask its cluster."""
+class Executor(Plugin):
+    """Who reserves the machines and who starts the processes on them."""
 
-    def survey(self) -> SiteSurvey:
-        """Asks the cluster what it is like."""
-        ...
+    entry_group = "launcher.executors"
+    required = ("is_local", "render", "submit", "state", "cancel")
+    is_local: bool
+    """Whether `submit` starts the ranks on this machine, at once."""
+    job_variable: str | None = None
+    """Environment variable with the id of the job that a process is inside of."""
+
+    def check(self, job: JobShape) -> Iterable[Fault]:
+        """Faults of jobs that cannot be started this way."""
+        return ()
+
+    def notes(self, job: JobShape) -> Iterable[str]:
+        """What a reader should know about the life of the job, each a sentence."""
+        return ()
+
+    def time_notes(self, job: JobShape, predicted_s: float) -> Iterable[str]:
+        """What a reader should know about a run that is predicted to take so long, each a sentence."""
+        return ()
+
+    def render(self, plan: Plan, request: JobRequest) -> JobScript:
+        """What will be started. Pure: the same plan and request give the same bytes."""
+        raise NotImplementedError
+
+    def submit(self, script: JobScript) -> JobHandle:
+        """Starts it."""
+        raise NotImplementedError
+
+    def state(self, handle: JobHandle) -> JobState:
+        """How it stands."""
+        raise NotImplementedError
+
+    def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
+        """How many jobs stand, asked of all at once where that can be done."""
+        return [self.state(handle) for handle in handles]
+
+    def cancel(self, handle: JobHandle) -> None:
+        """Ends all of its ranks."""
+        raise NotImplementedError
+
+    def request_stop(self, handle: JobHandle) -> bool:
+        """Tells the ranks of a running job to save and end, and returns at once: whether they can be told.
+        Those that do not save end like any process."""
+        return False
+
+    def group(self, scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
+        """What submits many jobs as one, whose tasks they are; None where that cannot be done, as where they
+        ask for different things. Pure."""
+        return None
+
+    def members(self, handle: JobHandle, tasks: Sequence[int]) -> list[str]:
+        """The id of every task of such a job, by which `state` knows it."""
+        raise NotImplementedError
+
+    def time_left_s(self, job: str) -> float | None:
+        """Seconds until the time limit of a job of its own; None where there is no limit, or no such job."""
+        return None
+
+    def survey(self) -> SiteSurvey | None:
+        """Asks the cluster what it is like; None where there is nobody to ask."""
+        return None
 
     def try_out(self, script: JobScript) -> None:
         """Has the scheduler check a job that it is not given; a `JobError` is its refusal."""
-        ...

@@ -10,7 +10,7 @@ from typing import Any, Literal
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 """Phase of a job."""
 EXECUTOR_LOG = "logs/executor.log"
-"""Output of the process starter (torchrun, srun), in the run directory."""
+"""Output of the process starter, in the run directory."""
 OUT_OF_MEMORY = "out of memory"
 """The error type that a rank reports when an allocation fails."""
 STOP_NOTE = "exit/stopped.json"

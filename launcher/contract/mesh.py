@@ -1,4 +1,4 @@
-"""Ranks on a mesh of parallel axes: rank <-> coordinates, and the groups along each axis."""
+"""Ranks on a mesh of parallel axes and on the cluster: rank <-> coordinates, groups, nodes and links."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import cached_property
 from itertools import product
 from math import prod
 from typing import NamedTuple
+
+from launcher.contract.config import ClusterConfig, DeviceConfig, LinkConfig
 
 AXES = ("pp", "dp", "tp")
 """Every mesh axis, in the default order: outermost first."""
@@ -83,3 +85,37 @@ class Mesh:
         A group of consecutive ranks stays inside a node when its span divides the node's devices.
         """
         return (self.size(axis) - 1) * self.strides[axis] + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes of equal devices; ranks fill a node before the next begins."""
+
+    config: ClusterConfig
+    device: DeviceConfig
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the whole cluster."""
+        return self.config.nodes * self.config.devices_per_node
+
+    def node(self, rank: int) -> int:
+        """The node that holds a rank."""
+        return rank // self.config.devices_per_node
+
+    def local_rank(self, rank: int) -> int:
+        """The place of a rank inside its node."""
+        return rank % self.config.devices_per_node
+
+    def crosses_nodes(self, mesh: Mesh, axis: str) -> bool:
+        """Whether any group of the axis has members on more than one node."""
+        if self.config.nodes == 1 or mesh.size(axis) == 1:
+            return False
+        block = mesh.strides[axis] * mesh.size(axis)
+        return self.config.devices_per_node % block != 0
+
+    def link(self, mesh: Mesh, axis: str) -> LinkConfig:
+        """The slowest link inside a group of the axis."""
+        if self.crosses_nodes(mesh, axis):
+            return self.config.inter_node
+        return self.config.intra_node

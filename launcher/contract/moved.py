@@ -1,4 +1,4 @@
-"""Dotted names in stored plans whose modules have moved since: runs made before are read and resumed."""
+"""Stored plans as they are written now: runs made before are read and resumed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ _MOVED = {
     f"{_PARALLEL}.zero_runtime": f"{_PARALLEL}.zero.runtime.update",
     "launcher_plugins.executors.slurm": "launcher_plugins.executors.slurm.executor",
 }
+_EXCHANGE_OF = "parameter_server"
+"""The plugin whose section of a plan was a field ``exchange``."""
+
+
+def upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """A stored plan of the present version with what older launchers wrote in other places, or not at all."""
+    if "exchange" not in values:
+        return values
+    plan: dict[str, Any] = with_current_names(values)
+    exchange, parallel = plan.pop("exchange"), plan["config"]["parallel"]
+    section = {"plugin": _EXCHANGE_OF, "title": "", "lines": [], "values": exchange}
+    plan["sections"] = [section] if exchange else []
+    plan["num_update_copies"] = 1 if parallel["zero_stage"] else parallel["dp"]
+    del plan["batch"]["padded_vocab_size"]
+    for memory in plan["memory"]:
+        memory.pop("states_by_zero_stage", None)
+    return plan
 
 
 def with_current_names(value: Any) -> Any:

@@ -6,14 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from launcher.base.errors import ConfigError, LauncherError
 from launcher.base.registry import PluginRecord
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Coordinates, Mesh
-from launcher.contract.moved import with_current_names
+from launcher.contract.moved import upgraded
 from launcher.typed.read import Reading, plain, read
 
 VERSION = 1
@@ -115,8 +115,6 @@ class BatchPlan:
     micro_size: int
     num_microbatches: int
     seq_length: int
-    padded_vocab_size: int | None
-    """Vocabulary rounded up to a multiple of tp; padded rows never receive probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +132,6 @@ class MemoryPlan:
     other_bytes: Mapping[str, int]
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
     """Buffers that are kept from step to step, and so are there at the update, too."""
-    states_by_zero_stage: tuple[int, ...] = ()
-    """Weights, gradients and optimizer state together at ZeRO stage 0 to 3."""
 
     @property
     def total_bytes(self) -> int:
@@ -216,27 +212,18 @@ class RolePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangePlan:
-    """Predicted times of an exchange with parameter servers, beside the all-reduce that it stands in for."""
+class Section:
+    """What a plugin tells of its part in a plan."""
 
-    num_servers: int
-    push_s: float
-    """All gradients of a worker while all workers push, the backward left out."""
-    pull_s: float
-    """All parameters of a worker while all pull."""
-    total_s: float
-    """Both ways for all workers at once, with nothing to hide them and no work on the servers."""
-    all_reduce_s: float
-    """All gradients in a ring over the workers."""
-    even_servers: int | None
-    """Servers from which on ``total_s`` is no longer than ``all_reduce_s``; None: however many."""
-    pulls_last: bool
-    """Whether nothing can be pulled before all is pushed."""
-    update_s: float
-    """Work of a server on one update."""
-    mixed_s: float | None = None
-    """As ``total_s``, both ways at once, if the workers' machines held a part of the parameters as well; None
-    where that would be no faster."""
+    plugin: str
+    """Its name."""
+    title: str
+    lines: tuple[str, ...]
+    """For a person, each at most 98 columns wide; none: there is nothing to show."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers and words for programs, and for what the plugin says of the run."""
+    about: Literal["memory", "traffic"] = "traffic"
+    """The part of the plan that it is shown behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +270,10 @@ class Plan:
     """Folders put on the ranks' module path for a user's own model and data."""
     documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Further JSON files of the run directory, by name: what a library that the ranks use is given."""
-    exchange: ExchangePlan | None = None
-    """How the architecture's exchange compares with an all-reduce; None where it is one, or does not say."""
+    sections: tuple[Section, ...] = ()
+    """What plugins tell of their part."""
+    num_update_copies: int = 1
+    """How many replicas make the same update; 1 where they share it out among them."""
     program: str = "launcher.runtime.process.rank:run"
     """``package.module:run`` of what every rank does with the plan: training, unless a measurement."""
 
@@ -325,15 +314,21 @@ class Plan:
             num_microbatches=self.batch.num_microbatches,
         )
 
+    def section(self, plugin: str) -> Mapping[str, Any]:
+        """The values of what a plugin told of its part; empty where it told nothing."""
+        return next((section.values for section in self.sections if section.plugin == plugin), {})
+
     def rank(self, rank: int) -> RankPlan:
         """What one rank does."""
         role = next(r for r in self.roles if r.first_rank <= rank < r.first_rank + r.num_ranks)
         if not role.trains:
             return RankPlan(plan=self, rank=rank, role=role, coordinates=None, stages=(), actions="")
-        place = self.mesh.coordinates(rank - role.first_rank)
-        stages = tuple(stage for stage in self.stages if stage.pp_rank == place.pp)
-        actions = self.schedule.actions[place.pp]
-        return RankPlan(plan=self, rank=rank, role=role, coordinates=place, stages=stages, actions=actions)
+        coordinates = self.mesh.coordinates(rank - role.first_rank)
+        stages = tuple(stage for stage in self.stages if stage.pp_rank == coordinates.pp)
+        actions = self.schedule.actions[coordinates.pp]
+        return RankPlan(
+            plan=self, rank=rank, role=role, coordinates=coordinates, stages=stages, actions=actions
+        )
 
     def to_json(self) -> str:
         """The text of plan.json, byte-stable."""
@@ -352,7 +347,7 @@ class Plan:
                 f"plan.json has version {values.get('version')}, this launcher reads {VERSION}"
             )
         reading = Reading()
-        plan = read(Plan, with_current_names(values), reading)
+        plan = read(Plan, upgraded(values), reading)
         if plan is None:
             raise ConfigError(reading.faults)
         return plan

@@ -1,14 +1,14 @@
 """The format of what a rank measures: one JSON object a line, in ``metrics/rank-N.jsonl``.
 
-Line 1 is a `Header`; each later line is a `StepRecord`, an `EvalRecord` or a `MemoryRecord`, and on a
-parameter server an `UpdateRecord` or a `LossRecord`, told apart by ``type``.
+Line 1 is a `Header`; each later line is a `StepRecord`, an `EvalRecord` or a `MemoryRecord`, told apart by
+``type``; on a rank that does not train it is a `RoleRecord`.
 Times are integers in nanoseconds, so that the kinds of a step sum to the step exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 VERSION = 1
@@ -39,8 +39,7 @@ compute      forward and backward
 replicated   the same work on every data-parallel rank: optimizer, clipping
 single_rank  evaluation, checkpoint and log, while others may wait
 pipeline     handing over or waiting for activations and gradients between stages
-server_wait  blocked until parameter servers have answered: messages, their work, and in lock-step the
-             slowest worker
+server_wait  blocked until ranks that serve have answered: messages, their work, and what they wait for
 input_wait   blocked until the loader has the batch
 other        the rest of the step
 """
@@ -148,32 +147,36 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateRecord:
-    """One update of a parameter server's part of the parameters, in the order in which they were made."""
+class RoleRecord:
+    """What a rank that does not train writes of its work, in the words of the plugin whose role it has."""
 
-    type: Literal["update"] = "update"
-    update: int
-    """0-based, over all starts of the run."""
-    step: int
-    """Of the gradients."""
-    busy_ns: int
-    """Time that the server worked on it."""
-    worker: int | None = None
-    """Whose gradient it is; None: the sum over all workers."""
-    pulled_at: int | None = None
-    """Updates in the parameters that the gradient was computed with; None for a sum: all before this one."""
-
-    @property
-    def staleness(self) -> int:
-        """Updates that were made between the pull of the parameters and this one."""
-        return 0 if self.pulled_at is None else self.update - self.pulled_at
+    type: str
+    """Any but those of the other records."""
+    values: Mapping[str, int | None]
+    """Counts, and times in nanoseconds, by name: in the file they stand beside ``type``."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossRecord:
-    """A worker that was gone, as a parameter server saw it."""
+class RunRecords:
+    """What all ranks of one run measured since its newest start."""
 
-    type: Literal["loss"] = "loss"
-    worker: int
-    step: int
-    """Steps it had done."""
+    headers: tuple[Header, ...]
+    """Of the trainer ranks, ascending by rank."""
+    steps: Mapping[int, tuple[StepRecord, ...]]
+    """Step -> one record per entry of ``headers``; only steps that every trainer rank has recorded."""
+    evals: tuple[EvalRecord, ...]
+    """One per evaluated step, ascending, from all starts of the run."""
+    num_torn_lines: int
+    """Lines that a killed rank left half written."""
+    num_incomplete_steps: int
+    """Steps that some rank recorded and another did not."""
+    num_starts: int
+    """1, and 1 more for every time the run was resumed."""
+    num_lost_steps: int = 0
+    """Steps that were made, lost with the start that made them, and made again or still to be."""
+    memory: Mapping[int, MemoryRecord] = field(default_factory=dict)
+    """Rank -> what it held, where it trained to the end."""
+    roles: Mapping[int, tuple[RoleRecord, ...]] = field(default_factory=dict)
+    """Rank that does not train -> its records, in the order in which they were written."""
+    newest: tuple[StepRecord, ...] = ()
+    """The newest step that any rank has made, of each that has made it."""

@@ -20,9 +20,9 @@ from launcher.contract.records import (
     SINGLE_RANK,
     TRANSFER,
     Header,
+    RunRecords,
     StepRecord,
 )
-from launcher.metrics.read import RunRecords
 
 _SHARED = {
     "tp": ("pp_rank", "dp_rank"),
@@ -52,11 +52,11 @@ def split_step(records: RunRecords, step: int) -> tuple[dict[str, int], ...]:
     split = [_own(header, row) for header, row in zip(headers, rows, strict=True)]
     for kind in COLLECTIVE_KINDS:
         is_used = any(kind in row.kinds_ns for row in rows)
-        for places in groups(headers, kind) if is_used else ():
-            transfer = _transfer_ns(headers, rows, kind, places)
-            for place in places:
-                split[place][TRANSFER] += transfer
-                split[place][PEER_WAIT] += rows[place].kinds_ns.get(kind, 0) - transfer
+        for indices in groups(headers, kind) if is_used else ():
+            transfer = _transfer_ns(headers, rows, kind, indices)
+            for index in indices:
+                split[index][TRANSFER] += transfer
+                split[index][PEER_WAIT] += rows[index].kinds_ns.get(kind, 0) - transfer
     for header, row, kinds in zip(headers, rows, split, strict=True):
         if sum(kinds.values()) != row.duration_ns:
             raise LauncherError(f"step {step}: rank {header.rank} made tied calls, but holds no tied weights")
@@ -68,19 +68,19 @@ def waited_ns(records: RunRecords, step: int, kinds: Sequence[str]) -> int:
     headers, rows = records.headers, records.steps[step]
     total = 0
     for kind in kinds:
-        for places in groups(headers, kind):
-            blocked = sum(rows[place].kinds_ns.get(kind, 0) for place in places)
-            total += blocked - len(places) * _transfer_ns(headers, rows, kind, places)
+        for indices in groups(headers, kind):
+            blocked = sum(rows[index].kinds_ns.get(kind, 0) for index in indices)
+            total += blocked - len(indices) * _transfer_ns(headers, rows, kind, indices)
     return total
 
 
 def groups(headers: Sequence[Header], kind: str) -> list[list[int]]:
-    """The groups of a collective kind, each as places in ``headers``."""
+    """The groups of a collective kind, each as indices in ``headers``."""
     last_pp_rank = max(header.pp_rank for header in headers)
     members: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for place, header in enumerate(headers):
+    for index, header in enumerate(headers):
         if kind != "tied" or header.pp_rank in (0, last_pp_rank):
-            members[tuple(getattr(header, name) for name in _SHARED[kind])].append(place)
+            members[tuple(getattr(header, name) for name in _SHARED[kind])].append(index)
     return list(members.values())
 
 
@@ -95,12 +95,12 @@ def _own(header: Header, row: StepRecord) -> dict[str, int]:
     return kinds
 
 
-def _transfer_ns(headers: Sequence[Header], rows: Sequence[StepRecord], kind: str, places: list[int]) -> int:
-    calls = [rows[place].collectives_ns.get(kind, ()) for place in places]
-    for place, times in zip(places, calls, strict=True):
+def _transfer_ns(headers: Sequence[Header], rows: Sequence[StepRecord], kind: str, indices: list[int]) -> int:
+    calls = [rows[index].collectives_ns.get(kind, ()) for index in indices]
+    for index, times in zip(indices, calls, strict=True):
         if len(times) != len(calls[0]):
             raise LauncherError(
-                f"step {rows[place].step}: rank {headers[place].rank} made {len(times)} {kind} calls, "
-                f"rank {headers[places[0]].rank} of the same group {len(calls[0])}; they cannot be matched"
+                f"step {rows[index].step}: rank {headers[index].rank} made {len(times)} {kind} calls, "
+                f"rank {headers[indices[0]].rank} of the same group {len(calls[0])}; they cannot be matched"
             )
     return sum(map(min, zip(*calls, strict=True)))

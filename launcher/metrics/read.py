@@ -16,52 +16,22 @@ from launcher.contract.records import (
     VERSION,
     EvalRecord,
     Header,
-    LossRecord,
     MemoryRecord,
+    RoleRecord,
+    RunRecords,
     StepRecord,
-    UpdateRecord,
 )
 from launcher.typed.read import Reading, read
 
-_Later = StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
-_KINDS: Mapping[Any, type[_Later]] = {
+_Later = StepRecord | EvalRecord | MemoryRecord | RoleRecord
+_KINDS: Mapping[Any, type[StepRecord | EvalRecord | MemoryRecord]] = {
     "step": StepRecord,
     "eval": EvalRecord,
     "memory": MemoryRecord,
-    "update": UpdateRecord,
-    "loss": LossRecord,
 }
-"""What follows a header, by ``type``."""
+"""What follows the header of a rank that trains, by ``type``."""
 TRAINER = "trainer"
 """Role of the ranks that hold the model and make steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRecords:
-    """What all ranks of one run measured since its newest start."""
-
-    headers: tuple[Header, ...]
-    """Of the trainer ranks, ascending by rank."""
-    steps: Mapping[int, tuple[StepRecord, ...]]
-    """Step -> one record per entry of ``headers``; only steps that every trainer rank has recorded."""
-    evals: tuple[EvalRecord, ...]
-    """One per evaluated step, ascending, from all starts of the run."""
-    num_torn_lines: int
-    """Lines that a killed rank left half written."""
-    num_incomplete_steps: int
-    """Steps that some rank recorded and another did not."""
-    num_starts: int
-    """1, and 1 more for every time the run was resumed."""
-    num_lost_steps: int = 0
-    """Steps that were made, lost with the start that made them, and made again or still to be."""
-    memory: Mapping[int, MemoryRecord] = field(default_factory=dict)
-    """Rank -> what it held, where it trained to the end."""
-    updates: Mapping[int, tuple[UpdateRecord, ...]] = field(default_factory=dict)
-    """Rank of each parameter server -> its updates, in the order in which they were made."""
-    lost_workers: Mapping[int, int] = field(default_factory=dict)
-    """Worker that was gone before the end -> steps it had done."""
-    later: tuple[StepRecord, ...] = ()
-    """Where workers were gone: the newest step of the others, of each that has made it."""
 
 
 def read_run(run_dir: Path) -> RunRecords:
@@ -83,7 +53,6 @@ def read_run(run_dir: Path) -> RunRecords:
     trainers = [file for file in files if file.header.role == TRAINER]
     seen = [set(file.steps) for file in trainers]
     complete = sorted(set.intersection(*seen))
-    lost_workers = {loss.worker: loss.step for file in files for loss in file.losses}
     for step in complete:
         _check_agreement(trainers, step)
     return RunRecords(
@@ -95,9 +64,8 @@ def read_run(run_dir: Path) -> RunRecords:
         num_starts=max(file.num_starts for file in files),
         num_lost_steps=max(file.num_lost_steps for file in trainers),
         memory={file.header.rank: file.memory for file in trainers if file.memory},
-        updates={file.header.rank: tuple(file.updates) for file in files if file.updates},
-        lost_workers=lost_workers,
-        later=_newest(trainers) if lost_workers else (),
+        roles={file.header.rank: tuple(file.of_role) for file in files if file.of_role},
+        newest=_newest(trainers),
     )
 
 
@@ -116,8 +84,7 @@ class _RankFile:
     steps: dict[int, StepRecord] = field(default_factory=dict)
     evals: dict[int, EvalRecord] = field(default_factory=dict)
     memory: MemoryRecord | None = None
-    updates: list[UpdateRecord] = field(default_factory=list)
-    losses: list[LossRecord] = field(default_factory=list)
+    of_role: list[RoleRecord] = field(default_factory=list)
     num_starts: int = 1
     num_torn_lines: int = 0
     made: set[int] = field(default_factory=set)
@@ -144,7 +111,7 @@ def _read_file(path: Path) -> _RankFile:
                 file = _RankFile(path=path, header=header, num_torn_lines=num_torn_lines)
             else:
                 file.header, file.steps, file.num_starts = header, {}, file.num_starts + 1
-                file.memory, file.updates, file.losses = None, [], []
+                file.memory, file.of_role = None, []
         elif file is None:
             raise _broken(path, number, "the first record must be the header")
         else:
@@ -203,23 +170,25 @@ def _header(path: Path, number: int, values: dict[str, Any]) -> Header:
 def _add(file: _RankFile, number: int, values: dict[str, Any]) -> None:
     """Adds a later record. Checked by hand: there are too many for the typed reader."""
     kind = _KINDS.get(values.get("type"))
-    if kind is None:
+    record: _Later
+    if kind is None and file.header.role != TRAINER:
+        record = RoleRecord(type=str(values.pop("type", None)), values=values)
+    elif kind is None:
         known = ", ".join(("header", *_KINDS))
         raise _broken(file.path, number, f"type {values.get('type')!r} is none of {known}")
-    try:
-        record = kind(**values)
-    except TypeError as error:
-        raise _broken(file.path, number, str(error)) from error
+    else:
+        try:
+            record = kind(**values)
+        except TypeError as error:
+            raise _broken(file.path, number, str(error)) from error
     if problem := _problem(record):
         raise _broken(file.path, number, problem)
     if isinstance(record, EvalRecord):
         file.evals[record.step] = record
     elif isinstance(record, MemoryRecord):
         file.memory = record
-    elif isinstance(record, UpdateRecord):
-        file.updates.append(record)
-    elif isinstance(record, LossRecord):
-        file.losses.append(record)
+    elif isinstance(record, RoleRecord):
+        file.of_role.append(record)
     elif record.step in file.steps:
         raise _broken(file.path, number, f"step {record.step} is recorded twice in one start")
     else:
@@ -232,8 +201,9 @@ def _problem(record: _Later) -> str:
     return _eval_problem(record) if isinstance(record, EvalRecord) else _counts_problem(record)
 
 
-def _counts_problem(record: MemoryRecord | UpdateRecord | LossRecord) -> str:
-    values = {key: value for key, value in vars(record).items() if key != "type" and value is not None}
+def _counts_problem(record: MemoryRecord | RoleRecord) -> str:
+    fields = record.values if isinstance(record, RoleRecord) else vars(record)
+    values = {key: value for key, value in fields.items() if key != "type" and value is not None}
     is_whole = _are_counts(values.values())
     return "" if is_whole else f"{record.type}: {', '.join(values)} must be whole numbers of at least 0"
 
@@ -303,9 +273,9 @@ def _check_ranks(files: Sequence[_RankFile]) -> None:
     trainers = [file for file in files if file.header.role == TRAINER]
     if not trainers:
         raise LauncherError(f"{folder}: no records of a trainer rank")
-    places = {(file.header.pp_rank, file.header.dp_rank, file.header.tp_rank) for file in trainers}
-    mesh_size = math.prod(len(set(axis)) for axis in zip(*places, strict=True))
-    if not len(trainers) == len(places) == mesh_size:
+    coordinates = {(file.header.pp_rank, file.header.dp_rank, file.header.tp_rank) for file in trainers}
+    mesh_size = math.prod(len(set(axis)) for axis in zip(*coordinates, strict=True))
+    if not len(trainers) == len(coordinates) == mesh_size:
         raise LauncherError(f"{folder}: the coordinates of the {len(trainers)} trainer ranks fill no mesh")
     begins = {min(file.steps): file for file in trainers if file.steps}
     if len(begins) > 1:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from itertools import chain
 
-from launcher.base.errors import Fault
+from launcher.base.errors import Fault, LauncherError
 from launcher.contract.actions import PipelineShape
-from launcher.contract.cluster import Cluster
-from launcher.contract.config import BatchConfig, LaunchConfig, ModelConfig
-from launcher.contract.mesh import AXES, Mesh
+from launcher.contract.config import LaunchConfig
+from launcher.contract.mesh import AXES, Cluster, Mesh
 from launcher.contract.plan import ModelShape
 from launcher.contract.strategy import JobShape, RoleGroup
-from launcher.plan.cost.measured import MeasuredRun, ReadRun, measured_faults, with_measured_times
+from launcher.plan.cost.measured import MeasuredRun, measured_faults, with_measured_times
 from launcher.plan.cost.shapes import has_sizes, model_shape
 from launcher.plan.layout.balance import balanced_split, layer_costs
 from launcher.plan.layout.batch import BatchSizes, solve
@@ -21,22 +20,28 @@ from launcher.plan.layout.microbatches import explained, length_faults
 from launcher.plan.layout.partition import layer_faults, make_stages, recompute_faults
 from launcher.plan.layout.resolve import padded_vocabulary, resolve, resolve_model
 from launcher.plan.layout.world_size import axes, rank_order_faults, solve_dp, world_faults
-from launcher.plan.plugins import Chosen, choose, plugin_faults
+from launcher.plan.plugins import (
+    Chosen,
+    candidate_parallels,
+    choose,
+    parallel_faults,
+    plugin_errors,
+    plugin_faults,
+)
 from launcher.plan.rules.checks import config_faults
 from launcher.plan.rules.fusion import fusion_faults
 from launcher.schedule.passes import schedule_faults
 from launcher.typed.read import Source
 
-Describe = Callable[[ModelConfig, BatchConfig], ModelShape]
-"""Measures the shape of a user's own model."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Probes:
-    """What a plan has to ask outside of its configuration."""
+class PlanInputs:
+    """What a plan depends on beside its configuration, read before it is made."""
 
-    describe: Describe
-    read_run: ReadRun
+    shape: ModelShape | None = None
+    """Of a user's own model, where `needs_shape`."""
+    measured: MeasuredRun | LauncherError | None = None
+    """The run that `device.measured_in` names, or why it cannot be read; None where it names none."""
 
 
 _UNSOLVED = BatchSizes(global_size=1, micro_size=1, num_microbatches=1)
@@ -55,7 +60,7 @@ class CheckedJob:
 
 
 def examine(
-    config: LaunchConfig, sources: Mapping[str, Source], probes: Probes
+    config: LaunchConfig, sources: Mapping[str, Source], inputs: PlanInputs
 ) -> CheckedJob | tuple[Fault, ...]:
     """The job with everything solved and checked, or every reason why there is none.
 
@@ -63,32 +68,58 @@ def examine(
         PluginError: when a named plugin fails to load.
     """
     config = replace(config, model=resolve_model(config.model))
-    early = [*config_faults(config, sources), *rank_order_faults(config.parallel.rank_order)]
     unusable_plugins = plugin_faults(config, sources)
-    early += unusable_plugins
-    if unusable_plugins or not has_sizes(config.model) or (early and config.model.family == "custom"):
+    early = _early_faults(config, sources, unusable_plugins)
+    is_measured = config.model.family != "custom" or (inputs.shape is not None and not early)
+    if unusable_plugins or not has_sizes(config.model) or not is_measured:
         # Without its plugins or its sizes a job cannot be formed; the rest can still be judged.
         _, _, late = _solve(config, config.model.num_layers, (), sources)
         return (*early, *late)
-    model = _shape(config, probes.describe)
+    model = _shape(config, inputs.shape)
     padded = replace(config.model, vocab_size=padded_vocabulary(config.model, config.parallel.tp))
-    held = _shape(replace(config, model=padded), lambda *_: model)
+    held = _shape(replace(config, model=padded), inputs.shape)
     others = _other_roles(config, held)
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
     solved = resolve(config, dp or 1, sizes or _UNSOLVED)
     chosen = choose(solved)
     job = _job(solved, held)
-    late += [*recompute_faults(job, sources), *measured_faults(job, probes.read_run)]
-    verdicts = [*fusion_faults(solved, chosen.schedule)]
+    late += [*recompute_faults(job, sources), *measured_faults(job, inputs.measured)]
+    verdicts = [*fusion_faults(solved, chosen.schedule), *(parallel_faults(solved) if dp else ())]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
         rules = [*schedule_faults(chosen.schedule, job.pipeline), *length_faults(job.pipeline, config.batch)]
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)
-    job = with_measured_times(job, probes.read_run)
+    job = with_measured_times(job, inputs.measured)
     shape = replace(_balanced(job, chosen), roles=tuple(chosen.architecture.roles(job)))
     return CheckedJob(shape=shape, model=model, chosen=chosen, batch=sizes)
+
+
+def needs_shape(config: LaunchConfig, sources: Mapping[str, Source]) -> bool:
+    """Whether a plan needs the measured shape of a user's own model: not where the configuration is refused
+    for what is seen without it.
+
+    Raises:
+        PluginError: when a named plugin fails to load.
+    """
+    if config.model.family != "custom" or not has_sizes(config.model):
+        return False
+    with plugin_errors():
+        return not _early_faults(config, sources, plugin_faults(config, sources))
+
+
+def _early_faults(
+    config: LaunchConfig, sources: Mapping[str, Source], unusable_plugins: Sequence[Fault]
+) -> list[Fault]:
+    """What is wrong whatever the layout."""
+    settings = (found.settings_faults(config) for found in candidate_parallels(config).values())
+    return [
+        *config_faults(config, sources),
+        *chain.from_iterable(settings),
+        *rank_order_faults(config.parallel.rank_order),
+        *unusable_plugins,
+    ]
 
 
 def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
@@ -102,24 +133,6 @@ def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
         config=replace(job.config, parallel=replace(parallel, layers_per_stage=split)),
         stages=make_stages(job.model, job.pipeline, split, parallel.recompute),
     )
-
-
-def asked_once(describe: Describe | None, read_run: ReadRun | None) -> Probes:
-    """Asks a single time: ways out differ in their layout alone, and an answer takes seconds."""
-    answers: list[ModelShape] = []
-
-    @cache
-    def read(path: str) -> MeasuredRun:
-        assert read_run is not None, "whoever plans with device.measured_in gives a way to read it"
-        return read_run(path)
-
-    def measure(model: ModelConfig, batch: BatchConfig) -> ModelShape:
-        assert describe is not None, "whoever plans a model of family custom gives a way to measure it"
-        if not answers:
-            answers.append(describe(model, batch))
-        return answers[0]
-
-    return Probes(describe=measure, read_run=read)
 
 
 def _solve(
@@ -153,13 +166,14 @@ def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[F
     return faults
 
 
-def _shape(config: LaunchConfig, describe: Describe) -> ModelShape:
+def _shape(config: LaunchConfig, measured: ModelShape | None) -> ModelShape:
     if config.model.family != "custom":
         is_fused = config.device.kind == "cuda"
         keeps_scores = config.fusion.attention == "plain"
         length = config.batch.seq_length
         return model_shape(config.model, length, has_fused_norm=is_fused, keeps_scores=keeps_scores)
-    return describe(config.model, config.batch)
+    assert measured is not None, "a job is formed of a model whose shape is known"
+    return measured
 
 
 def _other_roles(config: LaunchConfig, model: ModelShape) -> tuple[RoleGroup, ...]:

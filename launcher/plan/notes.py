@@ -8,7 +8,7 @@ from math import isclose
 from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.plan import SchedulePlan
 from launcher.contract.strategy import JobShape, Parallel, RankCost
-from launcher.plan.cost.memory import copies_checkpoints, saved_bytes
+from launcher.plan.cost.memory import copies_checkpoints, states_of
 from launcher.plan.cost.traffic import message_time_s
 from launcher.plan.layout.balance import layer_costs, stage_sums
 from launcher.plan.layout.batch import BatchSizes
@@ -29,7 +29,7 @@ def plan_notes(
         _tensor_note(job, costs),
         _tied_note(job),
         _split_note(job, schedule),
-        _checkpoint_note(job),
+        _checkpoint_note(job, costs),
         compile_note(job),
     ]
     return [note for note in found if note]
@@ -117,13 +117,14 @@ def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:
     )
 
 
-def _checkpoint_note(job: JobShape) -> str:
+def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:
     if not copies_checkpoints(job.config) or job.config.device.kind == "cpu":
         return ""  # on the CPU, the memory of the host is that of the ranks, and has it in its table
-    most = max(saved_bytes(job, pp_rank) for pp_rank in range(job.mesh.pp))
+    states = [states_of(job, pp_rank, rank) for pp_rank, rank in enumerate(costs)]
+    most = max(held.saved_bytes for held in states)
     first_node = range(min(job.mesh.num_ranks, job.cluster.config.devices_per_node))
-    is_split = job.config.parallel.zero_stage > 0  # else the first replica saves alone
-    per_node = sum(is_split or job.mesh.coordinates(rank).dp == 0 for rank in first_node)
+    is_sharded = states[0].is_sharded  # else the first replica saves alone
+    per_node = sum(is_sharded or job.mesh.coordinates(rank).dp == 0 for rank in first_node)
     return (
         f"Checkpoints are written in the background from a copy in the memory of the host: at most "
         f"{format_bytes(most)} a rank, {format_bytes(most * per_node)} a node (train.async_checkpoint)."

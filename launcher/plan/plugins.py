@@ -10,34 +10,35 @@ from typing import Any
 
 from launcher.base import registry
 from launcher.base.errors import Fault, LauncherError, PluginError, did_you_mean
-from launcher.base.registry import PluginRecord
+from launcher.base.registry import Plugin, PluginRecord
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
 from launcher.contract.strategy import Architecture, Parallel, Schedule
-from launcher.typed.read import UNKNOWN, Reading, Source, read
+from launcher.typed.read import UNKNOWN, Reading, Source, plain, read
 
-PARALLEL_OF_AXIS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
-"""Name of the plugin that spreads the work along each axis, in order of application."""
-_KINDS = {
-    "launcher.schedules": Schedule,
-    "launcher.parallels": Parallel,
-    "launcher.architectures": Architecture,
-    "launcher.executors": Executor,
-}
+_AXES = ("tp", "pp", "dp")
+"""In order of application."""
 _HAS_NONE = " has no options"
-ZERO = "zero"
-"""The plugin of the ``dp`` axis where the replicas split the model states."""
+_EXTRAS = "parallel.plugins"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The plugins in use; of the parallels only those whose axis has more than one rank."""
+    """The plugins in use."""
 
     schedule: Schedule
     architecture: Architecture
     executor: Executor
     parallels: tuple[Parallel, ...]
+    """Those that apply, in order of application."""
+    candidates: tuple[Parallel, ...]
+    """Those that come with the launcher, and those that the configuration names."""
     records: tuple[PluginRecord, ...]
+
+    @property
+    def owner(self) -> Parallel | None:
+        """The parallel plugin that takes over the update."""
+        return next((parallel for parallel in self.parallels if parallel.update), None)
 
 
 def choose(config: LaunchConfig) -> Chosen:
@@ -46,35 +47,57 @@ def choose(config: LaunchConfig) -> Chosen:
     Raises:
         PluginError: when one of them fails to load, or is not all that its kind has to be.
     """
-    sizes = {"tp": config.parallel.tp, "pp": config.parallel.pp, "dp": config.parallel.dp}
-    names = [name for axis, name in PARALLEL_OF_AXIS.items() if sizes[axis] != 1]
-    if config.parallel.zero_stage:
-        names = [name for name in names if name != PARALLEL_OF_AXIS["dp"]] + [ZERO]
-    named = [(group, name) for _, group, name, _ in _single_choices(config)]
-    named += [("launcher.parallels", name) for name in names]
-    records = tuple(registry.record(group, name) for group, name in named)
-    loaded = [registry.load(group, name) for group, name in named]
-    for plugin, found in zip(loaded, records, strict=True):
-        _require_methods(plugin, found)
-    schedule, architecture, executor, *parallels = loaded
+    parallel, architecture, executor = config.parallel, config.architecture.name, config.executor.name
+    candidates = candidate_parallels(config)
+    applying = applying_parallels(config)
+    named: list[tuple[type[Plugin], str]] = [
+        (Schedule, parallel.schedule),
+        (Architecture, architecture),
+        (Executor, executor),
+        *((Parallel, name) for name in applying),
+    ]
     return Chosen(
-        schedule=_configured(schedule, config),
-        architecture=architecture,
-        executor=executor,
-        parallels=tuple(parallels),
-        records=records,
+        schedule=_configured(registry.load(Schedule, parallel.schedule), config),
+        architecture=registry.load(Architecture, architecture),
+        executor=registry.load(Executor, executor),
+        parallels=tuple(applying.values()),
+        candidates=tuple(candidates.values()),
+        records=tuple(registry.record(kind.entry_group, name) for kind, name in named),
     )
 
 
-def _require_methods(plugin: object, found: PluginRecord) -> None:
-    """Refuses a plugin that lacks methods of its kind, before it is asked for one in the middle of a plan."""
-    kind = _KINDS[found.group]
-    needed = [name for name, value in vars(kind).items() if callable(value) and name[0] != "_"]
-    if missing := [name for name in needed if not callable(getattr(plugin, name, None))]:
-        raise PluginError(
-            f"the {_kind(found)} {found.name!r} of {found.distribution} {found.version} has no "
-            f"{' and no '.join(missing)}; see {kind.__module__}.{kind.__name__}"
-        )
+def candidate_parallels(config: LaunchConfig) -> dict[str, Parallel]:
+    """By name, those that come with the launcher and those that a configuration names, if installed."""
+    known = registry.plugins(Parallel.entry_group)
+    names = dict.fromkeys((*registry.own_plugins(Parallel.entry_group), *config.parallel.plugins))
+    loaded = {name: registry.load(Parallel, name) for name in names if name in known}
+    for name, found in loaded.items():
+        if found.axis not in _AXES:
+            raise PluginError(f"the parallel {name!r} has axis {found.axis!r}, none of {', '.join(_AXES)}")
+    return dict(sorted(loaded.items(), key=lambda item: _AXES.index(item[1].axis)))
+
+
+def applying_parallels(config: LaunchConfig) -> dict[str, Parallel]:
+    """Those of them that apply, without what others replace, in order of application."""
+    applying = {name: found for name, found in candidate_parallels(config).items() if found.applies(config)}
+    replaced = {name for found in applying.values() for name in found.replaces}
+    return {name: found for name, found in applying.items() if name not in replaced}
+
+
+def parallel_faults(config: LaunchConfig) -> list[Fault]:
+    """Faults of named plugins that do nothing, and of two that would both make the update."""
+    applying = applying_parallels(config)
+    rule = "has no effect here: it does not apply to this configuration, or another takes its place"
+    faults = [
+        Fault(f"{_EXTRAS}.{name}", plain(options), rule, f"Remove {_EXTRAS}.{name}.")
+        for name, options in config.parallel.plugins.items()
+        if name not in applying
+    ]
+    owners = [name for name, found in applying.items() if found.update]
+    if len(owners) > 1:
+        rule = f"{' and '.join(owners)} would each make the update of the parameters, which one can do"
+        faults.append(Fault(_EXTRAS, ", ".join(config.parallel.plugins), rule, "Choose one of them."))
+    return faults
 
 
 def _configured(schedule: Schedule, config: LaunchConfig) -> Schedule:
@@ -113,7 +136,7 @@ def plugin_errors() -> Iterator[None]:
             if found := _plugin_of(str(frame.f_globals.get("__name__")), type(frame.f_locals.get("self"))):
                 code = frame.f_code
                 raise PluginError(
-                    f"the {_kind(found)} {found.name!r} of {found.distribution} {found.version} failed in "
+                    f"the {found.kind} {found.name!r} of {found.distribution} {found.version} failed in "
                     f"{code.co_name}: {type(error).__name__}: {error} ({code.co_filename}:{line})"
                 ) from error
         raise
@@ -127,11 +150,6 @@ def _plugin_of(module: str, owner: type) -> PluginRecord | None:
     return by_target.get(f"{owner.__module__}:{owner.__qualname__}", by_module.get(module))
 
 
-def _kind(found: PluginRecord) -> str:
-    """``schedule`` for ``launcher.schedules``."""
-    return found.group.removeprefix("launcher.").removesuffix("s")
-
-
 def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[Fault, ...]:
     """Faults of unknown plugin names and of options that a plugin does not declare.
 
@@ -139,28 +157,29 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
         PluginError: when a named plugin fails to load.
     """
     faults: list[Fault] = []
-    for path, group, name, (options_path, options) in _single_choices(config):
-        known = registry.plugins(group)
+    for path, kind, name, (options_path, options) in _choices(config):
+        known = registry.plugins(kind.entry_group)
         if name not in known:
-            kind = group.removeprefix("launcher.").removesuffix("s")
-            rule = f"no {kind} of that name is installed"
+            rule = f"no {kind.__name__.lower()} of that name is installed"
             faults.append(Fault(path, name, rule, did_you_mean(name, known)))
         else:
-            found = _option_faults(registry.load(group, name), name, options_path, options, sources)
-            faults += [_with_owner(fault, path, group) for fault in found]
+            found = _option_faults(registry.load(kind, name), name, options_path, options, sources)
+            faults += [_with_owner(fault, path, kind) for fault in found]
     return tuple(faults)
 
 
-def _single_choices(config: LaunchConfig) -> list[tuple[str, str, str, tuple[str, Mapping[str, Any]]]]:
-    """(config path of the name, entry-point group, name, (config path of the options, options))."""
+def _choices(config: LaunchConfig) -> list[tuple[str, type[Plugin], str, tuple[str, Mapping[str, Any]]]]:
+    """(config path of the name, kind, name, (config path of the options, options))."""
     parallel, architecture, executor = config.parallel, config.architecture, config.executor
     of_schedule = ("parallel.schedule_options", parallel.schedule_options)
     of_architecture = ("architecture", architecture.options)
     of_executor = ("executor", executor.options)
+    paths = {name: f"{_EXTRAS}.{name}" for name in parallel.plugins}
     return [
-        ("parallel.schedule", "launcher.schedules", parallel.schedule, of_schedule),
-        ("architecture.name", "launcher.architectures", architecture.name, of_architecture),
-        ("executor.name", "launcher.executors", executor.name, of_executor),
+        ("parallel.schedule", Schedule, parallel.schedule, of_schedule),
+        ("architecture.name", Architecture, architecture.name, of_architecture),
+        ("executor.name", Executor, executor.name, of_executor),
+        *((path, Parallel, name, (path, parallel.plugins[name])) for name, path in paths.items()),
     ]
 
 
@@ -178,21 +197,21 @@ def _option_faults(
     return reading.faults
 
 
-def _with_owner(fault: Fault, choice: str, group: str) -> Fault:
+def _with_owner(fault: Fault, choice: str, kind: type[Plugin]) -> Fault:
     """The fault of an option that is not there, with the plugins of the group that have one of its name."""
     if fault.allowed != UNKNOWN and not fault.allowed.endswith(_HAS_NONE):
         return fault
     key = fault.path.rpartition(".")[2]
-    owners = [name for name in registry.plugins(group) if key in _option_names(group, name)]
-    if not owners:
+    owners = [name for name in registry.plugins(kind.entry_group) if key in _option_names(kind, name)]
+    if not owners or kind is Parallel:
         return fault
     return replace(fault, fix=f"It belongs to {choice.removesuffix('.name')}={' or '.join(owners)}.")
 
 
-def _option_names(group: str, name: str) -> frozenset[str]:
+def _option_names(kind: type[Plugin], name: str) -> frozenset[str]:
     """Options that a plugin declares; none where it cannot be loaded, which concerns those who choose it."""
     try:
-        declared = getattr(registry.load(group, name), "Config", None)
+        declared = getattr(registry.load(kind, name), "Config", None)
     except PluginError:
         return frozenset()
     return frozenset(field.name for field in fields(declared)) if declared else frozenset()

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from launcher.base.columns import columns, cropped
 from launcher.base.units import counted, format_bytes, format_count, format_duration, format_flops
 from launcher.contract.actions import Action
-from launcher.contract.cluster import Cluster
 from launcher.contract.config import PrecisionConfig
+from launcher.contract.mesh import Cluster
 from launcher.contract.plan import MemoryPlan, Plan, RolePlan, StagePlan, TrafficPlan
 from launcher.plan.cost.compute import SHORT_LAYER_S
 from launcher.plan.rules.fusion import fusion_rows
@@ -32,9 +32,9 @@ def plan_text(plan: Plan, *, color: bool = False) -> str:
         f"Schedule  {plan.schedule.name}": _schedule(plan, color=color),
         "Fusion": columns(fusion_rows(plan.config), left=3),
         "Memory per rank": _memory(plan),
-        "Model states per rank by ZeRO stage": _states(plan),
+        **_plugin_sections(plan, "memory"),
         "Traffic per step, on the rank that sends most of each kind": _traffic(plan),
-        "Exchange with the servers, of all workers at once": _exchange(plan),
+        **_plugin_sections(plan, "traffic"),
         "Step": _step(plan),
         "Notes": _notes(plan.notes),
     }
@@ -45,6 +45,11 @@ def plan_text(plan: Plan, *, color: bool = False) -> str:
         if lines
     ]
     return "\n\n".join([_title(plan), *blocks]) + "\n"
+
+
+def _plugin_sections(plan: Plan, about: str) -> dict[str, list[str]]:
+    """The sections of plugins."""
+    return {section.title: list(section.lines) for section in plan.sections if section.about == about}
 
 
 def _title(plan: Plan) -> str:
@@ -78,9 +83,9 @@ def _mesh(plan: Plan) -> list[str]:
     first, last = cropped(range(mesh.num_ranks), 8, 2)
     rows = [["rank", "node", "device", *mesh.order]]
     for rank in [*first, *last]:
-        places = mesh.coordinates(rank)._asdict()
-        at = [rank, cluster.node(rank), cluster.local_rank(rank), *(places[axis] for axis in mesh.order)]
-        rows.append([str(place) for place in at])
+        coordinates = mesh.coordinates(rank)._asdict()
+        at = [rank, cluster.node(rank), cluster.local_rank(rank), *(coordinates[axis] for axis in mesh.order)]
+        rows.append([str(cell) for cell in at])
     table = columns(rows, left=0)
     if last:
         table.insert(1 + len(first), f"... {mesh.num_ranks - len(first) - len(last)} more ranks")
@@ -170,16 +175,6 @@ def _memory(plan: Plan) -> list[str]:
     return [*table, f"each device has {format_bytes(limit)}"]
 
 
-def _states(plan: Plan) -> list[str]:
-    """Weights, gradients and optimizer state under each stage, on the rank that holds most of them."""
-    if plan.mesh.dp == 1 or not plan.memory[0].states_by_zero_stage:
-        return []
-    sizes = [max(sizes) for sizes in zip(*(ranks.states_by_zero_stage for ranks in plan.memory), strict=True)]
-    stages = ["parallel.zero_stage", *map(str, range(len(sizes)))]
-    chosen = f"this plan: parallel.zero_stage={plan.config.parallel.zero_stage}, over dp = {plan.mesh.dp}"
-    return [*columns([stages, ["bytes", *map(format_bytes, sizes)]]), chosen]
-
-
 def _alike(memory: Iterable[MemoryPlan]) -> list[list[MemoryPlan]]:
     """Consecutive pp_ranks that look the same when printed."""
     groups: list[list[MemoryPlan]] = []
@@ -219,33 +214,6 @@ def _traffic(plan: Plan) -> list[str]:
         numbers = [f"{row.count:,}", format_bytes(row.message_bytes), format_bytes(row.sent_bytes)]
         rows.append([row.purpose, row.axis, row.operation, *numbers, format_duration(row.time_s), overlaps])
     return columns(rows, left=3)
-
-
-def _exchange(plan: Plan) -> list[str]:
-    """The exchange with other roles beside an all-reduce."""
-    found, num_workers = plan.exchange, plan.mesh.num_ranks
-    if found is None:
-        return []
-    how = "one after the other" if found.pulls_last else "at once"
-    push, pull, total, ring = map(
-        format_duration, (found.push_s, found.pull_s, found.total_s, found.all_reduce_s)
-    )
-    bound = "the servers' links" if found.num_servers < num_workers else "each worker's link"
-    if found.even_servers is None:
-        even = f"however many servers, an all-reduce is faster: {how}, both ways take longer than a ring"
-    else:
-        even = f"as fast as an all-reduce from {counted(found.even_servers, 'server')} on"
-    mixed = []
-    if found.mixed_s is not None and not found.pulls_last:
-        least = format_duration(found.mixed_s)
-        mixed = [f"with parts on the workers' machines as well, which is not built: {least} at the least"]
-    return [
-        f"push {push}, pull {pull}, {how}: {total}, bound by {bound}",
-        f"the same gradients in an all-reduce over the {num_workers} workers: {ring}",
-        even,
-        *mixed,
-        f"a server works {format_duration(found.update_s)} on each update",
-    ]
 
 
 def _step(plan: Plan) -> list[str]:

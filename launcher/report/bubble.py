@@ -75,8 +75,8 @@ def _times(run: Run) -> list[list[float]]:
 
 def _median_times(run: Run, pp_rank: int) -> list[float]:
     """Seconds of each compute action of a pp_rank: the median over its ranks and the measured steps."""
-    places = [place for place, header in enumerate(run.records.headers) if header.pp_rank == pp_rank]
-    rows = [run.records.steps[step][place].compute_ns for step in run.measured for place in places]
+    indices = [index for index, header in enumerate(run.records.headers) if header.pp_rank == pp_rank]
+    rows = [run.records.steps[step][index].compute_ns for step in run.measured for index in indices]
     return [median(times) * NS for times in zip(*rows, strict=True)]
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from launcher.base.columns import columns, wrapped
+from launcher.base.units import format_percent
 from launcher.contract.actions import B
 from launcher.contract.plan import Plan
 from launcher.contract.records import MemoryRecord
@@ -150,7 +151,10 @@ def _fullest(run: Run, of: Callable[[MemoryRecord], float | None]) -> list[float
 def _shares(promise: Promise) -> tuple[str, str]:
     formula = promise.plan.schedule.bubble_formula
     found = bubble(promise.run) if promise.run else None
-    return (_percent(formula) if formula is not None else "", _percent(found.measured) if found else "")
+    return (
+        format_percent(formula) if formula is not None else "",
+        format_percent(found.measured) if found else "",
+    )
 
 
 def _idle(promise: Promise) -> tuple[str, str]:
@@ -224,7 +228,3 @@ def _milliseconds(seconds: Sequence[float]) -> str:
 
 def _megabytes(sizes: Sequence[float]) -> str:
     return " ".join(f"{size / 1e6:.0f}" for size in sizes)
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"

@@ -30,8 +30,8 @@ def run_notes(run: Run) -> Iterator[str]:
     if records.num_incomplete_steps:
         steps = counted(records.num_incomplete_steps, "step")
         yield f"{name} leaves out {steps} that not every rank recorded."
-    for worker, num_done in sorted(records.lost_workers.items()):
-        yield f"{name} lost worker {worker} after {counted(num_done, 'step')}; the others went on."
+    for report in run.plugin_reports:
+        yield from report.notes
     num_skipped = sum(row[0].is_skipped for row in records.steps.values())
     if num_skipped:
         steps = counted(num_skipped, "step")

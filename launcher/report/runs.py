@@ -6,14 +6,18 @@ import json
 import os
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from launcher.base.errors import LauncherError
+from launcher.base import registry
+from launcher.base.errors import LauncherError, PluginError
 from launcher.base.redaction import shortened
 from launcher.base.units import counted
 from launcher.contract.plan import Plan
+from launcher.contract.records import RunRecords
+from launcher.contract.strategy import Architecture, Parallel, RunReport, Strategy, TrainedRun
 from launcher.metrics.blocked_time import split_step
-from launcher.metrics.read import RunRecords, read_run
+from launcher.metrics.read import read_run
 from launcher.report.ledger import Work
 
 
@@ -54,21 +58,14 @@ class Run:
         words = [f"dp={mesh.dp} tp={mesh.tp} pp={mesh.pp}"]
         words += [parallel.schedule] if mesh.pp > 1 else []
         words += [f"chunks={parallel.num_chunks}"] if parallel.num_chunks > 1 else []
-        words += [f"zero={parallel.zero_stage}"] if parallel.zero_stage else []
-        is_plain = config.architecture.name == "decentralized"
-        reduce = config.architecture.options.get("reduce", "flat")
-        words += [] if is_plain else [self._architecture]
-        words += [f"reduce={reduce}"] if is_plain and reduce != "flat" else []
+        words += [word for strategy in strategies(self.plan) for word in strategy.layout(self.plan)]
         return " ".join(words)
 
-    @property
-    def _architecture(self) -> str:
-        """Its name, and what sets it apart from others of its kind."""
-        name, options = self.plan.config.architecture.name, self.plan.config.architecture.options
-        chosen = {key: options.get(key) for key in ("mode", "staleness")}
-        words = [name, *(f"{key}={value}" for key, value in chosen.items() if value is not None)]
-        others = [role for role in self.plan.roles if not role.trains]
-        return " ".join([*words, *(f"{role.name}s={role.num_ranks}" for role in others)])
+    @cached_property
+    def plugin_reports(self) -> tuple[RunReport, ...]:
+        """What its plugins report of it."""
+        run = TrainedRun(name=self.name, plan=self.plan, records=self.records, measured=self.measured)
+        return tuple(strategy.report(run) for strategy in strategies(self.plan))
 
     @property
     def final_loss(self) -> FinalLoss | None:
@@ -76,10 +73,25 @@ class Run:
         if self.records.evals:
             last = self.records.evals[-1]
             return FinalLoss(kind="evaluation", num_steps=last.step, loss=last.loss)
-        rows = self.records.later or self.records.steps[max(self.records.steps)]
+        rows = self.records.steps[max(self.records.steps)]
+        if any(role.trains and role.is_expendable for role in self.plan.roles):
+            rows = self.records.newest  # of those that were there to the end
         step, losses = rows[0].step, [row.loss for row in rows if row.loss is not None]
         mean = sum(losses) / len(losses) if losses else 0.0  # replicas on their own have losses of their own
         return FinalLoss(kind="training", num_steps=step + 1, loss=mean) if losses else None
+
+
+def strategies(plan: Plan) -> list[Strategy]:
+    """The parallel plugins of a plan, then its architecture. One that is not installed reports nothing."""
+    found: list[Strategy] = []
+    kinds: tuple[type[Strategy], ...] = (Parallel, Architecture)
+    for kind in kinds:
+        for name in (used.name for used in plan.plugins if used.group == kind.entry_group):
+            try:
+                found.append(registry.load(kind, name))
+            except PluginError:
+                found.append(kind())
+    return found
 
 
 def printable(path: Path | str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,6 @@ from launcher.report.bubble import bubble
 from launcher.report.comparability import faults
 from launcher.report.notes import layout_notes, run_notes
 from launcher.report.runs import Run, load_run, named_base, printable
-from launcher.report.workers import own_step_s
 from launcher.typed.read import plain
 
 
@@ -76,8 +75,7 @@ class Result:
         run, base = self.median.run, self.median.base
         if base is None:
             return None
-        sharded = run.plan.config.parallel.zero_stage > 0
-        return ledger.serial_fraction(base.work, 1 if sharded else run.plan.mesh.dp, run.work.num_ranks)
+        return ledger.serial_fraction(base.work, run.plan.num_update_copies, run.work.num_ranks)
 
     @property
     def karp_flatt(self) -> float | None:
@@ -113,8 +111,8 @@ def compare(run_dirs: Sequence[Path], base: Path | None) -> SpeedupReport:
         LauncherError: a directory given twice, not readable as a run, or runs that are not comparable.
     """
     paths = list(run_dirs)
-    for place, path in enumerate(paths):
-        if path.resolve() in [other.resolve() for other in paths[:place]]:
+    for index, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:index]]:
             raise LauncherError(f"{path} is given twice: one run is no repetition of itself")
     base_dirs, why_no_base = _base_dirs(paths, base)
     loaded = {path.resolve(): path for path in (*paths, *base_dirs)}
@@ -224,22 +222,23 @@ def _result_data(result: Result) -> dict[str, Any]:
         "measured": {
             "pipeline_wait_fraction": result.pipeline_wait_fraction,
             "bubble": plain(found) if found else None,
-            "staleness": _staleness(result.median.run),
-            "own_step_s": own_step_s(result.median.run) if result.median.run.records.updates else None,
+            **{
+                name: value
+                for extra in result.median.run.plugin_reports
+                for name, value in extra.measured.items()
+            },
         },
         "predicted": {
             "bubble_formula": schedule.bubble_formula,
             "bubble_simulated": schedule.bubble_simulated,
             "step_s": schedule.step_s,
-            "exchange": plain(result.median.run.plan.exchange),
+            **{
+                name: value
+                for extra in result.median.run.plugin_reports
+                for name, value in extra.predicted.items()
+            },
         },
     }
-
-
-def _staleness(run: Run) -> dict[str, int]:
-    """How many updates of parameter servers were how many others late."""
-    counts = Counter(record.staleness for records in run.records.updates.values() for record in records)
-    return {str(value): counts[value] for value in sorted(counts)}
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

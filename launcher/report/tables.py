@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-from launcher.base.columns import wrapped
-from launcher.base.units import counted, format_bytes, format_count, format_duration
-from launcher.contract.records import COMPUTE, SERVER, UpdateRecord
+from launcher.base.columns import columns, wrapped
+from launcher.base.units import counted, format_bytes, format_count, format_duration, format_percent
+from launcher.contract.records import COMPUTE, SERVER
 from launcher.report.bubble import bubble
 from launcher.report.claims import Promise, claims
 from launcher.report.ledger import LEDGER_KINDS, NOT_TRAINING, amdahl_speedup
 from launcher.report.runs import Run
 from launcher.report.speedup import Result, SpeedupReport, compare
-from launcher.report.workers import own_step_s
 
 _MEANINGS = {
     COMPUTE: "forward and backward",
@@ -27,14 +24,12 @@ _MEANINGS = {
     "transfer": "data in flight",
     "peer_wait": "waiting for the slowest rank of a collective",
     "pipeline_wait": "waiting for another stage (the bubble, uneven stages)",
-    SERVER: "waiting for the parameter servers",
+    SERVER: "waiting for the servers",
     "input_wait": "waiting for the next batch",
     "other": "the rest of the step",
     NOT_TRAINING: "allocated, but no trainer rank",
 }
 _BAR_CELLS = 18
-_MOST_VALUES = 6
-"""Values of the staleness that are told."""
 _TOO_SMALL = 5e-4
 """Below this a number prints as 0.000."""
 
@@ -162,13 +157,9 @@ def _table(report: SpeedupReport, style: Style) -> Iterator[str]:
     rows = [("", "devices", "step", f"{_unit(report)}/s", "speedup S", "efficiency E")]
     rows += [_base_row(base) for base in report.bases]
     rows += [_result_row(result) for result in report.results]
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    for number, row in enumerate(zip(*columns, strict=True)):
-        cells = [cell.rjust(size) for cell, size in zip(row, widths, strict=True)]
-        yield "  " + "  ".join([row[0].ljust(widths[0]), *cells[1:]])
-        if number == 0:
-            yield "  " + style.rule * (sum(widths) + 2 * len(widths) - 2)
+    filled = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    heading, *lines = columns(list(zip(*filled, strict=True)))
+    yield from (f"  {line}" for line in (heading, style.rule * len(heading), *lines))
 
 
 def _speed_cells(run: Run) -> tuple[str, str, str]:
@@ -224,60 +215,25 @@ def _number(value: float) -> str:
 
 
 def _facts(result: Result) -> Iterator[str]:
-    run = result.median.run
+    run, percent = result.median.run, format_percent
     schedule, serial = run.plan.schedule, result.serial_fraction
     if serial is not None and result.scaling == "strong":
         limit = f"undivided, it limits S to {amdahl_speedup(serial, run.work.num_ranks):.2f} (Amdahl)"
-        yield f"  serial fraction of the base's step (measured): {_percent(serial)}; {limit}"
+        yield f"  serial fraction of the base's step (measured): {percent(serial)}; {limit}"
     if result.karp_flatt is not None and result.karp_flatt <= 1:
-        yield f"  serial fraction that would explain S alone (Karp-Flatt): {_percent(result.karp_flatt)}"
+        yield f"  serial fraction that would explain S alone (Karp-Flatt): {percent(result.karp_flatt)}"
     elif result.karp_flatt is not None:
         yield "  slower than the base: no serial fraction explains that (Karp-Flatt above 100 %)"
     if found := bubble(run):
         closed = schedule.bubble_formula
-        formula = f"{_percent(closed)} by formula, " if closed is not None else ""
-        yield f"  bubble, idle / (idle + compute) of the pipeline: measured {_percent(found.measured)}"
-        yield f"    {_percent(found.replayed)} by simulation with the measured time of every action"
-        yield f"    predicted before the run: {formula}{_percent(schedule.bubble_simulated)} by simulation"
+        formula = f"{percent(closed)} by formula, " if closed is not None else ""
+        yield f"  bubble, idle / (idle + compute) of the pipeline: measured {percent(found.measured)}"
+        yield f"    {percent(found.replayed)} by simulation with the measured time of every action"
+        yield f"    predicted before the run: {formula}{percent(schedule.bubble_simulated)} by simulation"
     measured, predicted = format_duration(run.work.step_s), format_duration(schedule.step_s)
     yield f"  step: measured {measured}; predicted {predicted}"
-    yield from _servers(run)
+    yield from (f"  {line}" for report in run.plugin_reports for line in report.lines)
     yield from _memory(run)
-
-
-def _servers(run: Run) -> Iterator[str]:
-    """What parameter servers took, beside what was predicted, and how old the gradients were."""
-    planned, updates = run.plan.exchange, run.records.updates
-    if planned is None or not updates:
-        return
-    waited = run.work.kinds_ns.get(SERVER, 0) / run.work.num_ranks / run.work.num_steps / 1e9
-    ring = format_duration(planned.all_reduce_s)
-    yield f"  waiting for the servers: measured {format_duration(waited)} a step"
-    yield (
-        f"    predicted for the whole exchange: {format_duration(planned.total_s)}; {ring} as an all-reduce"
-    )
-    own_s = own_step_s(run)
-    slowest = max(own_s, key=lambda rank: own_s[rank])
-    yield (
-        f"  a worker's step without that wait: {format_duration(median(own_s.values()))} in the middle; "
-        f"{format_duration(own_s[slowest])} at most, of worker {slowest}"
-    )
-    steps = set(run.measured)
-    counted_updates = [record for records in updates.values() for record in records if record.step in steps]
-    if counted_updates:
-        busy = sum(record.busy_ns for record in counted_updates) / len(counted_updates) / 1e9
-        predicted = format_duration(planned.update_s)
-        yield f"  a server's work on an update: measured {format_duration(busy)}; predicted {predicted}"
-    if any(record.worker is not None for record in counted_updates):
-        yield f"  staleness, other updates since the pull: {_histogram(counted_updates)}"
-
-
-def _histogram(updates: Sequence[UpdateRecord]) -> str:
-    """The shares of the commonest values, and the largest value."""
-    counts = Counter(record.staleness for record in updates)
-    shown = sorted(value for value, _ in counts.most_common(_MOST_VALUES))
-    shares = [f"{value}: {counts[value] / len(updates):.0%}" for value in shown]
-    return f"{', '.join(shares)} (at most {max(counts)})"
 
 
 def _memory(run: Run) -> Iterator[str]:
@@ -327,7 +283,3 @@ def _runs(report: SpeedupReport) -> Sequence[Run]:
     """Every run once, bases first."""
     runs = [*report.bases, *(pair.run for result in report.results for pair in result.pairs)]
     return list({run.path.resolve(): run for run in runs}.values())
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"

@@ -9,12 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launcher.base.registry import GROUPS, plugins
+from launcher.base.registry import DISTRIBUTION, GROUPS, plugins
 from launcher.contract.config import Recompute
 from launcher.contract.plan import Plan
 from launcher.typed.read import plain
 
-DISTRIBUTION = "trireme-launcher"
 _ENVIRONMENT = ("python", "torch", "cpu_model", "num_cores")
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from launcher.base import resources
 from launcher.base.errors import JobError
+from launcher.base.registry import DISTRIBUTION
 from launcher.base.units import format_bytes
 from launcher.contract.plan import Plan
 from launcher.runs.facts import git
-from launcher.runs.fingerprint import DISTRIBUTION, own_packages, package_folder
+from launcher.runs.fingerprint import own_packages, package_folder
 from launcher.runs.store import move_aside
 
 CODE = "source/lib"

@@ -19,8 +19,7 @@ def executor_of(plan: Plan) -> Executor:
     Raises:
         PluginError: when it is not installed, or fails to load.
     """
-    executor: Executor = registry.load("launcher.executors", plan.config.executor.name)
-    return executor
+    return registry.load(Executor, plan.config.executor.name)
 
 
 def render(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from launcher.base import registry
-from launcher.contract.executor import Executor, KnowsQueue
+from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobState
 from launcher.runs.hang import with_hang
 from launcher.runs.store import ACTIVE, RunDirectory, follower, is_alive, read_json
@@ -26,8 +26,7 @@ def load_handle(directory: RunDirectory) -> tuple[Executor, JobHandle] | None:
     saved = read_json(directory.handle)
     if not saved:
         return None
-    executor: Executor = registry.load("launcher.executors", saved["executor"])
-    return executor, JobHandle(id=saved["id"], run_dir=str(directory.path))
+    return registry.load(Executor, saved["executor"]), JobHandle(id=saved["id"], run_dir=str(directory.path))
 
 
 def current_state(directory: RunDirectory) -> JobState:
@@ -55,16 +54,10 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
         elif (pid := follower(directory)) is not None and not is_alive(pid):
             states[index] = JobState(phase="failed", reason="the launcher that followed it is gone")
     for name, jobs in asked.items():
-        answers = _ask(registry.load("launcher.executors", name), [job for _, job in jobs])
+        answers = registry.load(Executor, name).states([job for _, job in jobs])
         for (index, _), answer in zip(jobs, answers, strict=True):
             state = with_hang(answer, directories[index].path)
             if state != states[index]:
                 directories[index].write_state(state)
             states[index] = state
     return states
-
-
-def _ask(executor: Executor, jobs: Sequence[JobHandle]) -> list[JobState]:
-    if isinstance(executor, KnowsQueue):
-        return executor.states(jobs)
-    return [executor.state(job) for job in jobs]

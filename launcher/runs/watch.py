@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.base.units import format_duration
-from launcher.contract.executor import Executor, TellsRanks
+from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
 from launcher.runs.failure import rank_failures
 from launcher.runs.hang import all_have_begun, find_hang, with_hang
@@ -105,9 +105,8 @@ def _stopped(
     assert stop.signal is not None, "no signal to stop"
     _drop_lost_output()
     ended = JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
-    if not script.save_wait_s or not isinstance(executor, TellsRanks):
+    if not script.save_wait_s or not executor.request_stop(handle):
         return ended
-    executor.tell_to_end(handle)
     asked_at, most_s = time.monotonic(), format_duration(script.save_wait_s)
     is_shown = False
     while (state := executor.state(handle)).phase in ("pending", "running"):

@@ -61,8 +61,8 @@ class ScheduleConformance:
 
     def test_entry_point_leads_to_the_plugin(self) -> None:
         """The installed entry point of this name is this class."""
-        found = registry.load("launcher.schedules", self.name)
-        assert type(found) is self.plugin, f"{self.name!r} is {type(found)}, not {self.plugin}"
+        found = registry.load(Schedule, self.name)
+        assert isinstance(found, self.plugin), f"{self.name!r} is {type(found)}, not {self.plugin}"
 
     def test_import_needs_no_torch(self) -> None:
         """Planning must not import torch."""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from launcher.contract.actions import from_text
 from launcher.contract.plan import Plan
+from launcher.plan.checked_job import PlanInputs
 from launcher.plan.cost.measured import MeasuredRun
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
@@ -40,7 +41,7 @@ Steps = list[tuple[float, list[float]]]
 def plan(how: str, measured: MeasuredRun | None = None) -> Plan:
     """A model whose head takes as long as several of its eight layers."""
     return job(
-        read_run=lambda path: measured,  # type: ignore[arg-type, return-value]
+        PlanInputs(measured=measured),
         device={"measured_in": "the short run" if measured else None},
         model={"num_layers": 8, "hidden_size": 128, "vocab_size": 8192, "tied_embeddings": False},
         batch={"global_size": M * 2, "micro_size": 2, "seq_length": 128},

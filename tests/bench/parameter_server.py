@@ -252,7 +252,7 @@ def overlap() -> None:
         for overlaps in (True, False):
             measured = statistics.median(found[overlaps])
             hidden = replace(exchange, overlaps=overlaps)
-            predicted = compute_s + hidden.exposed_s(work.forward_s, work.backward_s, compute_s)
+            predicted = compute_s + hidden.in_step.exposed_s(work.forward_s, work.backward_s, compute_s)
             cells.append(f"{measured:.3f} / {predicted:.3f} ({measured / predicted - 1:+.0%})")
         clips = "clipped" if clip_norm else "unclipped"
         speed = f"{raw_rate / 1e6:.1f} MB/s"

@@ -34,6 +34,7 @@ from deepspeed.pipe import PipelineModule
 
 from launcher.base.registry import load
 from launcher.contract.actions import PipelineShape
+from launcher.contract.strategy import Schedule
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import replay
@@ -249,7 +250,7 @@ def main() -> None:
     for name in ranks[0]["rounds"][0]:
         chunks = 2 if name.startswith("interleaved") else 1
         shape = PipelineShape(num_pp_ranks=p, num_chunks=chunks, num_microbatches=m)
-        lists = lower(load("launcher.schedules", name.split()[0]), shape)
+        lists = lower(load(Schedule, name.split()[0]), shape)
         free, real = [], []
         for repeat in range(options.repeats):
             measured = [rank["rounds"][repeat][name] for rank in ranks]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from launcher.base.registry import load
 from launcher.contract.actions import PipelineShape
+from launcher.contract.strategy import Schedule
 from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient, SplitBackward
 from launcher.runtime.process.groups import Group
@@ -113,7 +114,7 @@ class SleepingPipeline:
         self, schedule: str, shape: PipelineShape, costs: Costs, message: tuple[int, ...] = MESSAGE
     ) -> None:
         self.rank, self.shape, self.times = dist.get_rank(), shape, SleepTimes()
-        plugin = load("launcher.schedules", schedule)
+        plugin = load(Schedule, schedule)
         v = shape.num_chunks
         each = Costs(costs.forward_s / v, costs.input_s / v, costs.weight_s / v)
         split = SplitBackward(is_enabled=plugin.splits_backward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from launcher.bench.model import share, steps
+from launcher.base.arithmetic import ring_share, ring_steps
 from launcher.contract.bench import OPERATIONS, BenchResult, Measurement, NotMeasured
 
 LATENCY_S, BANDWIDTH = 20e-6, 4e9
@@ -20,7 +20,10 @@ def measurement(
     noise: Sequence[float] = (1.0,),
 ) -> Measurement:
     """One whose time is that of a ring over a link of `LATENCY_S` and `BANDWIDTH`, times ``noise``."""
-    exact = steps(operation, num_ranks) * LATENCY_S + share(operation, num_ranks) * num_bytes / BANDWIDTH
+    exact = (
+        ring_steps(operation, num_ranks) * LATENCY_S
+        + ring_share(operation, num_ranks) * num_bytes / BANDWIDTH
+    )
     return Measurement(
         operation=operation,
         link=link,

@@ -25,6 +25,8 @@ from launcher.contract.config import (
     RunConfig,
     TrainConfig,
 )
+from launcher.contract.strategy import JobShape
+from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 
 Settings = Mapping[str, Any]
 FP32 = PrecisionConfig(name="fp32", compute="fp32", gradients="fp32", master_weights=False)
@@ -59,6 +61,13 @@ def launch_config(
         run=RunConfig(dir=None, root="runs", timeout_s=60, start_timeout_s=60),
     )
     return replace(config, **others)
+
+
+def job_shape(config: LaunchConfig) -> JobShape:
+    """The job of a sound configuration, without predictions."""
+    found = examine(config, {}, PlanInputs())
+    assert isinstance(found, CheckedJob), found
+    return found.shape
 
 
 def with_settings(config: LaunchConfig, sections: Mapping[str, Settings]) -> LaunchConfig:

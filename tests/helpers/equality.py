@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
-from launcher.plan.checked_job import Describe
-from launcher.plan.cost.measured import ReadRun
+from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import slice_of
 from launcher.runtime.checkpoint.fragments import MOMENTS
 from launcher.runtime.data.microbatches import Loader
@@ -62,9 +61,7 @@ class _RankResult:
     moments: list[_Piece]
 
 
-def job(
-    describe: Describe | None = None, read_run: ReadRun | None = None, **sections: dict[str, Any]
-) -> Plan:
+def job(inputs: PlanInputs | None = None, **sections: dict[str, Any]) -> Plan:
     """A plan of a tiny transformer: 4 layers, 16 sequences a step unless told otherwise."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"num_layers": 4, "num_heads": 4, "hidden_size": 16, "vocab_size": 256, "init_std": 0.2},
@@ -76,7 +73,7 @@ def job(
     }
     for name, changes in sections.items():
         settings[name] = settings.get(name, {}) | changes
-    return build(make_config(**settings), describe=describe, read_run=read_run)
+    return build(make_config(**settings), inputs=inputs or PlanInputs())
 
 
 def train(plan: Plan, sabotage: Sabotage | None = None, timeout_s: float = TIMEOUT_S) -> Trained:

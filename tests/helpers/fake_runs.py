@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.base import registry
+from launcher.base.registry import PluginRecord
 from launcher.contract.actions import Action, B, F, to_text
 from launcher.contract.config import LaunchConfig, LinkConfig
 from launcher.contract.mesh import Mesh
@@ -82,12 +84,13 @@ class FakeRun:
                 micro_size=1,
                 num_microbatches=self.global_size,
                 seq_length=SEQ_LENGTH,
-                padded_vocab_size=None,
             ),
             num_parameters=1_000_000,
             step_flops=1e9,
             schedule=schedule,
             memory=tuple(_memory(pp_rank) for pp_rank in range(self.mesh.pp)),
+            plugins=_used(config),
+            num_update_copies=1 if config.parallel.zero_stage else self.mesh.dp,
             update="pkg.module:update",
             exact=self.exact,
         )
@@ -168,6 +171,13 @@ class FakeRun:
     def _config(self) -> LaunchConfig:
         """The fake recipe with the differences of ``config``."""
         return with_settings(base_config(self), self.config)
+
+
+def _used(config: LaunchConfig) -> tuple[PluginRecord, ...]:
+    """The plugins that the report asks."""
+    architecture = registry.record("launcher.architectures", config.architecture.name)
+    split = (registry.record("launcher.parallels", "zero"),) if config.parallel.zero_stage else ()
+    return (architecture, *split)
 
 
 def _memory(pp_rank: int) -> MemoryPlan:

@@ -31,7 +31,6 @@ def bare_plan(config: LaunchConfig, **fields: Any) -> Plan:
             micro_size=micro,
             num_microbatches=num,
             seq_length=batch.seq_length,
-            padded_vocab_size=None,
         ),
         stages=(),
         num_parameters=0,

@@ -1,3 +1,3 @@
-"""The example distributions run their own tests, once installed (test_example_schedule.py)."""
+"""The example distributions run their own tests, once installed (test_example_*.py)."""
 
-collect_ignore = ["example_schedule"]
+collect_ignore = ["example_parallel", "example_schedule"]

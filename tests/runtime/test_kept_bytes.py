@@ -7,11 +7,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.contract.config import FusionConfig
-from launcher.plan.build import build, job_shape
+from launcher.plan.build import build
 from launcher.plan.cost.memory import kept_bytes
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.build import build_chunks
-from tests.helpers.configs import FP32, MIXED, launch_config
+from tests.helpers.configs import FP32, MIXED, job_shape, launch_config
 from tests.helpers.contexts import make_context
 
 MICRO, SEQ = 2, 64

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.user_model import describer, source_roots
+from launcher.app.user_model import measured_shape, source_roots
 from launcher.base.errors import PlanError
 from launcher.plan.build import build
+from launcher.plan.checked_job import PlanInputs
 from tests.helpers.configs import launch_config
 
 MODULE = """
@@ -54,7 +55,7 @@ def roots(tmp_path: Path) -> tuple[str, ...]:
 
 def test_a_users_model_is_planned_from_its_measured_layers(roots):
     job = config("my_layers:build")
-    plan = build(job, describe=describer(job.data, roots), source_roots=roots)
+    plan = build(job, inputs=PlanInputs(shape=measured_shape(job, roots)), source_roots=roots)
     assert plan.num_parameters == (4 * 3 + 3) + (3 * 2 + 2)
     assert [stage.input_shape for stage in plan.stages] == [(), (3,), (3,)]
     assert plan.step_flops == 3 * 2 * (4 * 3 + 3 * 2) * 16
@@ -64,7 +65,7 @@ def test_layers_that_can_put_their_weight_gradients_off_say_how_much(roots):
     shape = {}
     for name in ("build", "split_layers"):
         job = config(f"my_layers:{name}")
-        shape[name] = describer(job.data, roots)(job.model, job.batch)
+        shape[name] = measured_shape(job, roots)
     assert [layer.weight_flops for layer in shape["build"].layers] == [0, 0, 0]
     assert [layer.weight_flops for layer in shape["split_layers"].layers] == [2 * 4 * 3, 0, 2 * 3 * 2]
 
@@ -75,16 +76,16 @@ def test_a_model_that_cannot_be_built_is_refused_with_the_reason(roots):
         PlanError,
         match=r"model\.target=my_layers:no_layers: its shape could not be measured: must return an object",
     ):
-        build(job, describe=describer(job.data, roots))
+        measured_shape(job, roots)
 
 
 def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path):
     (tmp_path / "my_data.py").write_text("def build():\n    raise OSError('the disk is gone')\n")
     job = config("my_layers:build")
-    data = replace(job.data, target="my_data:build")
+    job = replace(job, data=replace(job.data, target="my_data:build"))
     message = r"data\.target=my_data:build: its first item could not be read: OSError: the disk is gone"
     with pytest.raises(PlanError, match=message):
-        build(job, describe=describer(data, roots))
+        measured_shape(job, roots)
 
 
 def test_built_in_models_need_no_folder():

@@ -58,7 +58,8 @@ def test_states_that_are_held_are_those_of_the_plan(stage: int, sections: dict[s
     plan = job(model=MODEL, parallel={"dp": 2, "zero_stage": stage}, **sections)
     (planned,) = plan.memory
     predicted = planned.weights_bytes + planned.gradients_bytes + planned.optimizer_bytes
-    assert predicted == planned.states_by_zero_stage[stage]
+    (states,) = plan.section("zero")["states_bytes"]
+    assert predicted == states[stage]
     for found in run_ranks(2, measured_states, plan):
         assert found == pytest.approx(predicted, rel=0.02)
 

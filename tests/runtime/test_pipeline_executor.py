@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from launcher.base.registry import load
 from launcher.contract.actions import PipelineShape
+from launcher.contract.strategy import Schedule
 from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.runtime.process.groups import Group
@@ -72,7 +73,7 @@ def executor(rank: int, schedule: str, shape: PipelineShape, weights: list[float
     part = PipelinePart(
         shape=shape,
         modules={stage: Stage(weights[stage], is_last=stage == last) for stage in shape.stages(rank)},
-        actions=lower(load("launcher.schedules", schedule), shape)[rank],
+        actions=lower(load(Schedule, schedule), shape)[rank],
         input_shapes=dict.fromkeys(range(1, shape.num_stages), SIZE),
         split=SplitBackward(is_enabled=False),
         dtype=torch.float32,

@@ -15,6 +15,7 @@ from launcher.config.load import load
 from launcher.contract.config import ModelConfig
 from launcher.contract.plan import ModelShape, Plan
 from launcher.plan import build as planner
+from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import SavedBytes
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
@@ -29,7 +30,8 @@ WORDS = ("~sweep", "model.options.flops_per_s=1e12", "model.options.num_layers=4
 
 def plan(*words: str) -> Plan:
     composed = compose("pipeline_claims", [*WORDS, "report.claims=false", *words])
-    return planner.build(load(composed.values, composed.sources), describe=lambda model, batch: shape(model))
+    config = load(composed.values, composed.sources)
+    return planner.build(config, inputs=PlanInputs(shape=shape(config.model)))
 
 
 def shape(model: ModelConfig) -> ModelShape:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.contract.actions import PipelineShape
-from launcher.contract.cluster import Cluster
 from launcher.contract.config import LaunchConfig
+from launcher.contract.mesh import Cluster
 from launcher.contract.strategy import JobShape
 from launcher.plan.cost.shapes import model_shape
 from launcher.runtime.api import IGNORE_INDEX, GlobalSlice, slice_of

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.user_model import describer
+from launcher.app import user_model
 from launcher.base.errors import PlanError
 from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import ModelShape, Plan
 from launcher.plan.build import build
+from launcher.plan.checked_job import PlanInputs
 from tests.helpers.equality import Trained, assert_equal, train
 
 pytestmark = pytest.mark.usefixtures("user_models")
@@ -32,12 +33,11 @@ def config_of(*overrides: str) -> LaunchConfig:
 @cache
 def measured_shape() -> ModelShape:
     """One process imports torch for all plans: no layout changes the model."""
-    config = config_of()
-    return describer(config.data, [str(FOLDER)])(config.model, config.batch)
+    return user_model.measured_shape(config_of(), [str(FOLDER)])
 
 
 def digits(*overrides: str) -> Plan:
-    return build(config_of(*overrides), describe=lambda model, batch: measured_shape())
+    return build(config_of(*overrides), inputs=PlanInputs(shape=measured_shape()))
 
 
 @cache

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import slice_of
 from launcher.runtime.checkpoint.saving import restore, save
 from launcher.runtime.data.microbatches import Loader
@@ -254,7 +255,7 @@ def wide(*, at_once: bool) -> Plan:
     )
     sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
     model = sizes | {"family": "custom", "target": "wide:Wide", "options": {"at_once": at_once}}
-    return job(describe=lambda *_: shape, model=model, parallel={"dp": 4, "zero_stage": 3})
+    return job(inputs=PlanInputs(shape=shape), model=model, parallel={"dp": 4, "zero_stage": 3})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")

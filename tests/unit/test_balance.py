@@ -9,11 +9,12 @@ import pytest
 
 from launcher.base.errors import PlanError
 from launcher.contract.plan import LayerShape, ModelShape
-from launcher.plan.build import build, job_shape
+from launcher.plan.build import build
+from launcher.plan.checked_job import PlanInputs
 from launcher.plan.layout.balance import balanced_split, layer_costs, stage_sums
 from launcher.plan.layout.partition import split_layers
 from launcher.plan.plugins import choose
-from tests.helpers.configs import GPT2, LLAMA3_8B, MIXED, launch_config
+from tests.helpers.configs import GPT2, LLAMA3_8B, MIXED, job_shape, launch_config
 from tests.helpers.objects import there
 
 
@@ -124,7 +125,7 @@ def test_a_model_of_ones_own_is_balanced_by_its_measured_layers():
         model={**sizes, "family": "custom", "target": "mine:build"},
         parallel={"pp": 2, "layers_per_stage": "auto"},
     )
-    plan = build(config, describe=lambda *_: shape)
+    plan = build(config, inputs=PlanInputs(shape=shape))
     assert [stage.num_layers for stage in plan.stages] == [1, 5]
 
 

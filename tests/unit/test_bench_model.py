@@ -14,11 +14,8 @@ from launcher.bench.model import (
     fit,
     link_fit,
     operation_fit,
-    share,
-    steps,
 )
 from launcher.contract.bench import OPERATIONS
-from launcher.plan.cost.traffic import num_steps, sent_bytes
 from tests.helpers.bench_results import BANDWIDTH, LATENCY_S, SIZES, measurement, result
 from tests.helpers.objects import there
 
@@ -41,13 +38,6 @@ def test_the_bus_carries_the_share_that_nccl_tests_says(operation, expected):
     measured = replace(measurement(operation, num_ranks=4), num_bytes=1000, times_s=(3.0, 1.0, 2.0))
     assert algorithm_bandwidth(measured) == 500
     assert bus_bandwidth(measured) == 500 * expected
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3, 8])
-@pytest.mark.parametrize("operation", PLANNED)
-def test_a_link_is_fitted_to_the_formulas_that_plans_count_with(operation, num_ranks):
-    assert steps(operation, num_ranks) == num_steps(operation, num_ranks)
-    assert share(operation, num_ranks) * 840 == pytest.approx(sent_bytes(operation, 840, num_ranks))
 
 
 def test_a_link_is_found_again_from_times_that_follow_it():

@@ -7,13 +7,16 @@ from itertools import product
 
 import pytest
 
+from launcher.base import registry
 from launcher.base.errors import LauncherError, PluginError
 from launcher.base.registry import PluginRecord
-from launcher.contract.config import ModelConfig
 from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.contract.strategy import Schedule
 from launcher.plan.build import build
+from launcher.plan.checked_job import PlanInputs, needs_shape
 from launcher.plan.plugins import plugin_errors
 from launcher_plugins.executors.torchrun import Torchrun
+from launcher_plugins.parallel.tensor.plan import TensorParallel
 from launcher_plugins.schedules.gpipe import GPipe
 from tests.helpers.configs import MIXED, launch_config
 
@@ -72,11 +75,7 @@ def test_of_two_plugins_in_one_module_the_one_that_failed_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("plugin", "method", "message"),
     [
-        (
-            GPipe,
-            "bubble_fraction",
-            "schedule 'gpipe' .* no bubble_fraction; see launcher.contract.strategy.Schedule",
-        ),
+        (GPipe, "actions", "schedule 'gpipe' .* no actions; see launcher.contract.strategy.Schedule"),
         (Torchrun, "cancel", "executor 'torchrun' .* no cancel; see launcher.contract.executor.Executor"),
     ],
 )
@@ -84,6 +83,43 @@ def test_a_plugin_without_a_method_of_its_kind_is_named_with_it(monkeypatch, plu
     monkeypatch.delattr(plugin, method)
     with pytest.raises(PluginError, match=message):
         build(launch_config(parallel={"pp": 2, "schedule": "gpipe"}))
+
+
+def test_a_schedule_that_is_no_subclass_has_the_defaults_of_one(monkeypatch, tmp_path):
+    code = """
+from launcher.contract.actions import B, F, Action
+
+class Short:
+    def actions(self, shape, pp_rank):
+        for index in range(shape.num_microbatches):
+            yield Action(pp_rank, F, index)
+            yield Action(pp_rank, B, index)
+"""
+    (tmp_path / "short_schedule.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {
+        "short": registry.PluginRecord(
+            group="launcher.schedules",
+            name="short",
+            distribution="d",
+            version="1",
+            target="short_schedule:Short",
+        )
+    }
+    installed = registry.plugins
+    monkeypatch.setattr(
+        registry, "plugins", lambda group: {**installed(group), **(found if "sched" in group else {})}
+    )
+    plan = build(launch_config(parallel={"pp": 2, "schedule": "short"}))
+    assert plan.schedule.bubble_formula is None
+    assert not plan.schedule.splits_backward
+    assert isinstance(registry.load(Schedule, "short"), Schedule)
+
+
+def test_a_parallel_plugin_of_no_axis_is_named(monkeypatch):
+    monkeypatch.setattr(TensorParallel, "axis", "sp")
+    with pytest.raises(PluginError, match="the parallel 'tensor' has axis 'sp', none of tp, pp, dp"):
+        build(launch_config())
 
 
 def test_an_error_of_our_own_is_no_plugins(monkeypatch):
@@ -172,26 +208,20 @@ def test_a_plan_does_not_grow_with_the_world():
 
 
 def test_a_custom_model_is_planned_from_its_measured_shape():
-    asked: list[ModelConfig] = []
-
-    def describe(model, batch):
-        asked.append(model)
-        assert batch.seq_length == 32
-        return ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
-
-    plan = build(custom({"pp": 3, "dp": 2}), describe=describe, source_roots=("/models",))
-    assert [model.target for model in asked] == ["mine:build"]
+    shape = ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
+    config = custom({"pp": 3, "dp": 2})
+    assert needs_shape(config, {})
+    plan = build(config, inputs=PlanInputs(shape=shape), source_roots=("/models",))
     assert plan.num_parameters == 60
     assert plan.step_flops == 3 * 600 * 16
     assert [stage.input_shape for stage in plan.stages] == [(), (7,), (7,)]
-    assert plan.batch.padded_vocab_size is None
     assert plan.source_roots == ("/models",)
 
 
 def test_a_custom_model_without_operations_or_parameters_is_planned():
     idle = tuple(replace(layer, forward_flops=0.0, num_parameters=0) for layer in LAYERS)
     shape = ModelShape(family="custom", layers=idle, prologue=None, epilogue=None, num_tied_parameters=0)
-    plan = build(custom({"pp": 3, "dp": 2}), describe=lambda model, batch: shape)
+    plan = build(custom({"pp": 3, "dp": 2}), inputs=PlanInputs(shape=shape))
     assert plan.schedule.step_s > 0
     assert all(row.purpose != "gradients" for row in plan.traffic)
 
@@ -199,14 +229,28 @@ def test_a_custom_model_without_operations_or_parameters_is_planned():
 def test_a_plan_says_which_layers_run_a_split_backward_whole():
     layers = (*LAYERS[:2], replace(LAYERS[2], weight_flops=100.0))
     shape = ModelShape(family="custom", layers=layers, prologue=None, epilogue=None, num_tied_parameters=0)
-    plan = build(custom({"pp": 3, "schedule": "zb_h1"}), describe=lambda model, batch: shape)
+    plan = build(custom({"pp": 3, "schedule": "zb_h1"}), inputs=PlanInputs(shape=shape))
     assert plan.schedule.weight_s[:2] == (0.0, 0.0) != plan.schedule.weight_s[2:]
     assert (
         "zb_h1 splits the backward, which 2 of 3 layers cannot: their B computes the weight gradients, too, "
         "and their W nothing."
     ) in plan.notes
-    whole = build(custom({"pp": 3}), describe=lambda model, batch: shape)
+    whole = build(custom({"pp": 3}), inputs=PlanInputs(shape=shape))
     assert not any("splits the backward" in note for note in whole.notes)
+
+
+def test_the_shape_of_a_model_is_needed_only_where_nothing_is_wrong_before_it_is_measured():
+    assert not needs_shape(launch_config(), {})
+    assert not needs_shape(custom({"rank_order": "pp-pp"}), {})
+    assert not needs_shape(custom({"schedule": "nonesuch"}), {})
+
+
+def test_what_is_wrong_before_a_model_is_measured_has_its_way_out():
+    message = (
+        r"parallel\.rank_order=pp-pp: must name each of pp, dp, tp once.* Set parallel\.rank_order=pp-dp-tp"
+    )
+    with pytest.raises(LauncherError, match=message):
+        build(custom({"rank_order": "pp-pp"}))
 
 
 def test_a_custom_model_cannot_be_split():
@@ -216,7 +260,7 @@ def test_a_custom_model_cannot_be_split():
         match=r"parallel\.tp=2: the layers that model\.target builds are whole and cannot be split\. "
         r"Set parallel\.tp=1\. Spread it along dp and pp\.",
     ):
-        build(custom({"tp": 2}), describe=lambda model, batch: shape)
+        build(custom({"tp": 2}), inputs=PlanInputs(shape=shape))
 
 
 LAYERS = tuple(

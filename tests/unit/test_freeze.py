@@ -125,10 +125,11 @@ def test_the_frozen_program_is_imported_with_its_plugins_and_not_the_working_tre
     code = (
         "import launcher, launcher_plugins\n"
         "from launcher.base import registry, resources\n"
+        "from launcher.contract.executor import Executor\n"
         "from importlib.metadata import distribution\n"
         "print(launcher.__file__, launcher_plugins.__file__, resources.folder('conf'))\n"
         "print(distribution('trireme-launcher').locate_file(''))\n"
-        "registry.load('launcher.executors', 'slurm')\n"
+        "registry.load(Executor, 'slurm')\n"
     )
     environment = {"PYTHONPATH": str(run_dir / "source" / "lib"), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(

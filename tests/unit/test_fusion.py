@@ -13,11 +13,12 @@ from launcher.base.errors import PlanError
 from launcher.base.machine import cxx_compiler, missing_for_compile
 from launcher.cli.cluster import doctor
 from launcher.contract.config import FusionConfig, ReportConfig
-from launcher.plan.build import build, job_shape
+from launcher.plan.build import build
+from launcher.plan.checked_job import PlanInputs
 from launcher.plan.cost.memory import kept_bytes
 from launcher.plan.text import plan_text
 from launcher.runs.fingerprint import identity
-from tests.helpers.configs import MIXED, launch_config
+from tests.helpers.configs import MIXED, job_shape, launch_config
 from tests.helpers.objects import there
 
 COMPILED: dict[str, Any] = {
@@ -38,8 +39,8 @@ def refusal(config, **options):
     [
         (
             {"schedule": "zb_h1"},
-            "fusion.compile=block: makes one backward of each layer, and zb_h1 puts its weight gradients "
-            "off. Set fusion.compile=none, or parallel.schedule=1f1b.",
+            "fusion.compile=block: torch.compile cannot split a layer's backward, which zb_h1 needs. "
+            "Set fusion.compile=none, or parallel.schedule=1f1b.",
         ),
         (
             {"dp": 2, "zero_stage": 3},
@@ -66,7 +67,7 @@ def test_plain_attention_of_a_users_model_is_refused(monkeypatch):
     model = sizes | {"family": "custom", "target": "mine:build"}
     shape = job_shape(launch_config()).model
     config = launch_config(model=model, fusion=FusionConfig(attention="plain"))
-    assert refusal(config, describe=lambda *_: replace(shape, family="custom")) == [
+    assert refusal(config, inputs=PlanInputs(shape=replace(shape, family="custom"))) == [
         "fusion.attention=plain: has no effect on a model of family custom, whose layers come from "
         "model.target. Set fusion.attention=fused."
     ]

@@ -14,13 +14,14 @@ from launcher.app.prepared_run import make_plan
 from launcher.base.errors import LauncherError, PlanError
 from launcher.cli.main import main
 from launcher.contract.plan import LayerShape, ModelShape, Plan
-from launcher.plan.build import build, job_shape
+from launcher.plan.build import build
+from launcher.plan.checked_job import PlanInputs
 from launcher.plan.cost.measured import MeasuredRun, fitted
 from launcher.plan.layout.balance import balanced_split, layer_costs
 from launcher.plan.plugins import choose
 from launcher.runs.fingerprint import identity
 from launcher.typed.read import plain
-from tests.helpers.configs import launch_config
+from tests.helpers.configs import job_shape, launch_config
 from tests.helpers.fake_runs import FakeRun, write_records
 
 MODEL = {"num_layers": 8, "hidden_size": 128, "vocab_size": 512, "tied_embeddings": False}
@@ -47,7 +48,7 @@ BLOCK, HEAD, LAST = kind("block"), kind("head"), kind("of the last stage")
 def planned(*, measured: MeasuredRun | None = None, **parallel: Any) -> Plan:
     device = {"measured_in": RUN} if measured else {}
     config = launch_config(model=MODEL, parallel={"pp": 2} | parallel, device=device)
-    return build(config, read_run=lambda path: measured)  # type: ignore[arg-type, return-value]
+    return build(config, inputs=PlanInputs(measured=measured))
 
 
 def measured(plan: Plan, forward: float = 1.0, backward: float = 1.0, head_s: float = 0.0) -> MeasuredRun:
@@ -124,7 +125,7 @@ def test_a_run_of_other_work_is_refused(changed: dict[str, Any], message: str) -
     config = launch_config(**settings | changed)
     fault = re.escape(f"device.measured_in={RUN}: measured other work: {message}. ")
     with pytest.raises(PlanError, match=f"{fault}.*Set device.measured_in=null"):
-        build(config, read_run=lambda path: measured(planned()))
+        build(config, inputs=PlanInputs(measured=measured(planned())))
 
 
 def test_a_run_of_a_users_model_that_has_changed_since_is_refused() -> None:
@@ -138,7 +139,7 @@ def test_a_run_of_a_users_model_that_has_changed_since_is_refused() -> None:
         )
         device = {"measured_in": RUN} if run else {}
         config = launch_config(model=mine, parallel={"pp": 2}, device=device)
-        return build(config, describe=lambda *_: shape, read_run=lambda path: run)  # type: ignore[arg-type, return-value]
+        return build(config, inputs=PlanInputs(shape=shape, measured=run))
 
     then = measured(made(4))
     assert made(4, then).schedule.step_s > 0
@@ -148,14 +149,12 @@ def test_a_run_of_a_users_model_that_has_changed_since_is_refused() -> None:
 
 
 def test_a_run_that_cannot_be_read_is_refused() -> None:
-    def read_run(path: str) -> MeasuredRun:
-        raise LauncherError(f"{path} holds no plan.json")
-
+    unreadable = LauncherError(f"{RUN} holds no plan.json")
     config = launch_config(model=MODEL, parallel={"pp": 2}, device={"measured_in": RUN})
     with pytest.raises(
         PlanError, match=f"device.measured_in={RUN}: cannot be read: {RUN} holds no plan.json"
     ):
-        build(config, read_run=read_run)
+        build(config, inputs=PlanInputs(measured=unreadable))
 
 
 def test_the_baseline_and_its_likeness_depend_on_no_measured_run() -> None:

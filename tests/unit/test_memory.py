@@ -8,9 +8,9 @@ import pytest
 
 from launcher.base.units import format_bytes
 from launcher.contract.config import PrecisionConfig, TrainConfig
-from launcher.plan.build import build, job_shape
-from launcher.plan.cost.memory import kept_bytes, optimizer_bytes, part_bytes
-from tests.helpers.configs import FP32, LLAMA3_8B, MIXED, launch_config
+from launcher.plan.build import build
+from launcher.plan.cost.memory import kept_bytes, part_bytes
+from tests.helpers.configs import FP32, LLAMA3_8B, MIXED, job_shape, launch_config
 from tests.helpers.objects import there
 
 S, H, HEADS, FFN, VOCAB, LAYERS = 32, 64, 4, 256, 256, 4
@@ -43,8 +43,9 @@ def test_model_states_take_the_bytes_of_their_formats(precision, weights, gradie
 
 
 def test_fp32_takes_16_bytes_a_parameter_and_mixed_precision_18():
-    assert 4 + 4 + optimizer_bytes(FP32) == 16
-    assert 2 + 4 + optimizer_bytes(MIXED) == 18
+    for precision, each in ((FP32, 16), (MIXED, 18)):
+        job = job_shape(launch_config(precision=precision))
+        assert job.whole_states(0).total_bytes == each * job.num_local_parameters(0)
 
 
 def test_a_gpt_layer_keeps_what_its_table_says():

@@ -179,7 +179,7 @@ def test_any_acyclic_order_can_be_lowered(case: tuple[PipelineShape, list[list[A
     assert [[action for action in actions if action.kind in COMPUTE] for actions in lowered] == lists
 
 
-class Given:
+class Given(Schedule):
     """A schedule that gives the lists it was made with."""
 
     def __init__(self, lists: Lists, faults: Sequence[Fault] = (), *, splits_backward: bool = False) -> None:

@@ -4,12 +4,13 @@ import pytest
 
 from launcher.base import registry
 from launcher.base.errors import JobError
+from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobState
 from launcher.runs.state import current_state, load_handle, save_handle
 from launcher.runs.store import RunDirectory, read_json
 
 
-class Queue:
+class Queue(Executor):
     """An executor that answers what it is told to."""
 
     def __init__(self, *answers):
@@ -28,7 +29,7 @@ def directory(tmp_path):
 @pytest.fixture
 def queue(monkeypatch):
     found = Queue()
-    monkeypatch.setattr(registry, "load", lambda group, name: found)
+    monkeypatch.setattr(registry, "load", lambda kind, name: found)
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.base import registry
 from launcher.contract.actions import PipelineShape
+from launcher.contract.strategy import Schedule
 from launcher.schedule.drawing.svg import COLORS, svg_text
 from launcher.schedule.drawing.timeline_files import COLUMNS, csv_text, trace_text
 from launcher.schedule.passes import lower
@@ -26,7 +27,7 @@ def shape_of(p: int, v: int, m: int) -> PipelineShape:
 
 def timeline_of(name: str, shape: PipelineShape, *, weight_s: float = 1.0) -> Timeline:
     """Uneven stages, so that no two sizes agree by chance."""
-    schedule = registry.load("launcher.schedules", name)
+    schedule = registry.load(Schedule, name)
     forward = tuple(1.0 + 0.1 * stage for stage in range(shape.num_stages))
     weights = (weight_s,) * shape.num_stages if schedule.splits_backward else ()
     costs = Costs(forward_s=forward, backward_s=(1.5,) * len(forward), weight_s=weights, transfer_s=0.25)

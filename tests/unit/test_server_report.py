@@ -8,26 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base import registry
+from launcher.base.errors import LauncherError
 from launcher.contract.mesh import Mesh
-from launcher.contract.plan import ExchangePlan, RolePlan
-from launcher.contract.records import COMPUTE, SERVER, Header, MemoryRecord, UpdateRecord
+from launcher.contract.plan import RolePlan, Section
+from launcher.contract.records import COMPUTE, SERVER, Header, MemoryRecord
 from launcher.report.speedup import compare, to_json
 from launcher.report.tables import speedup_text
 from launcher.typed.read import plain
+from launcher_plugins.architectures.parameter_server.report import UpdateRecord
 from tests.helpers.fake_runs import MS, FakeRun, write_records
 
 TIMES = {rank: {COMPUTE: own_ms, SERVER: 10} for rank, own_ms in enumerate((90, 190, 92))}
 """Of three workers, the second of which is late."""
-EXCHANGE = ExchangePlan(
-    num_servers=1,
-    push_s=0.004,
-    pull_s=0.004,
-    total_s=0.008,
-    all_reduce_s=0.005,
-    even_servers=None,
-    pulls_last=True,
-    update_s=0.002,
-)
+EXCHANGE = {
+    "num_servers": 1,
+    "push_s": 0.004,
+    "pull_s": 0.004,
+    "total_s": 0.008,
+    "all_reduce_s": 0.005,
+    "even_servers": None,
+    "pulls_last": True,
+    "update_s": 0.002,
+    "mixed_s": None,
+}
 
 
 @pytest.fixture
@@ -38,7 +42,10 @@ def run(tmp_path: Path) -> Path:
     server = RolePlan(name="server", first_rank=3, num_ranks=1, trains=False)
     plan = fake.plan()
     memory = replace(plan.memory[0], optimizer_bytes=0, kept_bytes={"pulled parameters": 4_000_000})
-    plan = replace(plan, roles=(*plan.roles, server), exchange=EXCHANGE, memory=(memory,))
+    workers = replace(plan.roles[0], is_expendable=True)
+    told = Section(plugin="parameter_server", title="Exchange", lines=(), values=EXCHANGE)
+    used = (registry.record("launcher.architectures", "parameter_server"),)
+    plan = replace(plan, roles=(workers, server), sections=(told,), memory=(memory,), plugins=used)
     (path / "plan.json").write_text(plan.to_json(), encoding="utf-8")
     header = next(record for record in fake.records(0) if isinstance(record, Header))
     updates = [
@@ -88,3 +95,38 @@ def test_the_same_is_there_for_programs(run: Path) -> None:
     assert result["measured"]["own_step_s"] == {"0": 0.09, "1": 0.19, "2": 0.092}
     assert result["predicted"]["exchange"]["total_s"] == 0.008
     assert sum(result["measured"]["staleness"].values()) == 18
+
+
+def test_a_plan_that_an_older_launcher_stored_is_read(run: Path) -> None:
+    text = speedup_text([run], None)
+    plan = json.loads((run / "plan.json").read_text())
+    del plan["sections"], plan["num_update_copies"]
+    plan["exchange"] = EXCHANGE
+    plan["batch"]["padded_vocab_size"] = 256
+    for memory in plan["memory"]:
+        memory["states_by_zero_stage"] = []
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert speedup_text([run], None) == text
+    assert "predicted for the whole exchange: 8 ms" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"type":"rest","step":4}', "the records of a server: type 'rest' is none of update, loss"),
+        ('{"type":"loss","worker":4}', "the records of a server: .* missing .* 'step'"),
+    ],
+)
+def test_what_no_server_writes_is_refused(run: Path, line: str, message: str) -> None:
+    with (run / "metrics" / "rank-00003.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(LauncherError, match=message):
+        speedup_text([run], None)
+
+
+def test_a_run_is_reported_where_its_architecture_is_not_installed(run: Path) -> None:
+    text = (run / "plan.json").read_text()
+    (run / "plan.json").write_text(text.replace('"name": "parameter_server"', '"name": "nonesuch"'))
+    shown = speedup_text([run], None)
+    assert "served (dp=3 tp=1 pp=1 decentralized server=1)" in shown.replace("servers=", "server=")
+    assert "predicted for the whole exchange" not in shown

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from launcher.base.errors import LauncherError
 from launcher.contract.mesh import AXES, Mesh
-from launcher.contract.records import REPORT_KINDS
+from launcher.contract.records import REPORT_KINDS, RunRecords
 from launcher.metrics.blocked_time import groups, split_step
-from launcher.metrics.read import RunRecords, read_run
+from launcher.metrics.read import read_run
 from tests.helpers.fake_runs import MS, FakeRun
 from tests.helpers.objects import inside
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.build import build, job_shape
+from launcher.plan.build import build
 from launcher.plan.cost.memory import again_bytes, part_bytes
-from tests.helpers.configs import MIXED, launch_config
+from tests.helpers.configs import MIXED, job_shape, launch_config
 from tests.helpers.objects import there
 
 RATE = 1e12 * 0.5

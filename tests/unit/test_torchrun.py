@@ -232,14 +232,14 @@ def test_ranks_are_told_to_end_themselves_and_not_by_their_starter(run_dir):
     handle = start(run_dir, sys.executable, "-c", starter, SAVING_RANK, plan, str(pid_file), ENTRY)
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     wait_until(lambda: ignored(int(pid_file.read_text()), signal.SIGUSR2))
-    Torchrun().tell_to_end(handle)
+    Torchrun().request_stop(handle)
     assert handle.process.wait(60) == 0
     assert Path(f"{plan}.saved").exists()
 
 
 def test_a_starter_that_has_no_ranks_yet_is_ended_when_they_are_told(run_dir):
     handle = start(run_dir, sys.executable, "-c", "import time; time.sleep(60)")
-    Torchrun().tell_to_end(handle)
+    Torchrun().request_stop(handle)
     assert handle.process.wait(60) == -signal.SIGTERM
 
 

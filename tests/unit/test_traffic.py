@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.build import build, job_shape
-from launcher.plan.cost.traffic import num_steps, sent_bytes
-from tests.helpers.configs import MIXED, launch_config
+from launcher.base.arithmetic import ring_share, ring_steps
+from launcher.plan.build import build
+from tests.helpers.configs import MIXED, job_shape, launch_config
 
 HIDDEN, SEQ, VOCAB, LAYERS = 64, 32, 256, 4
 
@@ -22,9 +22,9 @@ def rows(config, pp_rank=0):
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(num_ranks):
-    parts = [sent_bytes(operation, 840, num_ranks) for operation in ("reduce_scatter", "all_gather")]
-    assert sent_bytes("all_reduce", 840, num_ranks) == pytest.approx(sum(parts))
-    assert num_steps("all_reduce", num_ranks) == 2 * num_steps("all_gather", num_ranks)
+    parts = [ring_share(operation, num_ranks) for operation in ("reduce_scatter", "all_gather")]
+    assert ring_share("all_reduce", num_ranks) == pytest.approx(sum(parts))
+    assert ring_steps("all_reduce", num_ranks) == 2 * ring_steps("all_gather", num_ranks)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(num_ranks):
     ],
 )
 def test_ring_volumes_on_four_ranks(operation, sent, steps):
-    assert sent_bytes(operation, 1000, 4) == sent
-    assert num_steps(operation, 4) == steps
-    assert sent_bytes(operation, 1000, 1) == 0
-    assert num_steps(operation, 1) == 0
+    assert 1000 * ring_share(operation, 4) == sent
+    assert ring_steps(operation, 4) == steps
+    assert ring_share(operation, 1) == 0
+    assert ring_steps(operation, 1) == 0
 
 
 def test_one_rank_sends_nothing():

@@ -84,9 +84,10 @@ class Saving(Scripted):
         self.after = after
         self.told = 0
 
-    def tell_to_end(self, handle):
+    def request_stop(self, handle):
         self.told += 1
         self.phases = list(self.after)
+        return True
 
 
 @pytest.fixture

@@ -23,14 +23,14 @@ PEAKS = {"fp32": 1e12, "tf32": 2e12, "bf16": 4e12, "fp16": 4e12}
 REASONS = {
     "a": "accumulates them over all of its microbatches",
     "b": "gives gradients away during the backward, and zb_h1 computes them after it",
-    "c": "zb_h1 puts its weight gradients off",
+    "c": "torch.compile cannot split a layer's backward, which zb_h1 needs",
     "d": "DeepSpeed keeps fp32 weights in the optimizer",
     "e": "DeepSpeed has no fp16 on the CPU",
     "f": "is a format of GPUs",
     "g": "has an effect only where DeepSpeed makes the update",
     "h": "is in the memory of the CPU already",
     "i": "from hooks that cannot be compiled",
-    "j": "has given the weights of a norm away",
+    "j": "frees the norm's weights before selective recomputation needs them",
     "k": "lets the compiler decide what a layer computes again",
 }
 """What the refusals that the table sums up really say."""

@@ -9,8 +9,8 @@ import pytest
 from launcher.base.errors import PlanError
 from launcher.contract.config import PrecisionConfig
 from launcher.plan.build import build
-from launcher.plan.cost.memory import state_bytes
 from launcher_plugins.parallel.zero import deepspeed_json as zero_json
+from launcher_plugins.parallel.zero.states import split_states
 from tests.helpers.configs import FP32, MIXED, launch_config
 
 FP16 = PrecisionConfig(name="fp16", compute="fp16", gradients="fp16", master_weights=True)
@@ -55,8 +55,8 @@ def test_stage_1_goes_with_a_pipeline_and_stage_3_without():
 
 def test_stage_3_has_no_weights_of_norms_for_selective_recomputation():
     assert refusal(zero(3, parallel={"recompute": "selective"})) == [
-        "parallel.recompute=selective: stage 3 has given the weights of a norm away by the time that its "
-        "output is computed again. Set parallel.recompute=full or none, or parallel.zero_stage=2."
+        "parallel.recompute=selective: ZeRO-3 frees the norm's weights before selective recomputation "
+        "needs them. Set parallel.recompute=full or none, or parallel.zero_stage=2."
     ]
     assert build(zero(2, parallel={"recompute": "selective"}))
 
@@ -283,7 +283,9 @@ def test_without_zero_there_is_no_configuration():
 )
 def test_model_states_are_those_of_the_papers_table_1(billions, replicas, gigabytes):
     """Rajbhandari et al., ZeRO (2020), table 1: three model sizes, six numbers of replicas, three stages."""
-    found = [sum(state_bytes(round(billions * 1e9), FP16, replicas, stage)) / 1e9 for stage in (1, 2, 3)]
+    found = [
+        split_states(round(billions * 1e9), FP16, replicas, stage).total_bytes / 1e9 for stage in (1, 2, 3)
+    ]
     assert found == pytest.approx(gigabytes, rel=0.005, abs=0.005)
 
 
@@ -298,8 +300,8 @@ def test_a_plan_splits_what_the_stage_splits(stage, weights, gradients):
 
 
 def test_the_four_stages_stand_side_by_side_whichever_is_chosen():
-    rows = {build(zero(stage, parallel={"dp": 4})).memory[0].states_by_zero_stage for stage in (0, 1, 2, 3)}
-    (sizes,) = rows
+    plans = [build(zero(stage, parallel={"dp": 4})) for stage in (0, 1, 2, 3)]
+    (sizes,) = {tuple(plan.section("zero")["states_bytes"][0]) for plan in plans}
     number = build(zero(1)).num_parameters
     assert sizes == pytest.approx([16 * number, 11 * number, 8 * number, 5 * number], rel=1e-4)
 

@@ -29,7 +29,7 @@ from launcher.config.paths import walk
 SECTION = "sweep"
 """The part of a recipe that holds its axes; a point is composed without it."""
 MAX_POINTS = 1000
-"""More runs than these are no sweep that anybody reads; Slurm's arrays end here, too."""
+"""More runs than these are no sweep that anybody reads; the arrays of schedulers end here, too."""
 _PLACES = ("run.dir", "run.root")
 
 

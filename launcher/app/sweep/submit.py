@@ -19,7 +19,6 @@ from launcher.app.sweep.store import TASKS, Sweep
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.secrets import check_folder, check_text, secret_values
 from launcher.base.units import counted
-from launcher.contract.executor import GroupsJobs
 from launcher.contract.job import GroupRequest, JobHandle, JobScript, JobState
 from launcher.contract.plan import Plan
 from launcher.runs.freeze import freeze
@@ -116,7 +115,6 @@ def _submit(sweep: Sweep, runs: Sequence[PointRun], at_once: int | None, output:
 
 def _submit_group(runs: Sequence[PointRun], grouped: JobScript) -> JobHandle:
     executor = runs[0][1].executor
-    assert isinstance(executor, GroupsJobs), "who has grouped jobs can do so"
     handle = executor.submit(grouped)
     members = executor.members(handle, [point.index for point, _ in runs])
     for (_, run), name in zip(runs, members, strict=True):
@@ -148,8 +146,7 @@ def _submit_each(runs: Sequence[PointRun], at_once: int | None, output: Output) 
 
 def _group(runs: Sequence[PointRun], path: Path, at_once: int | None) -> JobScript | None:
     """What submits the runs of the sweep at ``path`` as one job; None where that cannot be."""
-    executor = runs[0][1].executor
-    if not isinstance(executor, GroupsJobs) or len(runs) == 1:
+    if len(runs) == 1:
         return None
     request = GroupRequest(
         name=path.name,
@@ -158,7 +155,7 @@ def _group(runs: Sequence[PointRun], path: Path, at_once: int | None) -> JobScri
         tasks=tuple(point.index for point, _ in runs),
         at_once=at_once if at_once and at_once < len(runs) else None,
     )
-    return executor.group([run.script for _, run in runs], request)
+    return runs[0][1].executor.group([run.script for _, run in runs], request)
 
 
 def _new_script(sweep_path: Path) -> Path:

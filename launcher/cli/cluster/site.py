@@ -13,7 +13,8 @@ from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import check_new, write_new
 from launcher.cli.arguments import one_recipe, parse
 from launcher.cli.cluster.site_dialog import ask_person, given_answers, settle
-from launcher.contract.executor import KnowsSite
+from launcher.contract.config import SUBMITTING_EXECUTOR
+from launcher.contract.executor import Executor
 
 HELP = """\
   init   asks the cluster what it is like, and you for what it leaves open; writes the file of a site,
@@ -28,7 +29,6 @@ EXAMPLES = """\
   trireme site check box
 """
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_EXECUTOR = "slurm"
 _SMALL = ("parallel.pp=1", "cluster.devices_per_node=1", "report.baseline=none")
 """A job of one rank."""
 
@@ -54,6 +54,7 @@ def _init(given: Namespace) -> int:
     _check_name(name)
     check_new(path, "out")
     survey = _cluster().survey()
+    assert survey is not None, "the executor that comes with the launcher knows its cluster"
     answers = given_answers(given.overrides)
     print(*survey.facts, sep="\n")
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
@@ -86,7 +87,7 @@ def _check(given: Namespace) -> int:
     name, *recipes = given.names
     is_small = not recipes and not given.overrides
     small = _SMALL if is_small else ()
-    overrides = (f"executor={_EXECUTOR}", f"site={name}", *small, *given.overrides)
+    overrides = (f"executor={SUBMITTING_EXECUTOR}", f"site={name}", *small, *given.overrides)
     recipe = one_recipe(recipes)
     planned = make_plan(recipe, overrides)
     if is_small and planned.plan.config.site.gpu_request != "none":
@@ -103,9 +104,7 @@ def _check(given: Namespace) -> int:
     return 0
 
 
-def _cluster() -> KnowsSite:
+def _cluster() -> Executor:
     from launcher.base import registry
 
-    executor = registry.load("launcher.executors", _EXECUTOR)
-    assert isinstance(executor, KnowsSite), "the executor that comes with Trireme knows its cluster"
-    return executor
+    return registry.load(Executor, SUBMITTING_EXECUTOR)

@@ -85,11 +85,16 @@ def _fields(path: str, chosen: Mapping[str, str]) -> Mapping[str, Any]:
 
 def _options(group: str, name: str | None) -> Mapping[str, Any]:
     """The options of the plugin of that name, or of every plugin of the group."""
+    from launcher.contract.executor import Executor  # as the plugins themselves, which few completions load
+    from launcher.contract.strategy import Architecture, Schedule
+
+    kinds: tuple[type[registry.Plugin], ...] = (Schedule, Architecture, Executor)
+    kind = next(kind for kind in kinds if kind.entry_group == group)
     found: dict[str, Any] = {}
     for known in registry.plugins(group):
         if name in (known, None):
             with suppress(PluginError):
-                config = getattr(registry.load(group, known), "Config", None)
+                config = getattr(registry.load(kind, known), "Config", None)
                 found |= field_types(config) if config else {}
     return found
 

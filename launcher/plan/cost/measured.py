@@ -34,26 +34,17 @@ class MeasuredRun:
     plan: Plan
     forward_s: Sequence[float]
     backward_s: Sequence[float]
-    """The whole backward, weight gradients that were put off included."""
+    """The whole backward, deferred weight gradients included."""
 
 
-ReadRun = Callable[[str], MeasuredRun]
-"""Reads a run directory.
-
-Raises:
-    LauncherError: when it holds no measured run.
-"""
-
-
-def measured_faults(job: JobShape, read: ReadRun) -> list[Fault]:
-    """Why `device.measured_in`, where it is set, says nothing of this job."""
+def measured_faults(job: JobShape, run: MeasuredRun | LauncherError | None) -> list[Fault]:
+    """Why `device.measured_in`, where it is set, says nothing of this job. ``run``: what was read of it."""
     path = job.config.device.measured_in
     if path is None:
         return []
-    try:
-        run = read(path)
-    except LauncherError as error:
-        return [Fault(_PATH, path, f"cannot be read: {error}", ways=({_PATH: None},))]
+    assert run is not None, "the run that device.measured_in names is read before it is planned with"
+    if isinstance(run, LauncherError):
+        return [Fault(_PATH, path, f"cannot be read: {run}", ways=({_PATH: None},))]
     here, there = _conditions(job.config), _conditions(run.plan.config)
     if job.config.model.family == "custom":  # the code behind one name may have changed
         num_layers = sum(stage.num_layers for stage in run.plan.stages)
@@ -67,11 +58,12 @@ def measured_faults(job: JobShape, read: ReadRun) -> list[Fault]:
     return [Fault(_PATH, path, rule, "Give a run that differs in nothing of that.", ways=({_PATH: None},))]
 
 
-def with_measured_times(job: JobShape, read: ReadRun) -> JobShape:
+def with_measured_times(job: JobShape, run: MeasuredRun | LauncherError | None) -> JobShape:
     """The job with its times brought to what was measured, where that is asked for. It must be free of
     `measured_faults`."""
-    path = job.config.device.measured_in
-    return job if path is None else replace(job, time_factors=time_factors(job, read(path)))
+    if job.config.device.measured_in is None or not isinstance(run, MeasuredRun):
+        return job
+    return replace(job, time_factors=time_factors(job, run))
 
 
 def time_factors(job: JobShape, run: MeasuredRun) -> Mapping[LayerKind, tuple[float, float]]:

@@ -9,8 +9,8 @@
                  plugins add, and on the CPU the copy of the state from which a checkpoint is written while
                  the training goes on
 
-So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18. ZeRO
-splits the optimizer over the dp replicas (stage 1), the gradients, too (stage 2), and the weights (stage 3).
+So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18, unless a
+plugin splits these states or keeps them elsewhere.
 """
 
 from __future__ import annotations
@@ -19,14 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from launcher.contract.actions import RB, RF, SENDS_IN_FLIGHT, Action, B, F, W, has_weight_actions
-from launcher.contract.config import LaunchConfig, PrecisionConfig
+from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import LayerShape, MemoryPlan, StagePlan
-from launcher.contract.strategy import DTYPE_BYTES, JobShape, RankCost
-from launcher.plan.rules.fusion import scratch_bytes
+from launcher.contract.strategy import DTYPE_BYTES, FP32_BYTES, JobShape, ModelStates, RankCost
 from launcher.schedule.simulate import peak_held
-
-NUM_ZERO_STAGES = 4
-_FP32_BYTES = DTYPE_BYTES["fp32"]
 
 
 def plan_memory(
@@ -38,71 +34,33 @@ def plan_memory(
     """
     change = _held_changes(job, is_split=has_weight_actions(lists))
     held = peak_held(lists, job.pipeline)
-    parallel = job.config.parallel
     plans = []
     for pp_rank, actions in enumerate(lists):
-        by_stage = [
-            state_bytes(job.num_local_parameters(pp_rank), job.config.precision, job.mesh.dp, stage)
-            for stage in range(NUM_ZERO_STAGES)
-        ]
-        weights, gradients, optimizer = by_stage[parallel.zero_stage]
-        keeps_optimizer = all(cost.keeps_optimizer for cost in costs[pp_rank])
+        states = states_of(job, pp_rank, costs[pp_rank])
         plans.append(
             MemoryPlan(
                 pp_rank=pp_rank,
-                weights_bytes=weights,
-                gradients_bytes=gradients,
-                optimizer_bytes=optimizer if keeps_optimizer and not parallel.zero_offload else 0,
+                weights_bytes=states.weights_bytes,
+                gradients_bytes=states.gradients_bytes,
+                optimizer_bytes=states.optimizer_bytes,
                 activations_bytes=_peak_bytes(actions, change),
                 peak_microbatches=held[pp_rank],
                 other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
                 kept_bytes=_summed(cost.kept_bytes for cost in costs[pp_rank]),
-                states_by_zero_stage=tuple(map(sum, by_stage)) if keeps_optimizer else (),
             )
         )
     return tuple(plans)
 
 
-def state_bytes(num_parameters: int, precision: PrecisionConfig, dp: int, stage: int) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and optimizer state on one of ``dp`` replicas at a ZeRO stage.
-
-    7.5 billion parameters over 64 replicas, 16-bit weights and gradients: 120, 31.4, 16.6 and 1.9 GB.
-    Source: Rajbhandari et al., ZeRO (2020), table 1.
-
-    >>> mixed = PrecisionConfig(name="fp16", compute="fp16", gradients="fp16", master_weights=True)
-    >>> [round(sum(state_bytes(7_500_000_000, mixed, 64, stage)) / 1e9, 1) for stage in range(4)]
-    [120.0, 31.4, 16.6, 1.9]
-    """
-    split = (stage >= 3, stage >= 2, stage >= 1)
-    weights, gradients, optimizer = (-(-num_parameters // dp) if part else num_parameters for part in split)
-    return (
-        weights * DTYPE_BYTES[precision.compute],
-        gradients * DTYPE_BYTES[precision.gradients],
-        optimizer * optimizer_bytes(precision, stage),
-    )
+def states_of(job: JobShape, pp_rank: int, costs: Sequence[RankCost]) -> ModelStates:
+    """The model states on such a rank, as the plugin says that splits or moves them, else all of them."""
+    told = (cost.states for cost in costs if cost.states is not None)
+    return next(told, None) or job.whole_states(pp_rank)
 
 
 def copies_checkpoints(config: LaunchConfig) -> bool:
     """Whether a copy of the state is kept in the memory of the host, from which checkpoints are written."""
     return config.train.async_checkpoint and config.train.checkpoint_interval > 0
-
-
-def saved_bytes(job: JobShape, pp_rank: int) -> int:
-    """Bytes that a rank writes into a checkpoint at most: the weights that are updated, and the moments."""
-    precision, stage = job.config.precision, job.config.parallel.zero_stage
-    weights, _, optimizer = state_bytes(job.num_local_parameters(pp_rank), precision, job.mesh.dp, stage)
-    return optimizer if _has_copy(precision, stage) else optimizer + weights
-
-
-def optimizer_bytes(precision: PrecisionConfig, stage: int = 0) -> int:
-    """Bytes of optimizer state per parameter: two moments in the format of the weights that are
-    updated, which are the master copy where there is one; with ZeRO there always is."""
-    return 3 * _FP32_BYTES if _has_copy(precision, stage) else 2 * DTYPE_BYTES[precision.compute]
-
-
-def _has_copy(precision: PrecisionConfig, stage: int) -> bool:
-    """Whether the optimizer updates an fp32 copy of the weights."""
-    return stage > 0 or (precision.compute != "fp32" and precision.master_weights)
 
 
 def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int]]:
@@ -157,10 +115,10 @@ def part_bytes(job: JobShape, part: LayerShape, *, is_held: bool = True) -> int:
 
     ``is_held``: from the forward to the backward; otherwise only while the layer is being recomputed.
     """
-    split = part.kept_elements * job.compute_bytes + part.kept_fp32_elements * _FP32_BYTES
+    split = part.kept_elements * job.compute_bytes + part.kept_fp32_elements * FP32_BYTES
     between = (
         part.kept_replicated_elements * job.compute_bytes
-        + part.kept_replicated_fp32_elements * _FP32_BYTES
+        + part.kept_replicated_fp32_elements * FP32_BYTES
         + part.kept_replicated_bytes
     )
     whole = part.kept_gathered_elements * job.compute_bytes
@@ -189,16 +147,16 @@ def _peak_bytes(actions: Sequence[Action], change: Mapping[str, Sequence[int]]) 
 def _other_bytes(
     job: JobShape, pp_rank: int, actions: Sequence[Action], costs: Sequence[RankCost]
 ) -> Mapping[str, int]:
-    stages = job.stages_of(pp_rank)
+    stages, states = job.stages_of(pp_rank), states_of(job, pp_rank, costs)
     other = {
         "receive buffers": _peak_bytes(actions, _receive_changes(job)),
         "sends under way": _send_bytes(job, stages),
         "logits": max(_logits_bytes(job, stage) for stage in stages),
-        "converted gradients": _converted_bytes(job, pp_rank),
-        "optimizer scratch": scratch_bytes(job, pp_rank),
+        "converted gradients": 0 if states.is_sharded else _converted_bytes(job, pp_rank),
+        "optimizer scratch": 0 if states.is_sharded else _scratch_bytes(job, pp_rank),
     }
     if copies_checkpoints(job.config) and job.config.device.kind == "cpu":
-        other["checkpoint copy"] = saved_bytes(job, pp_rank)
+        other["checkpoint copy"] = states.saved_bytes
     other["recomputed layer"] = max(
         _recomputed_bytes(job, stage, layer) for stage in stages for layer in job.layers(stage)
     )
@@ -225,17 +183,28 @@ def _logits_bytes(job: JobShape, stage: StagePlan) -> int:
     """The logits beside the probabilities made of them: in fp32, and before that in the compute format."""
     if not (stage.has_epilogue and job.model.epilogue):
         return 0
-    each = _FP32_BYTES if job.config.precision.compute == "fp32" else _FP32_BYTES + job.compute_bytes
+    each = FP32_BYTES if job.config.precision.compute == "fp32" else FP32_BYTES + job.compute_bytes
     return job.micro_size * -(-job.model.epilogue.kept_fp32_elements * each // job.mesh.tp)
 
 
 def _converted_bytes(job: JobShape, pp_rank: int) -> int:
     """A second copy of the gradients, for an update in another format than they are kept in."""
     precision = job.config.precision
-    if job.config.parallel.zero_stage:
-        return 0  # what ZeRO converts, its own plugin counts
     updated = "fp32" if precision.master_weights else precision.compute
     return 0 if updated == precision.gradients else job.num_local_parameters(pp_rank) * DTYPE_BYTES[updated]
+
+
+def _scratch_bytes(job: JobShape, pp_rank: int) -> int:
+    """What the optimizer makes beside its state while it runs: the denominators of all weights at once
+    (``foreach``), or twice those of one tensor (``loop``), of which a whole layer is the upper bound."""
+    precision, kernels = job.config.precision, job.config.fusion.optimizer
+    if kernels == "fused":
+        return 0
+    number = job.num_local_parameters(pp_rank)
+    if kernels == "loop":
+        parts = [part for stage in job.stages_of(pp_rank) for part in (*job.layers(stage), *job.ends(stage))]
+        number = 2 * min(number, max(part.num_parameters for part in parts))
+    return number * DTYPE_BYTES["fp32" if precision.master_weights else precision.compute]
 
 
 def _send_bytes(job: JobShape, stages: Sequence[StagePlan]) -> int:

@@ -100,7 +100,7 @@ def after_schedule_s(
     gradient exchange starts bucket by bucket during the last of these on each of the rank's stages;
     the last bucket of all can start only when it is over.
     """
-    costs = [cost for cost in costs if cost.exposed_s is None]
+    costs = [cost for cost in costs if cost.exchange is None]
     at_end = [c for c in _collectives(costs) if c.phase == "step"]
     window_s = sum(gradients_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
     hidden = [c for c in at_end if c.overlappable]
@@ -114,7 +114,8 @@ def after_schedule_s(
 def _exposed_s(costs: Sequence[RankCost], stages: Costs, makespan_s: float) -> float:
     """Seconds of exchanges that count themselves."""
     forward_s, backward_s = max(stages.forward_s), max(stages.weight_s or stages.backward_s)
-    return sum(c.exposed_s(forward_s, backward_s, makespan_s) for c in costs if c.exposed_s is not None)
+    exchanges = (cost.exchange for cost in costs if cost.exchange is not None)
+    return sum(exchange.exposed_s(forward_s, backward_s, makespan_s) for exchange in exchanges)
 
 
 def _overlapped_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from launcher.base.arithmetic import ring_share, ring_steps
 from launcher.contract.config import LinkConfig
 from launcher.contract.plan import TrafficPlan
 from launcher.contract.strategy import Collective, JobShape, Parallel, RankCost
@@ -55,9 +56,9 @@ def collective_time_s(job: JobShape, collective: Collective) -> float:
 def message_time_s(job: JobShape, collective: Collective, link: LinkConfig) -> float:
     """Seconds of one message over a given link."""
     members = group_size(job, collective)
-    sent = sent_bytes(collective.operation, collective.num_bytes, members)
+    sent = ring_share(collective.operation, members) * collective.num_bytes
     moved_s = collective.contention * sent / link.bandwidth_bytes_per_s
-    return num_steps(collective.operation, members) * link.latency_s + moved_s
+    return ring_steps(collective.operation, members) * link.latency_s + moved_s
 
 
 def group_size(job: JobShape, collective: Collective) -> int:
@@ -65,34 +66,8 @@ def group_size(job: JobShape, collective: Collective) -> int:
     return collective.group_size or job.mesh.size(collective.axis)
 
 
-def sent_bytes(operation: str, num_bytes: int, num_ranks: int) -> float:
-    """Bytes that one rank sends for one message.
-
-    >>> sent_bytes("all_reduce", 1000, 4), sent_bytes("all_gather", 1000, 4), sent_bytes("send_recv", 1000, 4)
-    (1500.0, 750.0, 1000.0)
-    """
-    if num_ranks == 1:
-        return 0.0
-    others = (num_ranks - 1) / num_ranks
-    whole = dict.fromkeys(("broadcast", "send_recv", "push", "pull"), 1.0)
-    share = {"all_reduce": 2 * others, **whole}.get(operation, others)
-    return share * num_bytes
-
-
-def num_steps(operation: str, num_ranks: int) -> int:
-    """Messages between neighbours that follow one another in one collective.
-
-    >>> num_steps("all_reduce", 4), num_steps("reduce_scatter", 4), num_steps("send_recv", 4)
-    (6, 3, 1)
-    """
-    if num_ranks == 1:
-        return 0
-    one = dict.fromkeys(("send_recv", "push", "pull"), 1)
-    return {"all_reduce": 2 * (num_ranks - 1), **one}.get(operation, num_ranks - 1)
-
-
 def _row(job: JobShape, pp_rank: int, collective: Collective) -> TrafficPlan:
-    sent = sent_bytes(collective.operation, collective.num_bytes, group_size(job, collective))
+    sent = ring_share(collective.operation, group_size(job, collective)) * collective.num_bytes
     return TrafficPlan(
         pp_rank=pp_rank,
         purpose=collective.purpose,

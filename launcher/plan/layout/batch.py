@@ -8,10 +8,10 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
+from launcher.base.arithmetic import divisors, multiples_around, nearest_first
 from launcher.base.errors import Fault
 from launcher.config.paths import blamed
 from launcher.contract.config import BatchConfig
-from launcher.plan.layout.arithmetic import divisors, multiples_around, nearest_first
 from launcher.typed.read import Source
 
 _GLOBAL, _MICRO, _COUNT = "batch.global_size", "batch.micro_size", "batch.num_microbatches"

@@ -7,6 +7,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any
 
+from launcher.base.arithmetic import divisors, listed, nearest_first
 from launcher.base.errors import Fault
 from launcher.base.units import counted
 from launcher.config.paths import blamed
@@ -14,7 +15,6 @@ from launcher.contract.actions import PipelineShape
 from launcher.contract.config import Recompute
 from launcher.contract.plan import ModelShape, StagePlan
 from launcher.contract.strategy import JobShape
-from launcher.plan.layout.arithmetic import divisors, listed, nearest_first
 from launcher.typed.read import Source
 
 _SPLIT = "parallel.layers_per_stage"

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
+from launcher.base.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.base.errors import Fault
 from launcher.base.units import counted
 from launcher.config.paths import blamed, value_at
 from launcher.contract.config import LaunchConfig
 from launcher.contract.mesh import AXES
 from launcher.contract.strategy import RoleGroup
-from launcher.plan.layout.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.typed.read import Source
 
 _SETTINGS = ("parallel.dp", "parallel.tp", "parallel.pp", "cluster.nodes", "cluster.devices_per_node")

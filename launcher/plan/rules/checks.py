@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from launcher.base.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.base.errors import Fault
 from launcher.config.paths import blamed, value_at
-from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, ParallelConfig, PrecisionConfig
-from launcher.plan.layout.arithmetic import divisors, listed, multiples_around, nearest_first
+from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, PrecisionConfig
 from launcher.typed.read import Source
 
 BYTE_VOCABULARY = 256
@@ -113,7 +113,7 @@ def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> li
     precision, device = config.precision, config.device
     faults = []
     if device.attainable_fraction == 0:
-        rule = "a device that attains nothing of its peak never ends a step"
+        rule = "must be greater than 0"
         ways = ({"device.attainable_fraction": 0.5},)
         faults.append(Fault("device.attainable_fraction", 0, rule, ways=ways))
     faults += _tf32_faults(precision, device, sources)
@@ -171,8 +171,6 @@ def gradient_formats(precision: PrecisionConfig) -> tuple[str, ...]:
 def _parallel_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
     parallel, seq = config.parallel, config.batch.seq_length
     faults = []
-    if not parallel.zero_stage:
-        faults += _zero_faults(parallel)
     if parallel.sequence_parallel and parallel.tp == 1:
         path = blamed(("parallel.sequence_parallel", "parallel.tp"), sources)
         rule = "sequence parallelism splits activations over the tensor-parallel ranks and tp is 1"
@@ -186,17 +184,4 @@ def _parallel_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> lis
         degrees = [{"parallel.tp": size} for size in nearest_first(parallel.tp, divisors(seq))[:4]]
         both = degrees + lengths if path == "parallel.tp" else lengths + degrees
         faults.append(Fault(path, value_at(config, path), rule, ways=tuple(both)))
-    return faults
-
-
-def _zero_faults(parallel: ParallelConfig) -> list[Fault]:
-    """Settings that only DeepSpeed would read."""
-    rule = "has an effect only where DeepSpeed makes the update (parallel.zero_stage=1, 2 or 3)"
-    faults = []
-    if parallel.zero_offload:
-        ways = ({"parallel.zero_stage": 1}, {"parallel.zero_offload": False})
-        faults.append(Fault("parallel.zero_offload", "true", rule, ways=ways))
-    for key in parallel.zero_options:
-        path = f"parallel.zero_options.{key}"
-        faults.append(Fault(path, parallel.zero_options[key], rule, f"Remove {path}."))
     return faults

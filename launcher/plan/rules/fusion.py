@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.base.errors import Fault
-from launcher.contract.config import LaunchConfig
-from launcher.contract.strategy import DTYPE_BYTES, JobShape, Schedule, splits_backward
+from launcher.contract.config import DEFAULT_SCHEDULE, LaunchConfig
+from launcher.contract.strategy import JobShape, Schedule, splits_backward
 
 NOT_COMPILED = ({"fusion.compile": "none"},)
 """The way out where layers cannot be compiled."""
@@ -24,14 +24,9 @@ def fusion_faults(config: LaunchConfig, schedule: Schedule) -> Iterator[Fault]:
 def _compile_faults(config: LaunchConfig, schedule: Schedule) -> Iterator[Fault]:
     name, parallel = config.fusion.compile, config.parallel
     if splits_backward(schedule):
-        rule = f"makes one backward of each layer, and {parallel.schedule} puts its weight gradients off"
-        yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.schedule": "1f1b"}))
-    if parallel.zero_stage == 3:
-        rule = (
-            "compiles whole layers, and DeepSpeed gathers the weights at parallel.zero_stage=3 inside of "
-            "them, from hooks that cannot be compiled"
-        )
-        yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.zero_stage": 2}))
+        rule = f"torch.compile cannot split a layer's backward, which {parallel.schedule} needs"
+        ways = (*NOT_COMPILED, {"parallel.schedule": DEFAULT_SCHEDULE})
+        yield Fault("fusion.compile", name, rule, ways=ways)
     if "selective" in parallel.recompute:
         rule = "lets the compiler decide what a layer computes again, and parallel.recompute is selective"
         yield Fault("fusion.compile", name, rule, ways=(*NOT_COMPILED, {"parallel.recompute": "none"}))
@@ -72,19 +67,3 @@ def compile_note(job: JobShape) -> str:
         "one; what was compiled is kept for later runs. Predicted times and activations are those of layers "
         f"that are not compiled: what a compiled one keeps, the compiler decides.{inside}"
     )
-
-
-def scratch_bytes(job: JobShape, pp_rank: int) -> int:
-    """What the optimizer makes beside its state while it runs: the denominators of all weights at once
-    (``foreach``), or twice those of one tensor (``loop``), of which a whole layer is the upper bound; ZeRO
-    lays all weights of a rank in one tensor."""
-    precision, parallel, kernels = job.config.precision, job.config.parallel, job.config.fusion.optimizer
-    if kernels == "fused" or parallel.zero_offload:
-        return 0
-    is_split = parallel.zero_stage > 0
-    number = -(-job.num_local_parameters(pp_rank) // (job.mesh.dp if is_split else 1))
-    if kernels == "loop" and not is_split:
-        parts = [part for stage in job.stages_of(pp_rank) for part in (*job.layers(stage), *job.ends(stage))]
-        number = min(number, max(part.num_parameters for part in parts))
-    each = DTYPE_BYTES["fp32" if is_split or precision.master_weights else precision.compute]
-    return number * each * (2 if kernels == "loop" else 1)

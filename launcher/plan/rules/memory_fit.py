@@ -8,9 +8,10 @@ from typing import Any
 
 from launcher.base.errors import Fault
 from launcher.base.units import format_bytes
+from launcher.contract.config import DEFAULT_SCHEDULE
 from launcher.contract.plan import MemoryPlan
 from launcher.contract.strategy import JobShape, RankCost
-from launcher.plan.cost.memory import optimizer_bytes, plan_memory
+from launcher.plan.cost.memory import plan_memory
 from launcher.plan.cost.traffic import rank_costs
 from launcher.plan.plugins import Chosen
 from launcher.schedule.dependencies import Lists
@@ -22,8 +23,8 @@ _MOST_FACTOR = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laid:
-    """A schedule written down, and what it takes."""
+class Prediction:
+    """The actions of a job, and what they are predicted to take."""
 
     lists: Lists
     """The actions of every pp_rank, messages included."""
@@ -32,13 +33,13 @@ class Laid:
     memory: tuple[MemoryPlan, ...]
 
 
-def laid_out(job: JobShape, chosen: Chosen) -> Laid:
-    """The schedule of a job and its memory."""
+def predict(job: JobShape, chosen: Chosen) -> Prediction:
+    """The actions, the costs and the memory of a job."""
     lists, costs = lower(chosen.schedule, job.pipeline), rank_costs(job, chosen.parallels)
-    return Laid(lists=lists, costs=costs, memory=plan_memory(job, lists, costs))
+    return Prediction(lists=lists, costs=costs, memory=plan_memory(job, lists, costs))
 
 
-def memory_faults(memory: Sequence[MemoryPlan], job: JobShape) -> list[Fault]:
+def memory_faults(memory: Sequence[MemoryPlan], job: JobShape, chosen: Chosen) -> list[Fault]:
     """A fault when the fullest rank does not fit its device; names its largest part and ways out."""
     fullest = max(memory, key=lambda ranks: ranks.total_bytes)
     limit = job.config.device.memory_bytes
@@ -51,21 +52,20 @@ def memory_faults(memory: Sequence[MemoryPlan], job: JobShape) -> list[Fault]:
         f"a rank of pp_rank {fullest.pp_rank} needs {format_bytes(fullest.total_bytes)} "
         f"({held}) and its device has {format_bytes(limit)}; the largest part is {largest}"
     )
-    states, activations = list(_state_ways(job)), list(_activation_ways(job))
+    states, activations = list(_state_ways(job, chosen)), list(_activation_ways(job))
     ways = states + activations if largest in _STATES else activations + states
     smaller = "A smaller model" if largest in _STATES else "A shorter batch.seq_length"
     return [Fault("device.memory_bytes", limit, rule, f"{smaller} needs less, too.", ways=tuple(ways))]
 
 
-def state_faults(job: JobShape) -> list[Fault]:
+def state_faults(job: JobShape, chosen: Chosen) -> list[Fault]:
     """A fault when weights, gradients and optimizer alone, whole on every replica, do not fit.
 
     Needs no schedule, so that many layouts can be judged in passing.
     """
-    if job.config.parallel.zero_stage:
+    if chosen.owner:  # it may split them
         return []
-    each = job.compute_bytes + job.gradient_bytes + optimizer_bytes(job.config.precision)
-    needed = each * max(job.num_local_parameters(pp_rank) for pp_rank in range(job.mesh.pp))
+    needed = max(job.whole_states(pp_rank).total_bytes for pp_rank in range(job.mesh.pp))
     limit = job.config.device.memory_bytes
     rule = f"the states of the model need {format_bytes(needed)} and the device has {format_bytes(limit)}"
     return [Fault("device.memory_bytes", limit, rule)] if needed > limit else []
@@ -83,15 +83,15 @@ def parts_bytes(memory: MemoryPlan) -> dict[str, int]:
     }
 
 
-def _state_ways(job: JobShape) -> Iterator[Mapping[str, Any]]:
+def _state_ways(job: JobShape, chosen: Chosen) -> Iterator[Mapping[str, Any]]:
     """More ranks for one model, then less of it on every replica."""
     sizes = {"parallel.tp": job.mesh.tp, "parallel.pp": job.mesh.pp}
     if job.config.model.family == "custom":
         del sizes["parallel.tp"]
     for factor in range(2, _MOST_FACTOR + 1):
         yield from ({path: factor * size} for path, size in sizes.items())
-    if job.mesh.dp > 1:
-        yield from ({"parallel.zero_stage": stage} for stage in range(job.config.parallel.zero_stage + 1, 4))
+    for parallel in chosen.candidates:
+        yield from parallel.memory_ways(job)
 
 
 def _activation_ways(job: JobShape) -> Iterator[Mapping[str, Any]]:
@@ -106,4 +106,4 @@ def _activation_ways(job: JobShape) -> Iterator[Mapping[str, Any]]:
     if job.mesh.tp > 1 and not parallel.sequence_parallel:
         yield {"parallel.sequence_parallel": True}
     if job.pipeline.num_microbatches > job.mesh.pp > 1:
-        yield {"parallel.schedule": "1f1b"}
+        yield {"parallel.schedule": DEFAULT_SCHEDULE}

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.base.errors import Fault, LauncherError, PlanError
 from launcher.contract.config import LaunchConfig
-from launcher.plan.checked_job import CheckedJob, Probes, examine
+from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 from launcher.plan.rules.checks import with_sources
-from launcher.plan.rules.memory_fit import laid_out, memory_faults, state_faults
+from launcher.plan.rules.memory_fit import memory_faults, predict, state_faults
 from launcher.plan.rules.remedies import Judge, mended
 from launcher.typed.read import Source
 
@@ -17,30 +17,31 @@ _MAX_TRIED_FORWARDS = 70_000
 
 
 def refusal(
-    config: LaunchConfig, faults: Iterable[Fault], sources: Mapping[str, Source], probes: Probes
+    config: LaunchConfig, faults: Iterable[Fault], sources: Mapping[str, Source], inputs: PlanInputs
 ) -> PlanError:
     """What is raised for faults; each offers only what no rule refuses and what fits into memory."""
 
     def judge(candidate: LaunchConfig) -> Sequence[Fault]:
-        found = examine(candidate, sources, probes)
-        return state_faults(found.shape) if isinstance(found, CheckedJob) else found
+        found = examine(candidate, sources, inputs)
+        return state_faults(found.shape, found.chosen) if isinstance(found, CheckedJob) else found
 
-    fitting = mended(config, faults, judge, _memory_judge(sources, probes))
+    fitting = mended(config, faults, judge, _memory_judge(sources, inputs))
     return PlanError(with_sources(fitting, sources))
 
 
-def _memory_judge(sources: Mapping[str, Source], probes: Probes) -> Judge:
+def _memory_judge(sources: Mapping[str, Source], inputs: PlanInputs) -> Judge:
     """Judges the memory of a layout that breaks no rule, as long as its schedules are short."""
     spent = 0
 
     def judge(candidate: LaunchConfig) -> Sequence[Fault]:
         nonlocal spent
-        found = examine(candidate, sources, probes)
-        assert isinstance(found, CheckedJob), "memory is judged last"
+        found = examine(candidate, sources, inputs)
+        if not isinstance(found, CheckedJob):  # a user's own model that was not measured
+            return found
         shape = found.shape.pipeline
         spent += shape.num_pp_ranks * shape.num_chunks * shape.num_microbatches
         if spent > _MAX_TRIED_FORWARDS:
             raise LauncherError("this would take too long")
-        return memory_faults(laid_out(found.shape, found.chosen).memory, found.shape)
+        return memory_faults(predict(found.shape, found.chosen).memory, found.shape, found.chosen)
 
     return judge

@@ -34,7 +34,7 @@ from launcher.runtime.process.log import log
 
 
 class HasState(Protocol):
-    """What can be saved: a `Trainer`, or a server that holds the state."""
+    """What can be saved: a `Trainer`, or a rank that serves and holds the state."""
 
     @property
     def ctx(self) -> RankContext:

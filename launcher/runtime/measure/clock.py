@@ -16,21 +16,9 @@ from typing import Any, TextIO
 import torch
 
 from launcher.contract.plan import RankPlan
-from launcher.contract.records import (
-    COLLECTIVE_KINDS,
-    COMPUTE,
-    OTHER,
-    EvalRecord,
-    Header,
-    LossRecord,
-    MemoryRecord,
-    StepRecord,
-    UpdateRecord,
-)
+from launcher.contract.records import COLLECTIVE_KINDS, COMPUTE, OTHER, Header
 from launcher.runtime.process.heartbeat import HeartbeatWriter
 from launcher.typed.read import plain
-
-Record = Header | StepRecord | EvalRecord | MemoryRecord | UpdateRecord | LossRecord
 
 
 class Clock:
@@ -203,8 +191,8 @@ class RecordWriter:
             self._file.write("\n")
         self.write(header)
 
-    def write(self, record: Record) -> None:
-        """Appends one record."""
+    def write(self, record: object) -> None:
+        """Appends one record: a dataclass with a ``type``, of `launcher.contract.records` or a role's own."""
         self._file.write(json.dumps(plain(record), separators=(",", ":")) + "\n")
 
     def close(self) -> None:

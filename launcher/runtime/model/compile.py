@@ -38,4 +38,4 @@ def _configure(num_layers: int, config: LaunchConfig) -> None:
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * dynamo.recompile_limit)
     dynamo.fail_on_recompile_limit_hit = True
     if config.device.kind == "cpu":
-        inductor.compile_threads = 1  # in this process: else every rank would start compile workers
+        inductor.compile_threads = 1  # in this process: else every rank would start compile processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 
 import torch
@@ -59,8 +59,15 @@ class NativeUpdate(Update):
                 if param.requires_grad and param not in self._masters:
                     self._masters[param] = self._master(param)
         masters = ((master, param.dim()) for param, master in self._masters.items())
-        self._optimizer = adamw(masters, self._ctx.config)
+        self._optimizer = self.make_optimizer(masters)
         return chunks
+
+    def make_optimizer(self, tensors: Iterable[tuple[Tensor, int]]) -> torch.optim.Optimizer | None:
+        """The optimizer of some tensors, each with the number of dims of its parameter; None: there are none.
+
+        One that a subclass makes keeps AdamW's state by tensor in ``state``.
+        """
+        return adamw(tensors, self._ctx.config)
 
     def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Backward of one microbatch, with the exchange of the buckets that it completes."""

@@ -23,6 +23,7 @@ from launcher.base.errors import Fault, PlanError
 from launcher.base.registry import plugins
 from launcher.base.units import counted, format_duration
 from launcher.contract.config import LaunchConfig
+from launcher.contract.executor import Executor
 from launcher.contract.job import (
     EXECUTOR_LOG,
     SECONDARY_EXIT_CODES,
@@ -61,7 +62,7 @@ class TorchrunConfig:
     are killed; without a checkpoint_interval they are killed at once."""
 
 
-class Torchrun:
+class Torchrun(Executor):
     """The ``torchrun`` executor."""
 
     is_local = True
@@ -136,7 +137,7 @@ class Torchrun:
         log = Path(handle.run_dir) / EXECUTOR_LOG
         return failed_state(log.read_text(errors="replace"), code)
 
-    def tell_to_end(self, handle: JobHandle) -> None:
+    def request_stop(self, handle: JobHandle) -> bool:
         """Sends SIGTERM to the ranks, not to torchrun, which would kill them after 30 s."""
         ranks = list(_rank_pids(handle))
         for pid in ranks:
@@ -144,6 +145,7 @@ class Torchrun:
                 os.kill(pid, signal.SIGTERM)
         if not ranks:  # none has started yet, or they cannot be found on this system
             _signal_group(_process(handle).pid, signal.SIGTERM)
+        return True
 
     def cancel(self, handle: JobHandle) -> None:
         """Ends torchrun and every rank; returns when none is left."""

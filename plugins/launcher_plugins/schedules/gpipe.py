@@ -17,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.contract.actions import B, F
-from launcher.contract.strategy import Action, Fault, PipelineShape, one_chunk_faults
+from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
+from launcher_plugins.schedules.interleaved_1f1b import one_chunk_faults
 
 
-class GPipe:
+class GPipe(Schedule):
     """All forwards, then all backwards, in the order of the microbatches."""
-
-    splits_backward = False
 
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Refuses more than one model chunk per rank."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from launcher.contract.actions import B, F
-from launcher.contract.strategy import Action, Fault, PipelineShape
+from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,10 @@ class InterleavedConfig:
     """Allow microbatches that are no multiple of p: groups are larger than p then, and hold more memory."""
 
 
-class Interleaved1F1B:
+class Interleaved1F1B(Schedule):
     """1F1B over v model chunks per rank, in groups of p microbatches, or of a few more."""
 
     Config = InterleavedConfig
-    splits_backward = False
 
     def __init__(self, config: InterleavedConfig | None = None) -> None:
         self._config = config or InterleavedConfig()
@@ -96,6 +95,17 @@ class Interleaved1F1B:
         """
         p, v, m = shape.num_pp_ranks, shape.num_chunks, shape.num_microbatches
         return (p - 1) / (v * m + p - 1)
+
+
+def one_chunk_faults(schedule: str, shape: PipelineShape) -> Iterable[Fault]:
+    """The fault of more than one model chunk per rank; ``schedule`` is the name that was chosen."""
+    if shape.num_chunks > 1:
+        yield Fault(
+            "parallel.num_chunks",
+            shape.num_chunks,
+            f"{schedule} runs one model chunk per pipeline rank",
+            ways=({"parallel.num_chunks": 1}, {"parallel.schedule": "interleaved_1f1b"}),
+        )
 
 
 def _groups(shape: PipelineShape) -> list[range]:

@@ -19,13 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.contract.actions import B, F
-from launcher.contract.strategy import Action, Fault, PipelineShape, one_chunk_faults
+from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
+from launcher_plugins.schedules.interleaved_1f1b import one_chunk_faults
 
 
-class OneFOneB:
+class OneFOneB(Schedule):
     """One forward, one backward, after a warm-up of p-1-r forwards."""
-
-    splits_backward = False
 
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """Refuses more than one model chunk per rank."""

@@ -23,10 +23,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.contract.actions import B, F, W
-from launcher.contract.strategy import Action, Fault, PipelineShape, one_chunk_faults
+from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
+from launcher_plugins.schedules.interleaved_1f1b import one_chunk_faults
 
 
-class ZBH1:
+class ZBH1(Schedule):
     """1F1B whose rank r runs the weight gradients r microbatches after the input gradients."""
 
     splits_backward = True

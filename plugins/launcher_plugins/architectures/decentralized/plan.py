@@ -10,13 +10,13 @@ hierarchical    reduce-scatter inside each node                            (L-1)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.contract.cluster import Cluster
-from launcher.contract.strategy import Collective, Fault, JobShape, RankCost, RoleGroup
-from launcher.typed.read import Reading, read
+from launcher.contract.mesh import Cluster
+from launcher.contract.plan import Plan
+from launcher.contract.strategy import Architecture, Collective, Fault, JobShape, RankCost
 from launcher_plugins.parallel.data.plan import buckets, summed_gradients
 
 _PATH = "architecture.reduce"
@@ -31,7 +31,7 @@ class DecentralizedConfig:
     node first, then between the nodes, so that slow links carry each sum once."""
 
 
-class Decentralized:
+class Decentralized(Architecture):
     """Synchronous training; every replica applies the same update to the same parameters."""
 
     runtime = "launcher_plugins.architectures.decentralized.runtime:update"
@@ -40,16 +40,12 @@ class Decentralized:
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """Every mesh can train this way; not every one has two levels of links."""
-        if settings_of(job.config.architecture.options).reduce == "hierarchical":
+        if job.config.architecture.settings(DecentralizedConfig).reduce == "hierarchical":
             yield from _hierarchy_faults(job)
-
-    def roles(self, job: JobShape) -> tuple[RoleGroup, ...]:
-        """Trainers only."""
-        return (RoleGroup(name="trainer", num_ranks=job.mesh.num_ranks, trains=True),)
 
     def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
         """The gradients, in buckets."""
-        if settings_of(job.config.architecture.options).reduce == "flat":
+        if job.config.architecture.settings(DecentralizedConfig).reduce == "flat":
             return RankCost(collectives=summed_gradients(job, pp_rank))
         num_local, *_ = ranks_on_nodes(job.cluster, job.mesh.group("dp", 0))
         size, count = buckets(job, pp_rank)
@@ -59,12 +55,10 @@ class Decentralized:
             collectives=tuple(_levels(job, num_local, size, count)),
         )
 
-
-def settings_of(options: Mapping[str, Any]) -> DecentralizedConfig:
-    """The settings of the architecture, which planning has checked."""
-    settings = read(DecentralizedConfig, options, Reading(), "architecture")
-    assert settings is not None, "the plan was made with options that its architecture does not know"
-    return settings
+    def layout(self, plan: Plan) -> Iterable[str]:
+        """Nothing, where gradients are summed as by any other launcher."""
+        reduce = plan.config.architecture.settings(DecentralizedConfig).reduce
+        return () if reduce == "flat" else (f"reduce={reduce}",)
 
 
 def ranks_on_nodes(cluster: Cluster, ranks: Iterable[int]) -> tuple[int, ...]:

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.contract.cluster import Cluster
+from launcher.contract.mesh import Cluster
 from launcher.runtime.api import Handle, RankContext, Update
 from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.train.native_update import NativeUpdate
-from launcher_plugins.architectures.decentralized.plan import settings_of
+from launcher_plugins.architectures.decentralized.plan import DecentralizedConfig
 
 
 class HierarchicalSum:
@@ -127,6 +127,6 @@ def _started(work: dist.Work | None) -> dist.Work:
 
 def update(ctx: RankContext) -> Update:
     """The update of this rank: summed gradients, AdamW on every replica."""
-    if settings_of(ctx.config.architecture.options).reduce == "hierarchical":
+    if ctx.config.architecture.settings(DecentralizedConfig).reduce == "hierarchical":
         ctx.exchange_gradients = HierarchicalSum(ctx)
     return NativeUpdate(ctx)

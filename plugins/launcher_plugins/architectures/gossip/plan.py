@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launcher.contract.strategy import Collective, Fault, JobShape, RankCost, RoleGroup
-
-_FP32_BYTES = 4
+from launcher.contract.strategy import FP32_BYTES, Architecture, Collective, Fault, JobShape, RankCost
 
 
-class Gossip:
+class Gossip(Architecture):
     """Each replica trains its own copy of the model and averages it with its neighbours' every step."""
 
     runtime = "launcher_plugins.architectures.gossip.runtime:update"
@@ -46,14 +44,10 @@ class Gossip:
             rule = f"averages in fp32, and the weights are kept in {precision.compute} alone"
             yield Fault("architecture.name", "gossip", rule, ways=({"precision.master_weights": True},))
 
-    def roles(self, job: JobShape) -> tuple[RoleGroup, ...]:
-        """Trainers only."""
-        return (RoleGroup(name="trainer", num_ranks=job.mesh.num_ranks, trains=True),)
-
     def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
         """The weights, once to each neighbour; theirs are held until the average is taken."""
         num_neighbours = min(2, job.mesh.dp - 1)
-        total = job.num_local_parameters(pp_rank) * _FP32_BYTES
+        total = job.num_local_parameters(pp_rank) * FP32_BYTES
         num_buckets = -(-total // job.config.parallel.bucket_bytes)
         message = Collective(
             operation="send_recv",

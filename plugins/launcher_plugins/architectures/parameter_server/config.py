@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from launcher.contract.config import LaunchConfig
-from launcher.typed.read import Reading, read
 from launcher.typed.scalars import NonNegativeInt, PositiveFloat, Range, SmallInt
 
+NAME = "parameter_server"
+"""Name of the plugin."""
 SERVER = "server"
 """Role of the ranks that hold the parameters."""
 PATH = "architecture"
@@ -60,6 +61,4 @@ class ParameterServerConfig:
 
 def settings_of(config: LaunchConfig) -> ParameterServerConfig:
     """The settings of the architecture, which planning has checked."""
-    settings = read(ParameterServerConfig, config.architecture.options, Reading(), PATH)
-    assert settings is not None, "the plan was made with options that its architecture does not know"
-    return settings
+    return config.architecture.settings(ParameterServerConfig)

@@ -17,16 +17,25 @@ Source: Jiang et al., A Unified Architecture for Accelerating Distributed DNN Tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from launcher.base.units import counted, format_duration
 from launcher.contract.config import LinkConfig
-from launcher.contract.plan import ExchangePlan
-from launcher.contract.strategy import DTYPE_BYTES, Collective, JobShape, RankCost
+from launcher.contract.strategy import (
+    DTYPE_BYTES,
+    FP32_BYTES,
+    Collective,
+    JobShape,
+    RankCost,
+    Section,
+    StepExchange,
+)
 from launcher_plugins.architectures.parameter_server.config import SERVER, ParameterServerConfig, settings_of
 from launcher_plugins.parallel.data.plan import buckets
 
-_FP32_BYTES = 4
-_MOMENTS_BYTES = 2 * _FP32_BYTES
+_MOMENTS_BYTES = 2 * FP32_BYTES
 _PASSES = 2
 """Times that an update moves the state: one read, one write."""
 _NUM_SUMS, _SUM_BYTES = 2, 8
@@ -55,7 +64,7 @@ class Exchange:
     def contention(self) -> float:
         """How many times longer a byte takes when all workers send at once.
 
-        Workers on their own seldom do; `exposed_s` then counts how much the servers can take in.
+        Workers on their own seldom do; `in_step` then counts how much the servers can take in.
         """
         return max(1.0, self.num_workers / self.num_servers) if self.is_lockstep else 1.0
 
@@ -87,34 +96,25 @@ class Exchange:
         num_bytes = max(self.push_bytes, self.pull_bytes)
         return latency_s + factor * num_bytes / self.link.bandwidth_bytes_per_s
 
-    def exposed_s(self, forward_s: float, backward_s: float, schedule_s: float) -> float:
-        """Seconds of a step that its forwards and backwards do not hide.
-
-        ``forward_s``, ``backward_s``: of the first and of the last microbatch, which can hide a pull and a
-        push; ``schedule_s``: of all of them.
-        """
-        count, push_s, pull_s = self.num_buckets, self.push_s, self.pull_s
-        if self.pulls_last:
-            if self.overlaps:
-                push_s = self._left(push_s, backward_s)
-                pull_s = self._left(pull_s, forward_s)
-            exposed_s = push_s + self.update_s + pull_s
-        else:
-            both_s = max(push_s, pull_s)
-            if self.overlaps:
-                both_s = self._left(both_s, backward_s)
-            exposed_s = both_s + (self.update_s + min(push_s, pull_s)) / count
+    @property
+    def in_step(self) -> StepExchange:
+        """What of it goes beside the computation of a step, and what does not."""
+        push_s, pull_s, count = self.push_s, self.pull_s, self.num_buckets
+        waited_s = self.update_s
+        if not self.pulls_last:  # the pull goes beside the push, one bucket behind
+            push_s, pull_s = max(push_s, pull_s), 0.0
+            waited_s = (self.update_s + min(self.push_s, self.pull_s)) / count
+        if not self.overlaps:
+            waited_s, push_s, pull_s = waited_s + push_s + pull_s, 0.0, 0.0
         if self.is_lockstep:
-            return exposed_s + 2 * self.link.latency_s
-        share = self.num_workers / self.num_servers / self.link.bandwidth_bytes_per_s
-        busiest_s = max(share * self.push_bytes, share * self.pull_bytes, self.num_workers * self.update_s)
-        return max(exposed_s, busiest_s - schedule_s)
-
-    def _left(self, transfer_s: float, compute_s: float) -> float:
-        """What of a transfer a computation does not hide that goes through the same buckets, one behind the
-        other: the slower of the two goes on all the time, and the other adds its part of one bucket."""
-        count = self.num_buckets
-        return max(transfer_s / count, transfer_s - compute_s * (1 - 1 / count))
+            waited_s, busiest_s = waited_s + 2 * self.link.latency_s, 0.0
+        else:
+            share = self.num_workers / self.num_servers / self.link.bandwidth_bytes_per_s
+            bytes_s = share * max(self.push_bytes, self.pull_bytes)
+            busiest_s = max(bytes_s, self.num_workers * self.update_s)
+        return StepExchange(
+            num_buckets=count, backward_s=push_s, forward_s=pull_s, waited_s=waited_s, busiest_s=busiest_s
+        )
 
     def _one_way_s(self, num_bytes: float) -> float:
         latency_s = self.num_buckets * self.link.latency_s
@@ -126,7 +126,7 @@ def exchange_of(job: JobShape) -> Exchange:
     settings, num_workers = settings_of(job.config), job.mesh.num_ranks
     num_parameters = job.num_local_parameters(0)
     num_gradients = num_workers if settings.is_lockstep else 1
-    moved = num_gradients * packed_bytes(job) + _PASSES * state_bytes(job) + _FP32_BYTES
+    moved = num_gradients * packed_bytes(job) + _PASSES * state_bytes(job) + FP32_BYTES
     share = num_parameters / settings.servers
     return Exchange(
         num_workers=num_workers,
@@ -148,14 +148,14 @@ def packed_bytes(job: JobShape) -> float:
     if settings.compression == "bf16":
         return DTYPE_BYTES["bf16"]
     if settings.compression == "top_k":
-        return (settings.top_k_fraction or 0.0) * 2 * _FP32_BYTES  # an index and a value
+        return (settings.top_k_fraction or 0.0) * 2 * FP32_BYTES  # an index and a value
     return job.gradient_bytes
 
 
 def state_bytes(job: JobShape) -> int:
     """Bytes of a parameter on its server: the master weight, its moments, and the gradient of an update."""
     precision = job.config.precision
-    master = _FP32_BYTES if precision.master_weights else job.compute_bytes
+    master = FP32_BYTES if precision.master_weights else job.compute_bytes
     return 4 * master
 
 
@@ -173,17 +173,25 @@ def worker_cost(job: JobShape) -> RankCost:
     num_parameters = job.num_local_parameters(0)
     kept = {}
     if settings.compression != "none":
-        kept["gradients left out"] = num_parameters * _FP32_BYTES
+        kept["gradients left out"] = num_parameters * FP32_BYTES
     return RankCost(
         kept_bytes=kept,
         collectives=tuple(_messages(exchange)),
-        keeps_optimizer=False,
-        exposed_s=exchange.exposed_s,
+        states=replace(job.whole_states(0), optimizer_bytes=0),
+        exchange=exchange.in_step,
     )
 
 
-def compare(job: JobShape) -> ExchangePlan:
-    """The exchange beside an all-reduce of the same gradients over the same links."""
+def compare(job: JobShape) -> dict[str, Any]:
+    """The exchange beside an all-reduce of the same gradients over the same links, both in seconds.
+
+    push_s, pull_s   all gradients, all parameters of a worker while all workers send, nothing hidden
+    total_s          both ways, with no work on the servers
+    all_reduce_s     all gradients in a ring over the workers
+    even_servers     from how many on ``total_s`` is no longer than that; None: however many
+    update_s         work of a server on one update
+    mixed_s          ``total_s`` if the workers' machines held a part as well; None where that is no faster
+    """
     exchange, num_workers = exchange_of(job), job.mesh.num_ranks
     ring = 2 * (num_workers - 1)
     num_bytes = job.num_local_parameters(0) * job.gradient_bytes
@@ -197,17 +205,45 @@ def compare(job: JobShape) -> ExchangePlan:
         for count in range(1, num_workers + 1)
         if replace(in_lockstep, num_servers=count).total_s <= all_reduce_s
     )
-    return ExchangePlan(
-        num_servers=exchange.num_servers,
-        push_s=in_lockstep.push_s,
-        pull_s=in_lockstep.pull_s,
-        total_s=in_lockstep.total_s,
-        all_reduce_s=all_reduce_s,
-        even_servers=next(even, None),
-        pulls_last=exchange.pulls_last,
-        update_s=exchange.update_s,
-        mixed_s=in_lockstep.mixed_s if exchange.num_servers < num_workers else None,
-    )
+    return {
+        "num_servers": exchange.num_servers,
+        "push_s": in_lockstep.push_s,
+        "pull_s": in_lockstep.pull_s,
+        "total_s": in_lockstep.total_s,
+        "all_reduce_s": all_reduce_s,
+        "even_servers": next(even, None),
+        "pulls_last": exchange.pulls_last,
+        "update_s": exchange.update_s,
+        "mixed_s": in_lockstep.mixed_s if exchange.num_servers < num_workers else None,
+    }
+
+
+def section(job: JobShape, name: str) -> Section:
+    """The comparison as the plan of a job shows it; ``name``: the plugin's."""
+    found, title = compare(job), "Exchange with the servers, of all workers at once"
+    return Section(plugin=name, title=title, lines=tuple(_compared(found, job.mesh.num_ranks)), values=found)
+
+
+def _compared(found: Mapping[str, Any], num_workers: int) -> list[str]:
+    how = "one after the other" if found["pulls_last"] else "at once"
+    times = ("push_s", "pull_s", "total_s", "all_reduce_s", "update_s")
+    push, pull, total, ring, update = (format_duration(found[name]) for name in times)
+    bound = "the servers' links" if found["num_servers"] < num_workers else "each worker's link"
+    if found["even_servers"] is None:
+        even = f"however many servers, an all-reduce is faster: {how}, both ways take longer than a ring"
+    else:
+        even = f"as fast as an all-reduce from {counted(found['even_servers'], 'server')} on"
+    mixed = []
+    if found["mixed_s"] is not None and not found["pulls_last"]:
+        least = format_duration(found["mixed_s"])
+        mixed = [f"with parts on the workers' machines as well, which is not built: {least} at the least"]
+    return [
+        f"push {push}, pull {pull}, {how}: {total}, bound by {bound}",
+        f"the same gradients in an all-reduce over the {num_workers} workers: {ring}",
+        even,
+        *mixed,
+        f"a server works {update} on each update",
+    ]
 
 
 def _link(job: JobShape, settings: ParameterServerConfig) -> LinkConfig:

@@ -22,20 +22,31 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from launcher.base.units import format_bytes
-from launcher.contract.plan import ExchangePlan
-from launcher.contract.strategy import Fault, JobShape, RankCost, RoleGroup
+from launcher.contract.plan import Plan
+from launcher.contract.strategy import (
+    Architecture,
+    Fault,
+    JobShape,
+    RankCost,
+    RoleGroup,
+    RunReport,
+    Section,
+    TrainedRun,
+)
 from launcher_plugins.architectures.parameter_server.config import (
+    NAME,
     PATH,
     SERVER,
     ParameterServerConfig,
     settings_of,
 )
-from launcher_plugins.architectures.parameter_server.cost import compare, server_bytes, worker_cost
+from launcher_plugins.architectures.parameter_server.cost import section, server_bytes, worker_cost
+from launcher_plugins.architectures.parameter_server.report import report
 
 _RUNTIME = "launcher_plugins.architectures.parameter_server.runtime.worker"
 
 
-class ParameterServer:
+class ParameterServer(Architecture):
     """Workers push gradients to servers and pull parameters from them."""
 
     runtime = f"{_RUNTIME}:update"
@@ -89,9 +100,20 @@ class ParameterServer:
         """Gradients to the servers, and parameters back."""
         return worker_cost(job)
 
-    def compare(self, job: JobShape) -> ExchangePlan:
+    def describe(self, job: JobShape) -> Iterable[Section]:
         """The exchange beside an all-reduce."""
-        return compare(job)
+        yield section(job, NAME)
+
+    def layout(self, plan: Plan) -> Iterable[str]:
+        """When the servers update, and how many there are."""
+        options = plan.config.architecture.options
+        name, *others = super().layout(plan)
+        chosen = {key: options.get(key) for key in ("mode", "staleness")}
+        return [name, *(f"{key}={value}" for key, value in chosen.items() if value is not None), *others]
+
+    def report(self, run: TrainedRun) -> RunReport:
+        """What the servers took, which workers were late or lost, and how old the gradients were."""
+        return report(run, run.plan.section(NAME))
 
     def is_exact(self, job: JobShape) -> bool:
         """In lock-step with whole gradients."""
@@ -111,7 +133,7 @@ def _layout_faults(job: JobShape) -> Iterator[Fault]:
             ways = ({f"parallel.{axis}": 1}, whole)
             yield Fault(f"parallel.{axis}", size, rule, ways=ways)
     if parallel.dp == 1:
-        rule = "there is one worker (parallel.dp=1), which shares its parameters with nobody"
+        rule = "a parameter server needs at least 2 workers"
         yield Fault("parallel.dp", 1, rule, ways=({"parallel.dp": 2},))
     num_servers = settings_of(job.config).servers
     if num_servers > job.model.num_parameters:

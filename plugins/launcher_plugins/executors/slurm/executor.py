@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.base.errors import Fault, JobError, PlanError
 from launcher.contract.config import LaunchConfig
-from launcher.contract.executor import SiteSurvey
+from launcher.contract.executor import Executor, SiteSurvey
 from launcher.contract.job import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import JobShape
@@ -56,10 +56,11 @@ _SETTINGS = {
 """The setting to look at, by words in Slurm's message."""
 
 
-class Slurm:
+class Slurm(Executor):
     """The ``slurm`` executor."""
 
     is_local = False
+    job_variable = "SLURM_JOB_ID"
     Config = SlurmConfig
 
     def check(self, job: JobShape) -> Iterable[Fault]:

@@ -6,35 +6,28 @@ replica 1   F B F B | sum over dp                                         | upda
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
 from launcher.base import registry
-from launcher.contract.strategy import Collective, Fault, JobShape, OwnsExchange, RankCost
+from launcher.contract.strategy import Architecture, Collective, JobShape, Parallel, RankCost
 
 _SCALAR_BYTES = 8
 
 
-class DataParallel:
+class DataParallel(Parallel):
     """Replicas of the whole model."""
 
     axis = "dp"
     runtime = "launcher_plugins.parallel.data.runtime:apply"
 
-    def check(self, job: JobShape) -> Iterable[Fault]:
-        """Every job has replicas of equal work, once its batch sizes are solved."""
-        return ()
-
     def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
         """What the architecture's replicas exchange, and on the last stage the loss and the count of its
         targets."""
-        architecture = registry.load("launcher.architectures", job.config.architecture.name)
-        if isinstance(architecture, OwnsExchange):
-            own = architecture.exchange(job, pp_rank)
-        else:
-            own = RankCost(collectives=summed_gradients(job, pp_rank))
-        if own.exposed_s is not None:  # there is no all-reduce
+        architecture = registry.load(Architecture, job.config.architecture.name)
+        own = architecture.exchange(job, pp_rank)
+        own = own or RankCost(collectives=summed_gradients(job, pp_rank))
+        if own.exchange is not None:  # there is no all-reduce
             return own
         return replace(own, collectives=(*own.collectives, *loss_messages(job, pp_rank)))
 

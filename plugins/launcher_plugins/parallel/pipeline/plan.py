@@ -9,24 +9,24 @@ one message each way for each microbatch and each boundary between stages of dif
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
-from launcher.contract.strategy import Collective, Fault, JobShape, LayerShape, RankCost, StagePlan
+from launcher.contract.strategy import (
+    FP32_BYTES,
+    Collective,
+    JobShape,
+    LayerShape,
+    Parallel,
+    RankCost,
+    StagePlan,
+)
 
-_FP32_BYTES = 4
 
-
-class PipelineParallel:
+class PipelineParallel(Parallel):
     """Stages on the ranks of the ``pp`` axis."""
 
     axis = "pp"
     runtime = "launcher_plugins.parallel.pipeline.runtime:apply"
-
-    def check(self, job: JobShape) -> Iterable[Fault]:
-        """Any chain of layers can be cut between two of them; how many layers a stage gets and the
-        schedule's own rule are checked elsewhere."""
-        return ()
 
     def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
         """Messages to the next and to the previous stage, and what the ends of the model share."""
@@ -42,7 +42,7 @@ class PipelineParallel:
         if job.model.num_tied_parameters and holds_end:
             size = -(-job.model.num_tied_parameters // job.mesh.tp) * job.gradient_bytes
             collectives.append(_sum("tied embedding gradients", size, group_size=2))
-        collectives.append(_sum("gradient norm", _FP32_BYTES, group_size=job.mesh.pp * job.mesh.tp))
+        collectives.append(_sum("gradient norm", FP32_BYTES, group_size=job.mesh.pp * job.mesh.tp))
         return RankCost(collectives=tuple(collectives))
 
 

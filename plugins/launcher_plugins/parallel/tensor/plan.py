@@ -16,18 +16,18 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import gcd, isqrt
+from math import gcd
 from typing import Literal
 
-from launcher.contract.strategy import Collective, Fault, JobShape, RankCost, StagePlan
+from launcher.base.arithmetic import divisors, nearest_first
+from launcher.contract.strategy import FP32_BYTES, Collective, Fault, JobShape, Parallel, RankCost, StagePlan
 
-_FP32_BYTES = 4
 _MAX_DEGREES = 4
 """Degrees that are proposed in place of one that does not fit, the nearest first."""
 Phase = Literal["forward", "backward", "step"]
 
 
-class TensorParallel:
+class TensorParallel(Parallel):
     """Megatron's split of a GPT or Llama model."""
 
     axis = "tp"
@@ -46,7 +46,7 @@ class TensorParallel:
             named = ", ".join(f"model.{name} = {size}" for name, size in uneven.items())
             quotients = ", ".join(f"{size}/{tp}" for size in uneven.values())
             rule = f"must divide {named}; {quotients} {'is' if len(uneven) == 1 else 'are'} not whole"
-            nearest = sorted(_divisors(gcd(*known.values())), key=lambda degree: (abs(degree - tp), -degree))
+            nearest = nearest_first(tp, divisors(gcd(*known.values())))
             ways = tuple({"parallel.tp": degree} for degree in nearest[:_MAX_DEGREES])
             yield Fault("parallel.tp", tp, rule, ways=ways)
 
@@ -61,18 +61,13 @@ class TensorParallel:
                 collectives += [*_edge(job, stage, "head", leaves=0, enters=1), *_loss(job)]
         collectives += _replicated_gradients(job, pp_rank) if job.config.parallel.sequence_parallel else []
         if job.mesh.pp == 1:
-            collectives.append(_collective("all_reduce", "gradient norm", _FP32_BYTES, 1, "step"))
+            collectives.append(_collective("all_reduce", "gradient norm", FP32_BYTES, 1, "step"))
         return RankCost(collectives=tuple(collectives))
 
 
 def gathers_again(job: JobShape, stage: StagePlan) -> bool:
     """Whether split regions keep their input in parts of the sequence and gather it in the backward."""
     return job.config.parallel.sequence_parallel and stage.recompute != "full"
-
-
-def _divisors(number: int) -> set[int]:
-    small = {degree for degree in range(1, isqrt(number) + 1) if number % degree == 0}
-    return small | {number // degree for degree in small}
 
 
 def _layer_sums(job: JobShape, stage: StagePlan) -> list[Collective]:
@@ -110,8 +105,8 @@ def _loss(job: JobShape) -> list[Collective]:
     """Per token the largest logit; then the sum of exponentials with the target's logit."""
     tokens, m = job.micro_size * job.config.batch.seq_length, job.pipeline.num_microbatches
     return [
-        _collective("all_reduce", "largest logit", tokens * _FP32_BYTES, m, "forward"),
-        _collective("all_reduce", "sums of the loss", 2 * tokens * _FP32_BYTES, m, "forward"),
+        _collective("all_reduce", "largest logit", tokens * FP32_BYTES, m, "forward"),
+        _collective("all_reduce", "sums of the loss", 2 * tokens * FP32_BYTES, m, "forward"),
     ]
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from launcher.base.errors import Fault, did_you_mean
 from launcher.contract.config import LaunchConfig
+from launcher.contract.strategy import FP32_BYTES
 from launcher_plugins.parallel.zero.deepspeed_keys import key_fault
 
 OPTIONS = "parallel.zero_options"
-_FP32_BYTES = 4
 _SOURCES = {
     "train_batch_size": "batch.global_size",
     "train_micro_batch_size_per_gpu": "batch.micro_size",
@@ -137,7 +137,7 @@ def _tuning(config: LaunchConfig) -> dict[str, Any]:
 
 def _bucket_elements(config: LaunchConfig, num_parameters: int) -> int:
     """Elements of a bucket, an even number, as DeepSpeed needs; no larger than the model: it is allocated."""
-    wanted = min(config.parallel.bucket_bytes // _FP32_BYTES, num_parameters)
+    wanted = min(config.parallel.bucket_bytes // FP32_BYTES, num_parameters)
     return max(2, wanted + wanted % 2)
 
 

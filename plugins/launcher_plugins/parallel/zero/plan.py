@@ -19,26 +19,56 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from launcher.base import registry
-from launcher.contract.strategy import Collective, Fault, JobShape, RankCost, splits_backward
+from launcher.contract.config import DEFAULT_ARCHITECTURE, DEFAULT_SCHEDULE, LaunchConfig
+from launcher.contract.plan import Plan
+from launcher.contract.strategy import (
+    FP32_BYTES,
+    Collective,
+    Fault,
+    JobShape,
+    Parallel,
+    RankCost,
+    Schedule,
+    Section,
+)
 from launcher_plugins.parallel.data.plan import loss_messages
 from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json, option_faults
+from launcher_plugins.parallel.zero.states import scratch_bytes, section, states_of
 
 CONFIG_NAME = "deepspeed.json"
 """The file in the run directory that DeepSpeed is configured with."""
-_FP32_BYTES = 4
 
 
-class ZeroParallel:
+class ZeroParallel(Parallel):
     """Replicas that share the model states; in place of plain data parallelism."""
 
     axis = "dp"
     runtime = "launcher_plugins.parallel.zero.runtime.update:apply"
     update = "launcher_plugins.parallel.zero.runtime.update:update"
+    replaces = ("data",)
+
+    def applies(self, config: LaunchConfig) -> bool:
+        """Where a stage is chosen."""
+        return config.parallel.zero_stage > 0
+
+    def settings_faults(self, config: LaunchConfig) -> Iterable[Fault]:
+        """Settings that only DeepSpeed would read, where it does not make the update."""
+        parallel = config.parallel
+        if parallel.zero_stage:
+            return
+        rule = "has an effect only where DeepSpeed makes the update (parallel.zero_stage=1, 2 or 3)"
+        if parallel.zero_offload:
+            ways = ({"parallel.zero_stage": 1}, {"parallel.zero_offload": False})
+            yield Fault("parallel.zero_offload", "true", rule, ways=ways)
+        for key, value in parallel.zero_options.items():
+            path = f"parallel.zero_options.{key}"
+            yield Fault(path, value, rule, f"Remove {path}.")
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """What cannot be split, what DeepSpeed cannot do, and a user's keys that contradict the recipe."""
         yield from _shape_faults(job)
         yield from _precision_faults(job)
+        yield from _compile_faults(job.config)
         if job.config.parallel.zero_offload and job.config.device.kind == "cpu":
             rule = "the devices are CPUs, so the optimizer state is in the memory of the CPU already"
             yield Fault("parallel.zero_offload", "true", rule, ways=({"parallel.zero_offload": False},))
@@ -47,8 +77,24 @@ class ZeroParallel:
     def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
         """The messages that split states need, and what the update holds for a moment."""
         collectives = [*_gradients(job, pp_rank), *_weights(job, pp_rank), *loss_messages(job, pp_rank)]
-        collectives.append(_message(job, "all_reduce", "gradient norm", _FP32_BYTES, 2))
-        return RankCost(memory_bytes=_memory(job, pp_rank), collectives=tuple(collectives))
+        collectives.append(_message(job, "all_reduce", "gradient norm", FP32_BYTES, 2))
+        return RankCost(
+            memory_bytes=_memory(job, pp_rank), states=states_of(job, pp_rank), collectives=tuple(collectives)
+        )
+
+    def memory_ways(self, job: JobShape) -> Iterable[Mapping[str, Any]]:
+        """The higher stages."""
+        stages = range(job.config.parallel.zero_stage + 1, 4) if job.mesh.dp > 1 else ()
+        return ({"parallel.zero_stage": stage} for stage in stages)
+
+    def describe(self, job: JobShape) -> Iterable[Section]:
+        """What each stage would leave on a rank, where replicas update what they hold."""
+        if job.mesh.dp > 1 and all(role.trains for role in job.roles):
+            yield section(job)
+
+    def layout(self, plan: Plan) -> Iterable[str]:
+        """The stage."""
+        yield f"zero={plan.config.parallel.zero_stage}"
 
     def documents(self, job: JobShape) -> Mapping[str, Mapping[str, Any]]:
         """The DeepSpeed configuration."""
@@ -62,10 +108,10 @@ def _shape_faults(job: JobShape) -> Iterator[Fault]:
         yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0}, {"parallel.dp": 2}))
     yield from _pipeline_faults(job) if stage > 1 else ()
     if stage == 3 and any(part.recompute == "selective" for part in job.stages):
-        rule = "stage 3 has given the weights of a norm away by the time that its output is computed again"
+        rule = "ZeRO-3 frees the norm's weights before selective recomputation needs them"
         ways = ({"parallel.recompute": "full"}, {"parallel.recompute": "none"}, {"parallel.zero_stage": 2})
         yield Fault("parallel.recompute", job.config.parallel.recompute, rule, ways=ways)
-    if job.config.architecture.name != "decentralized":
+    if job.config.architecture.name != DEFAULT_ARCHITECTURE:
         rule = f"the update is {job.config.architecture.name}'s own, and ZeRO would be a second one"
         yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0},))
     for pp_rank in range(job.mesh.pp) if job.stages else ():
@@ -78,7 +124,7 @@ def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
     parallel, stages = job.config.parallel, job.pipeline.num_stages
     whole: dict[str, Any] = {"parallel.pp": 1} if parallel.pp > 1 else {}
     if parallel.num_chunks > 1:
-        whole |= {"parallel.num_chunks": 1, "parallel.schedule": "1f1b"}
+        whole |= {"parallel.num_chunks": 1, "parallel.schedule": DEFAULT_SCHEDULE}
     if stages > 1:
         rule = (
             f"gives gradients away after every microbatch, and a pipeline of {stages} stages "
@@ -86,9 +132,9 @@ def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
         )
         ways = ({"parallel.zero_stage": 1}, whole)
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
-    elif splits_backward(registry.load("launcher.schedules", parallel.schedule)):
+    elif registry.load(Schedule, parallel.schedule).splits_backward:
         rule = f"gives gradients away during the backward, and {parallel.schedule} computes them after it"
-        ways = ({"parallel.zero_stage": 1}, {"parallel.schedule": "1f1b"})
+        ways = ({"parallel.zero_stage": 1}, {"parallel.schedule": DEFAULT_SCHEDULE})
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
 
 
@@ -102,6 +148,16 @@ def _precision_faults(job: JobShape) -> Iterator[Fault]:
         rule = f"DeepSpeed keeps fp32 weights in the optimizer (parallel.zero_stage={stage})"
         ways = ({"precision.master_weights": True}, {"parallel.zero_stage": 0})
         yield Fault("precision.master_weights", "false", rule, ways=ways)
+
+
+def _compile_faults(config: LaunchConfig) -> Iterator[Fault]:
+    if config.parallel.zero_stage == 3 and config.fusion.compile != "none":
+        rule = (
+            "compiles whole layers, and DeepSpeed gathers the weights at parallel.zero_stage=3 inside of "
+            "them, from hooks that cannot be compiled"
+        )
+        ways = ({"fusion.compile": "none"}, {"parallel.zero_stage": 2})
+        yield Fault("fusion.compile", config.fusion.compile, rule, ways=ways)
 
 
 def has_whole_fp32_gradients(job: JobShape) -> bool:
@@ -154,9 +210,9 @@ def _part_bytes(job: JobShape, pp_rank: int) -> list[int]:
 def _memory(job: JobShape, pp_rank: int) -> dict[str, int]:
     """What is held beside the states: the owned gradients in fp32 while the update runs, and buffers."""
     stage, dp = job.config.parallel.zero_stage, job.mesh.dp
-    held = {}
+    held = {"optimizer scratch": scratch_bytes(job, pp_rank)}
     if not (has_whole_fp32_gradients(job) or job.config.parallel.zero_offload):
-        held["gradients of the update"] = -(-job.num_local_parameters(pp_rank) // dp) * _FP32_BYTES
+        held["gradients of the update"] = -(-job.num_local_parameters(pp_rank) // dp) * FP32_BYTES
     if stage > 1:
         held["gradient bucket"] = min(
             job.config.parallel.bucket_bytes, job.num_local_parameters(pp_rank) * job.compute_bytes

@@ -17,13 +17,13 @@ import torch
 
 from launcher.base.errors import JobError
 from launcher.contract.heartbeat import SERVING, UPDATING
-from launcher.contract.records import LossRecord
 from launcher.runtime.api import RankContext
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.saving import Saver, chosen_step
 from launcher.runtime.measure.clock import RecordWriter, rank_header
 from launcher.runtime.process.log import log
 from launcher.runtime.process.stop import StopRequest
+from launcher_plugins.architectures.parameter_server.report import LossRecord
 from launcher_plugins.architectures.parameter_server.runtime.messages import (
     DONE,
     LEAVE,

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from launcher.contract.records import UpdateRecord
 from launcher.runtime.train.optimizer import not_finite
+from launcher_plugins.architectures.parameter_server.report import UpdateRecord
 from launcher_plugins.architectures.parameter_server.runtime.messages import ControlMessage, WorkerChannels
 from launcher_plugins.architectures.parameter_server.runtime.shard import Shard
 

@@ -1,4 +1,4 @@
-"""Small number theory behind "the nearest valid choice"."""
+"""Small number theory behind "the nearest valid choice", and what a ring of ranks sends."""
 
 from __future__ import annotations
 
@@ -53,3 +53,31 @@ def listed(numbers: Iterable[int], separator: str = ", ") -> str:
     if separator == ", " and len(words) > 16:
         words = [*words[:8], "...", *words[-4:]]
     return separator.join(words)
+
+
+def ring_share(operation: str, num_ranks: int) -> float:
+    """The part of an operation's buffer that each rank of a ring sends, and every link has to carry.
+
+    Source: PERFORMANCE.md of nccl-tests.
+
+    >>> ring_share("all_reduce", 4), ring_share("all_gather", 4), ring_share("reduce", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if num_ranks == 1:
+        return 0.0
+    if operation in ("broadcast", "reduce", "send_recv", "push", "pull"):
+        return 1.0
+    others = (num_ranks - 1) / num_ranks
+    return 2 * others if operation == "all_reduce" else others
+
+
+def ring_steps(operation: str, num_ranks: int) -> int:
+    """Messages between neighbours that follow one another when an operation goes round a ring.
+
+    >>> ring_steps("all_reduce", 4), ring_steps("gather", 4), ring_steps("send_recv", 4)
+    (6, 3, 1)
+    """
+    if num_ranks == 1:
+        return 0
+    one = dict.fromkeys(("send_recv", "push", "pull"), 1)
+    return {"all_reduce": 2 * (num_ranks - 1), **one}.get(operation, num_ranks - 1)

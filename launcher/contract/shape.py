@@ -1,0 +1,210 @@
+"""The job that plugins judge, and what they say that it costs. Values alone, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launcher.contract.actions import PipelineShape
+from launcher.contract.config import LaunchConfig, Recompute
+from launcher.contract.mesh import Cluster, Mesh
+from launcher.contract.plan import LayerShape, ModelShape, StagePlan
+
+DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of one number in each format."""
+FP32_BYTES = DTYPE_BYTES["fp32"]
+
+LayerKind = tuple[LayerShape, Recompute]
+"""A layer, embedding or head without its name, and what is computed again of it: equal ones take equally
+long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShape:
+    """Everything the cost and the soundness of a strategy depend on."""
+
+    config: LaunchConfig
+    cluster: Cluster
+    mesh: Mesh
+    model: ModelShape
+    pipeline: PipelineShape
+    stages: tuple[StagePlan, ...]
+    """In stage order; empty while the layers cannot be split."""
+    micro_size: int
+    """Samples per microbatch."""
+    global_size: int
+    """Samples per step."""
+    roles: tuple[RoleGroup, ...] = ()
+    """The groups of ranks, trainers first; empty until the architecture has judged the job."""
+    time_factors: Mapping[LayerKind, tuple[float, float]] = field(default_factory=dict)
+    """By kind of layer, what its predicted forward and backward are multiplied by, where a run measured them
+    (`device.measured_in`); empty: nothing."""
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of one weight or activation."""
+        return DTYPE_BYTES[self.config.precision.compute]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one accumulated gradient."""
+        return DTYPE_BYTES[self.config.precision.gradients]
+
+    def whole_states(self, pp_rank: int) -> ModelStates:
+        """Model states of such a rank where nothing splits them: weights, gradients, and Adam's two moments
+        in the format of the weights that are updated, which are an fp32 copy where there is one."""
+        precision, number = self.config.precision, self.num_local_parameters(pp_rank)
+        has_copy = precision.compute != "fp32" and precision.master_weights
+        weights = number * self.compute_bytes
+        optimizer = number * (3 * FP32_BYTES if has_copy else 2 * self.compute_bytes)
+        return ModelStates(
+            weights_bytes=weights,
+            gradients_bytes=number * self.gradient_bytes,
+            optimizer_bytes=optimizer,
+            saved_bytes=optimizer if has_copy else optimizer + weights,
+        )
+
+    def stages_of(self, pp_rank: int) -> tuple[StagePlan, ...]:
+        """The stages of one pipeline rank, in chunk order."""
+        return tuple(stage for stage in self.stages if stage.pp_rank == pp_rank)
+
+    def layers(self, stage: StagePlan) -> tuple[LayerShape, ...]:
+        """The layers of a stage."""
+        return self.model.layers[stage.first_layer : stage.first_layer + stage.num_layers]
+
+    def ends(self, stage: StagePlan) -> tuple[LayerShape, ...]:
+        """Prologue and epilogue, where the stage has them."""
+        prologue = self.model.prologue if stage.has_prologue else None
+        epilogue = self.model.epilogue if stage.has_epilogue else None
+        return tuple(part for part in (prologue, epilogue) if part)
+
+    def num_local_parameters(self, pp_rank: int) -> int:
+        """Parameters on each rank of a pp_rank, tied ones counted once."""
+        stages = self.stages_of(pp_rank)
+        parts = [part for stage in stages for part in (*self.layers(stage), *self.ends(stage))]
+        whole = sum(part.num_replicated_parameters for part in parts)
+        split = sum(part.num_parameters - part.num_replicated_parameters for part in parts)
+        if any(stage.has_prologue for stage in stages) and any(stage.has_epilogue for stage in stages):
+            split -= self.model.num_tied_parameters
+        return whole + -(-split // self.mesh.tp)
+
+    def local_activation_bytes(self, elements: int) -> int:
+        """Bytes of one microbatch's activation that lies between the regions split by tp."""
+        split = self.mesh.tp if self.config.parallel.sequence_parallel else 1
+        return self.micro_size * -(-elements // split) * self.compute_bytes
+
+
+Operation = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "send_recv", "all_to_all", "broadcast", "push", "pull"
+]
+"""How a message goes; ``push`` and ``pull``: to and from all ranks of a role that does not train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A kind of message that one rank takes part in during one step."""
+
+    operation: Operation
+    purpose: str
+    """What it carries, such as ``gradients``."""
+    axis: str
+    """Mesh axis it runs along."""
+    num_bytes: int
+    """Size of the buffer of one message, before the algorithm's factor."""
+    count: int
+    """Messages per step."""
+    overlappable: bool
+    """Whether it can be hidden behind compute."""
+    phase: Literal["begin", "forward", "backward", "step"] = "step"
+    """Which part of the work waits for it when it cannot be hidden. ``begin``: it is started once, with the
+    step, which can hide it behind the whole schedule; ``step``: once, at the end."""
+    group_size: int | None = None
+    """Members of the group where it is not the whole axis (two holders of tied weights)."""
+    link: Literal["intra_node", "inter_node"] | None = None
+    """The cluster's link that it takes; None: the slowest between any two ranks of the axis."""
+    contention: float = 1.0
+    """How many times longer each byte takes where several ranks share the link of the one they talk to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStates:
+    """Bytes of weights, gradients and optimizer state on one rank's device."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    saved_bytes: int
+    """What the rank writes into a checkpoint at most."""
+    is_sharded: bool = False
+    """Whether the replicas share the update out among them: each then saves its own part, and what the update
+    holds for a moment (converted gradients, scratch of the optimizer) is counted by who splits it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """What the device holds."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepExchange:
+    """An exchange of a step that goes bucket by bucket: out behind the last backward, in before the first
+    forward of the next step."""
+
+    num_buckets: int
+    backward_s: float = 0.0
+    """Seconds of what goes beside the last backward."""
+    forward_s: float = 0.0
+    """Seconds of what goes beside the first forward."""
+    waited_s: float = 0.0
+    """Seconds that nothing hides."""
+    busiest_s: float = 0.0
+    """Seconds that the busiest member needs for all of a step: no step is shorter."""
+
+    def exposed_s(self, forward_s: float, backward_s: float, schedule_s: float) -> float:
+        """Seconds of a step that its forwards and backwards do not hide.
+
+        ``forward_s``, ``backward_s``: of the first and of the last microbatch; ``schedule_s``: of all.
+        """
+        exposed_s = self._left(self.backward_s, backward_s) + self._left(self.forward_s, forward_s)
+        return max(exposed_s + self.waited_s, self.busiest_s - schedule_s)
+
+    def _left(self, transfer_s: float, compute_s: float) -> float:
+        """What of a transfer a computation does not hide that goes through the same buckets, one behind the
+        other: the slower of the two goes on all the time, and the other adds its part of one bucket."""
+        count = self.num_buckets
+        return max(transfer_s / count, transfer_s - compute_s * (1 - 1 / count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCost:
+    """What a parallel axis adds on one rank."""
+
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Extra bytes by kind, such as ``receive buffers``."""
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Further ones, of buffers that are kept from step to step, such as ``neighbours' weights``."""
+    collectives: tuple[Collective, ...] = ()
+    states: ModelStates | None = None
+    """What the rank holds of the model states; None: all of them."""
+    exchange: StepExchange | None = None
+    """How its messages of phase ``step`` hide behind the compute. None: as those of an all-reduce."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleGroup:
+    """Ranks of one kind of work."""
+
+    name: str
+    num_ranks: int
+    trains: bool
+    """Whether its ranks hold the model and sit on the mesh."""
+    serve: str | None = None
+    """``package.module:serve``, called in place of the training loop on the ranks of a role that does not
+    train: with the `RankContext`, the run directory, and ``resume`` by name."""
+    memory_bytes: int | None = None
+    """Bytes that each of its ranks holds, for a role that does not train."""
+    is_expendable: bool = False
+    """Whether the run goes on when one of its ranks is gone."""
+    sized_by: str | None = None
+    """Config path of the number of its ranks, for a role that does not train."""
