@@ -17,7 +17,7 @@ from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_text
 from launcher.runs.record import Origin, write_baseline
 from launcher.runs.store import new_directory
-from launcher.runs.watch import StopRequest
+from launcher.runs.watch import StopSignal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def settle_baseline(run: PreparedRun, make: Callable[[Plan], Baseline]) -> Basel
     return found
 
 
-def train_baseline(alone: Plan, origin: Origin, stop: StopRequest, output: Output) -> Baseline:
+def train_baseline(alone: Plan, origin: Origin, stop: StopSignal, output: Output) -> Baseline:
     """Trains on one device, here and now.
 
     Raises:

@@ -27,7 +27,7 @@ from launcher.plan.build import build
 from launcher.runs.failure import failure_text
 from launcher.runs.render import executor_of
 from launcher.runs.store import RunDirectory, new_directory
-from launcher.runs.watch import follow, stop_requests
+from launcher.runs.watch import follow, stop_signals
 from launcher.typed.read import Reading, Source, plain, read
 
 PROGRAM = "launcher.runtime.measure.collectives:run"
@@ -152,7 +152,7 @@ def start_and_wait(
     output.say(f"run directory: {shown(directory.path)}")
     run = prepared(plan, directory)
     origin = origin_of("", overrides)
-    with stop_requests() as stop:
+    with stop_signals() as stop:
         try:
             if is_local:
                 run.record(origin)

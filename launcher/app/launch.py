@@ -36,7 +36,7 @@ from launcher.runs.record import Origin
 from launcher.runs.render import shell_text
 from launcher.runs.resume import resumed_directory
 from launcher.runs.store import RunDirectory, new_directory
-from launcher.runs.watch import stop_requests
+from launcher.runs.watch import stop_signals
 from launcher.schedule.drawing.grid import draw
 
 
@@ -52,7 +52,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
     directory = run_directory(plan, given)
     origin = origin_of(given.recipe, given.overrides)
-    with stop_requests() as stop:
+    with stop_signals() as stop:
 
         def make(alone: Plan) -> Baseline:
             return train_baseline(alone, origin, stop, output)

@@ -26,7 +26,7 @@ from launcher.runs.render import executor_of, render, shell_text
 from launcher.runs.resume import begin_attempt
 from launcher.runs.state import save_handle
 from launcher.runs.store import RunDirectory, expected_path, saved_steps
-from launcher.runs.watch import StopRequest, follow
+from launcher.runs.watch import StopSignal, follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def origin_of(recipe: str, overrides: Sequence[str] = (), source_roots: Sequence
 # On this machine
 
 
-def train(run: PreparedRun, stop: StopRequest, output: Output) -> JobState:
+def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     """Starts the ranks here and follows them to the end of their last start, whatever it is; those that
     fail are started again as often as the executor is set to."""
     if stop.signal is not None:

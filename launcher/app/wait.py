@@ -12,7 +12,7 @@ from launcher.contract.job import JobState
 from launcher.report.runs import named_base, read_plan
 from launcher.runs.state import current_state, load_handle
 from launcher.runs.store import ACTIVE, RunDirectory
-from launcher.runs.watch import StopRequest
+from launcher.runs.watch import StopSignal
 
 ASK_INTERVAL_S = 2.0
 """Time between two questions to a scheduler."""
@@ -50,7 +50,7 @@ def _wait_with_steps(directory: RunDirectory, output: Output) -> JobState:
 
 
 def wait_for_end(
-    directory: RunDirectory, output: Output, progress: Progress | None = None, stop: StopRequest | None = None
+    directory: RunDirectory, output: Output, progress: Progress | None = None, stop: StopSignal | None = None
 ) -> JobState:
     """Follows a run that others started to its end, and says how its state changes.
 

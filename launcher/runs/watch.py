@@ -31,7 +31,7 @@ _REPEAT_S = 0.5
 _INTERVAL_S = 0.1
 
 
-class StopRequest:
+class StopSignal:
     """Whether this process received a signal to stop.
 
     A flag, not an exception: an exception could be raised between the start of a job and the point from
@@ -60,12 +60,12 @@ class StopRequest:
 
 
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
+def stop_signals() -> Iterator[StopSignal]:
     """While open, handles Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop.
 
     Only the main thread of a program is given signals; in another thread there are no requests.
     """
-    request = StopRequest()
+    request = StopSignal()
     numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, request.receive) for number in numbers}
     try:
@@ -75,7 +75,7 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def follow(executor: Executor, script: JobScript, stop: StopRequest, on_tick: Callable[[], None]) -> JobState:
+def follow(executor: Executor, script: JobScript, stop: StopSignal, on_tick: Callable[[], None]) -> JobState:
     """Starts a job and returns its final state; in any case none of its ranks is left.
 
     ``on_tick`` is called about ten times a second, and once after the end. A closed pipe on our output
@@ -98,7 +98,7 @@ def follow(executor: Executor, script: JobScript, stop: StopRequest, on_tick: Ca
 
 
 def _stopped(
-    executor: Executor, handle: JobHandle, script: JobScript, stop: StopRequest, on_tick: Callable[[], None]
+    executor: Executor, handle: JobHandle, script: JobScript, stop: StopSignal, on_tick: Callable[[], None]
 ) -> JobState:
     """Asks the ranks of a job to save and stop, where they can; the final state. The caller ends what is left
     of it."""

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.contract.heartbeat import SIZE, pack_into
 from launcher.contract.job import JobHandle, JobScript, JobState
-from launcher.runs.watch import follow, stop_requests
+from launcher.runs.watch import follow, stop_signals
 from tests.helpers.objects import inside
 
 SCRIPT = JobScript(argv=("x",), environment={}, run_dir="/runs/a")
@@ -41,7 +41,7 @@ def no_waiting(monkeypatch):
 
 def test_a_job_is_followed_to_its_end_with_a_last_look_after_it():
     executor, ticks = Scripted("pending", "running", "running", "succeeded"), []
-    with stop_requests() as stop:
+    with stop_signals() as stop:
         state = follow(inside(executor), SCRIPT, stop, lambda: ticks.append(1))
     assert state.phase == "succeeded"
     assert len(ticks) == 4
@@ -52,14 +52,14 @@ def test_a_job_is_followed_to_its_end_with_a_last_look_after_it():
 )
 def test_a_signal_ends_the_job_and_gives_the_shells_exit_code(number, code):
     executor = Scripted("running")
-    with stop_requests() as stop:
+    with stop_signals() as stop:
         state = follow(inside(executor), SCRIPT, stop, lambda: os.kill(os.getpid(), number))
     assert state == JobState(phase="cancelled", exit_code=code, reason=number.name)
     assert executor.cancelled == 1
 
 
 def test_only_the_first_signal_counts():
-    with stop_requests() as stop:
+    with stop_signals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal is signal.SIGTERM
@@ -71,7 +71,7 @@ def test_whatever_happens_no_rank_is_left():
     def fail():
         raise ZeroDivisionError
 
-    with stop_requests() as stop, pytest.raises(ZeroDivisionError):
+    with stop_signals() as stop, pytest.raises(ZeroDivisionError):
         follow(inside(executor), SCRIPT, stop, fail)
     assert executor.cancelled == 1
 
@@ -112,7 +112,7 @@ def stopped(executor, script, *, again=None, number=signal.SIGINT):
         if len(ticks) in (1, again):
             os.kill(os.getpid(), number)
 
-    with stop_requests() as stop:
+    with stop_signals() as stop:
         return follow(inside(executor), script, stop, tick), len(ticks)
 
 
@@ -181,14 +181,14 @@ def test_a_reader_of_the_output_that_is_gone_is_a_request_to_stop(clock, tmp_pat
     def tick():
         raise BrokenPipeError
 
-    with stop_requests() as stop:
+    with stop_signals() as stop:
         state = follow(inside(executor), replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60), stop, tick)
     assert (state.reason, state.exit_code, executor.told) == ("SIGPIPE", 141, 1)
 
 
 def test_the_handlers_of_before_are_put_back():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    with stop_requests():
+    with stop_signals():
         assert signal.getsignal(signal.SIGINT) is not before[0]
     after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert after == before
@@ -197,8 +197,8 @@ def test_the_handlers_of_before_are_put_back():
 def test_a_closed_terminal_is_a_request_to_stop():
     code = (
         "import os, signal\n"
-        "from launcher.runs.watch import stop_requests\n"
-        "with stop_requests() as stop:\n"
+        "from launcher.runs.watch import stop_signals\n"
+        "with stop_signals() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
         "print(stop.exit_code)\n"
     )

@@ -22,7 +22,7 @@ from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, failure_text
 from launcher.runs.record import Origin
 from launcher.runs.store import read_json
-from launcher.runs.watch import StopRequest, stop_requests
+from launcher.runs.watch import StopSignal, stop_signals
 
 NONE_CAN_RUN = 2
 """The exit code where no point can run."""
@@ -122,7 +122,7 @@ def train_points(
     """
     order = sorted(runs, key=lambda item: item[1].plan.world_size > 1)  # a baseline for the others
     has_failed = False
-    with stop_requests() as stop:
+    with stop_signals() as stop:
         baselines = _Baselines(origin=origin, stop=stop, output=output)
         for number, (point, run) in enumerate(order, 1):
             if stop.signal is not None:
@@ -138,7 +138,7 @@ def train_points(
 
 
 def _train(
-    point: Point, run: PreparedRun, baselines: _Baselines | None, stop: StopRequest, output: Output
+    point: Point, run: PreparedRun, baselines: _Baselines | None, stop: StopSignal, output: Output
 ) -> bool:
     """One point from its baseline to its end; whether it has failed."""
     directory = run.directory
@@ -167,7 +167,7 @@ class _Baselines:
     """One run on one device for all points that share it."""
 
     origin: Origin
-    stop: StopRequest
+    stop: StopSignal
     output: Output
     missing: set[str] = field(default_factory=set)
     """Fingerprints of baselines that cannot be had: nobody tries them for every point again."""
