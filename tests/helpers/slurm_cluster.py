@@ -16,8 +16,9 @@ TWO_BY_TWO = ("site=box", "cluster.nodes=2", "cluster.devices_per_node=2", "para
 RANK = """#!/bin/bash
 # Stands in for a rank: python -m launcher.runtime.process.main RUN/plan.json --sha256 HEX
 run=$(dirname "$3")
-echo "$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${*: -1}" >>"$run/told"
+export PLACE="$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${*: -1}"
 """
+TELLS = 'echo "$PLACE" >>"$run/told"\n'
 
 SAVES = "train.checkpoint_interval=1000"
 
@@ -29,6 +30,8 @@ import os, pathlib, signal, sys, time
 run, told = pathlib.Path(sys.argv[1]), []
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, lambda number, frame: told.append(number))
+with (run / "told").open("a") as file:  # now that it can be told itself
+    file.write(os.environ["PLACE"] + "\\n")
 start = len((run / "logs" / "starts").read_text().splitlines())
 while not told and start < {last}:
     time.sleep(0.05)
@@ -69,7 +72,7 @@ class Slurm:
     def stand_in(self, does: str) -> str:
         """The setting by which ranks do what a line of shell says."""
         path = self.folder / "rank"
-        path.write_text(RANK + does + "\n")
+        path.write_text(RANK + ("" if "PLACE" in does else TELLS) + does + "\n")
         path.chmod(0o755)
         return f"site.python={path}"
 

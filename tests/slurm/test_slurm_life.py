@@ -15,7 +15,9 @@ pytestmark = pytest.mark.needs("slurm")
 
 def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
     """The first start is told ahead of its time limit, the second is preempted, the third finishes."""
-    limit = ("site.time_limit=00:01:00", "executor.save_lead_s=58")
+    # Slurm looks at limits every 30 s, and tells a job as much ahead of its lead: from 10 s after the start
+    # on. Told while its script still starts, a job would not hear it.
+    limit = ("site.time_limit=00:01:00", "executor.save_lead_s=20")
     run, job = slurm.submit(saving_rank(3), SAVES, *limit)
     wait_until(lambda: len(slurm.told()) == 8)
     (run / "exit" / "rank-0.json").write_text("{}")
