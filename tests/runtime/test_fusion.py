@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.base.errors import JobError
 from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import live_bytes
 from launcher.runtime.model.blocks import plain_attention
@@ -200,15 +201,15 @@ def test_a_users_layers_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> Non
     shape = ModelShape(
         family="custom", layers=(layer, layer), prologue=None, epilogue=None, num_tied_parameters=0
     )
+    inputs = PlanInputs(shape=shape)
     sections: dict[str, Any] = {
-        "describe": lambda *_: shape,
         "data": {"source": None, "target": "digits_cnn:Digits"},
         "batch": {"seq_length": 1},
     }
     model = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
     model |= {"family": "custom", "target": "mine:Tanh", "tied_embeddings": False}
-    expected = train(job(model=model, **sections))
-    assert_equal(train(compiled(model, {"pp": 2}, **sections), timeout_s=TIMEOUT_S), expected)
+    expected = train(job(inputs, model=model, **sections))
+    assert_equal(train(compiled(model, {"pp": 2}, inputs=inputs, **sections), timeout_s=TIMEOUT_S), expected)
 
 
 def keep_the_first_steps_dropout(trainer: Trainer, loader: Loader) -> None:

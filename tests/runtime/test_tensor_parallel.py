@@ -109,7 +109,7 @@ def forward_backward(rank: int, config: LaunchConfig, skip: int | None = None) -
     Saboteur.skip, Saboteur.num_calls = skip, 0
     if config.parallel.tp > 1:
         apply(ctx)
-        inside(ctx.layers)._wire.__class__ = Saboteur
+        inside(ctx.layers)._group.__class__ = Saboteur
     (chunk,) = build_chunks(ctx)
     loss = chunk(None, make_batch(config.model.vocab_size or 0))
     loss.backward()
@@ -218,7 +218,7 @@ def _messages(rank: int, case: str) -> dict[str, int]:
     config = config_of(case, 2)
     ctx = make_context(staged_plan(config), rank)
     apply(ctx)
-    inside(ctx.layers)._wire.__class__ = Counting
+    inside(ctx.layers)._group.__class__ = Counting
     (chunk,) = build_chunks(ctx)
     chunk(None, make_batch(37)).backward()
     return sent
