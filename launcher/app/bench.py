@@ -17,7 +17,7 @@ from launcher.base.units import counted, format_bytes
 from launcher.bench.link_file import NO_BANDWIDTH
 from launcher.bench.model import has_range
 from launcher.bench.placements import default_sizes, placements, world_size
-from launcher.config.compose import Composed, draft
+from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.bench import OPERATIONS, REQUEST_FILE, RESULT_FILE, BenchRequest, BenchResult
 from launcher.contract.config import BatchConfig, LaunchConfig
@@ -98,7 +98,7 @@ def _compose(words: Sequence[str]) -> Composed:
             faults.append(Fault(key, word.partition("=")[2], allowed, "Leave it out.", f"override {word}"))
     if faults:
         raise ConfigError(faults)
-    return draft(BASE_RECIPE, words)
+    return compose(BASE_RECIPE, words)
 
 
 def _request(config: LaunchConfig, sizes: Sequence[int] | None, ranks: Sequence[int] | None) -> BenchRequest:

@@ -25,7 +25,7 @@ from launcher.base import registry
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
-from launcher.config.compose import draft
+from launcher.config.compose import compose
 from launcher.contract.actions import from_text
 from launcher.contract.config import SUBMITTING_EXECUTOR
 from launcher.contract.executor import Executor
@@ -167,7 +167,7 @@ def with_executor(given: Request) -> Request:
     of_executor = [word for word in given.overrides if word.lstrip("+~").startswith("executor")]
     named = next((word for word in of_executor if word.lstrip("+").startswith("executor=")), None)
     others = [word for word in given.overrides if word not in of_executor]
-    chosen = draft(given.recipe, [*others, *([named] if named else [])]).values.get("executor")
+    chosen = compose(given.recipe, [*others, *([named] if named else [])]).values.get("executor")
     name = str(chosen.get("name")) if isinstance(chosen, Mapping) else ""
     # One that is not installed is refused by the planning.
     is_known = name in registry.plugins(Executor.entry_group)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from launcher.app.baseline import one_device
 from launcher.app.user_model import measured_shape, source_roots
 from launcher.base.errors import LauncherError
-from launcher.config.compose import Composed, draft
+from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import ModelShape, Plan
@@ -38,7 +38,7 @@ def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
     Raises:
         LauncherError: when the recipe cannot be composed, is wrong, or cannot run.
     """
-    composed = draft(recipe, overrides)
+    composed = compose(recipe, overrides)
     try:
         config = load(composed.values, composed.sources, composed.faults)
         roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])

@@ -61,26 +61,15 @@ class Composed:
 def compose(recipe: str, words: Sequence[str] = ()) -> Composed:
     """The values of a recipe (a shipped name or a path) with overrides.
 
-    Raises:
-        ConfigError: for values or overrides that cannot be merged.
-        LauncherError: for a recipe that is not there, or that Hydra cannot merge.
-    """
-    composed = draft(recipe, words)
-    if composed.faults:
-        raise ConfigError(composed.faults)
-    return composed
-
-
-def draft(recipe: str, words: Sequence[str] = ()) -> Composed:
-    """As `compose`, but faults are returned in the result, so that later checks can add theirs.
+    Faults of single values and overrides are in the result, so that later checks can add theirs.
 
     Raises:
-        LauncherError: when nothing can be merged.
+        LauncherError: for a recipe that is not there, or when nothing can be merged.
     """
     found = find(recipe.rstrip("\r\n"))
     parsed, faults = parse_all(words)
     try:
-        return _draft(found, parsed, faults)
+        return _compose(found, parsed, faults)
     except LauncherError as error:
         if found.note:
             error.add_note(found.note)
@@ -98,7 +87,7 @@ def group_files(recipe: str, group: str) -> list[str]:
     return choices(repository(find(recipe)), group)
 
 
-def _draft(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> Composed:
+def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> Composed:
     files = repository(recipe)
     usable = []
     for override, marks in parsed:

@@ -19,10 +19,11 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from launcher.base import registry
-from launcher.config.compose import Composed, compose
+from launcher.config.compose import Composed
 from launcher.contract.config import LaunchConfig, PluginChoice
 from launcher.typed.read import MISSING, REST, Source, field_types
 from launcher.typed.scalars import describe
+from tests.helpers.configs import compose_sound
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "conf" / "README.md"
@@ -187,7 +188,7 @@ def base(*overrides: str) -> Composed:
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder, "RECIPE.yaml")
         recipe.write_text("defaults: [/base, _self_]\n")
-        return compose(str(recipe), overrides)
+        return compose_sound(str(recipe), overrides)
 
 
 def default_choices() -> dict[str, str]:

@@ -5,10 +5,12 @@ The one place that knows every setting: other helpers change what differs for th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from launcher.base.errors import ConfigError
+from launcher.config.compose import Composed, compose
 from launcher.contract.config import (
     BatchConfig,
     ClusterConfig,
@@ -61,6 +63,18 @@ def launch_config(
         run=RunConfig(dir=None, root="runs", timeout_s=60, start_timeout_s=60),
     )
     return replace(config, **others)
+
+
+def compose_sound(recipe: str, words: Sequence[str] = ()) -> Composed:
+    """The values of a recipe with overrides.
+
+    Raises:
+        ConfigError: where any of them is faulty.
+    """
+    composed = compose(recipe, words)
+    if composed.faults:
+        raise ConfigError(composed.faults)
+    return composed
 
 
 def job_shape(config: LaunchConfig) -> JobShape:

@@ -5,18 +5,19 @@ import pytest
 from launcher.app.sweep.grid import SECTION
 from launcher.base import resources
 from launcher.cli.main import main
-from launcher.config.compose import compose, draft
+from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.config.recipes import description, shipped
 from launcher.contract.config import LaunchConfig
+from tests.helpers.configs import compose_sound
 
 RECIPES = sorted(shipped())
 MAX_LINES = 40
 
 
 def loaded(name: str, *words: str) -> LaunchConfig:
-    is_sweep = SECTION in draft(name).values
-    composed = compose(name, [*words, *([f"~{SECTION}"] if is_sweep else [])])
+    is_sweep = SECTION in compose(name).values
+    composed = compose_sound(name, [*words, *([f"~{SECTION}"] if is_sweep else [])])
     return load(composed.values, composed.sources)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.plan.build import build
 from launcher_plugins.architectures.parameter_server.runtime.update_rules import AsynchronousUpdate
+from tests.helpers.configs import compose_sound
 from tests.helpers.objects import substitute
 from tests.helpers.servers import Served, serve_and_train
 
@@ -32,7 +32,7 @@ STATED_LOSS = 3.6
 
 
 def quickstart(folder: Path) -> Served:
-    composed = compose("quickstart", (*WORDS, f"data.cache_dir={folder}"))
+    composed = compose_sound("quickstart", (*WORDS, f"data.cache_dir={folder}"))
     plan = build(load(composed.values, composed.sources, composed.faults))
     return serve_and_train(plan, folder, num_steps=STEPS)
 

@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.contract.config import ModelConfig
 from launcher.contract.plan import ModelShape, Plan
@@ -22,6 +21,7 @@ from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.model.slow_device import Points, SlowLinear, build
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.configs import compose_sound
 from tests.helpers.equality import Trained, assert_equal, train
 from tests.helpers.objects import substitute
 
@@ -29,7 +29,7 @@ WORDS = ("~sweep", "model.options.flops_per_s=1e12", "model.options.num_layers=4
 
 
 def plan(*words: str) -> Plan:
-    composed = compose("pipeline_claims", [*WORDS, "report.claims=false", *words])
+    composed = compose_sound("pipeline_claims", [*WORDS, "report.claims=false", *words])
     config = load(composed.values, composed.sources)
     return planner.build(config, inputs=PlanInputs(shape=shape(config.model)))
 

@@ -9,12 +9,12 @@ import pytest
 
 from launcher.app import user_model
 from launcher.base.errors import PlanError
-from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import ModelShape, Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
+from tests.helpers.configs import compose_sound
 from tests.helpers.equality import Trained, assert_equal, train
 
 pytestmark = pytest.mark.usefixtures("user_models")
@@ -26,7 +26,7 @@ FLAT = ("optim.eps=1e-4", "optim.warmup_steps=1", "data.prefetch_batches=0")
 
 
 def config_of(*overrides: str) -> LaunchConfig:
-    composed = compose(RECIPE, [*FLAT, *overrides])
+    composed = compose_sound(RECIPE, [*FLAT, *overrides])
     return load(composed.values, composed.sources)
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from launcher.app.baseline import one_device
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.contract.config import ReportConfig
 from launcher.contract.mesh import Mesh
@@ -27,7 +26,7 @@ from launcher.report.claims import (
 )
 from launcher.report.runs import Run, load_run
 from launcher.report.tables import speedup_text
-from tests.helpers.configs import launch_config
+from tests.helpers.configs import compose_sound, launch_config
 from tests.helpers.fake_runs import FakeRun
 
 MICROBATCHES = 4
@@ -165,7 +164,7 @@ def test_the_report_of_a_run_that_asks_ends_with_the_table(run: Run) -> None:
     ],
 )  # fmt: skip
 def test_claims_that_cannot_be_measured_are_refused(words: list[str], message: str) -> None:
-    composed = compose("quickstart", ["report.claims=true", *words])
+    composed = compose_sound("quickstart", ["report.claims=true", *words])
     with pytest.raises(ConfigError, match=re.escape(message)):
         load(composed.values, composed.sources)
 

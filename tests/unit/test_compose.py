@@ -12,10 +12,10 @@ import pytest
 
 from launcher.base import registry, resources
 from launcher.base.errors import ConfigError, LauncherError
-from launcher.config.compose import compose
 from launcher.config.overrides import quoted
 from launcher.contract.config import LaunchConfig
 from launcher.typed.read import field_types, plain
+from tests.helpers.configs import compose_sound
 
 Write = Callable[[str, str], Path]
 
@@ -36,7 +36,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def refused(recipe: str, *words: str) -> str:
     with pytest.raises(LauncherError) as caught:
-        compose(recipe, words)
+        compose_sound(recipe, words)
     return str(caught.value)
 
 
@@ -47,7 +47,7 @@ BASED = "defaults:\n  - /base\n  - _self_\nbatch: {global_size: 8, seq_length: 6
 
 
 def test_every_value_of_a_recipe_has_a_source() -> None:
-    composed = compose("quickstart")
+    composed = compose_sound("quickstart")
     assert composed.values["parallel"]["pp"] == 2
     assert composed.sources["parallel.pp"].where.startswith("recipes/quickstart.yaml:")
     assert composed.sources["model.num_layers"].where.startswith("conf/model/tiny.yaml:")
@@ -57,7 +57,7 @@ def test_every_value_of_a_recipe_has_a_source() -> None:
 
 def test_source_names_the_line_of_the_value(write: Write) -> None:
     write("ours.yaml", BASED + "\nparallel:\n\n  tp: 4\noptim:\n  betas: [0.8,\n    0.9]\n")
-    sources = compose("./ours.yaml").sources
+    sources = compose_sound("./ours.yaml").sources
     assert sources["parallel.tp"].where == "ours.yaml:8"
     assert sources["optim.betas"].where == "ours.yaml:10"
     assert sources["optim.betas[1]"].where == "ours.yaml:11"
@@ -65,7 +65,7 @@ def test_source_names_the_line_of_the_value(write: Write) -> None:
 
 
 def test_override_is_the_source_of_what_it_sets() -> None:
-    composed = compose("quickstart", ["parallel.tp=4", "optim.betas=[0.8,0.9]", "optim.betas.1=0.99"])
+    composed = compose_sound("quickstart", ["parallel.tp=4", "optim.betas=[0.8,0.9]", "optim.betas.1=0.99"])
     assert composed.sources["parallel.tp"].where == "override parallel.tp=4"
     assert composed.sources["optim.betas[0]"].where == "override optim.betas=[0.8,0.9]"
     assert composed.sources["optim.betas[1]"].where == "override optim.betas.1=0.99"
@@ -73,26 +73,26 @@ def test_override_is_the_source_of_what_it_sets() -> None:
 
 
 def test_group_override_swaps_the_file() -> None:
-    composed = compose("quickstart", ["model=llama3_8b"])
+    composed = compose_sound("quickstart", ["model=llama3_8b"])
     assert composed.values["model"]["hidden_size"] == 4096
     assert composed.sources["model.hidden_size"].where.startswith("conf/model/llama3_8b.yaml:")
 
 
 def test_name_follows_the_file_unless_given(write: Write) -> None:
     write("my run copy.yaml", "seed: 0\n")
-    assert compose("./my run copy.yaml").values["name"] == "my_run_copy"
-    assert compose("./my run copy.yaml").sources["name"].where == "the recipe's file name"
-    assert compose("./my run copy.yaml", ["name=ours"]).values["name"] == "ours"
+    assert compose_sound("./my run copy.yaml").values["name"] == "my_run_copy"
+    assert compose_sound("./my run copy.yaml").sources["name"].where == "the recipe's file name"
+    assert compose_sound("./my run copy.yaml", ["name=ours"]).values["name"] == "ours"
 
 
 def test_value_that_a_file_leaves_open_is_absent() -> None:
-    composed = compose("quickstart", ["data=text"])
+    composed = compose_sound("quickstart", ["data=text"])
     assert "source" not in composed.values["data"]
     assert composed.sources["data.source"].where.startswith("conf/data/text.yaml:")
 
 
 def test_text_of_a_source_always_says_the_value() -> None:
-    composed = compose("quickstart", ["seed=${train.num_steps}", "parallel.tp.x=3"])
+    composed = compose_sound("quickstart", ["seed=${train.num_steps}", "parallel.tp.x=3"])
     assert composed.values["seed"] == composed.values["train"]["num_steps"]
     assert composed.sources["seed"].text is None
     assert composed.sources["parallel.tp"].text is None
@@ -108,9 +108,9 @@ def test_text_of_a_source_always_says_the_value() -> None:
 )
 def test_text_means_the_same_in_yaml_and_on_the_command_line(write: Write, text: str) -> None:
     write("ours.yaml", f"executor: {{x: {text}, y: [{text}]}}\n")
-    in_yaml = compose("./ours.yaml")
+    in_yaml = compose_sound("./ours.yaml")
     write("bare.yaml", "seed: 0\n")
-    given = compose("./bare.yaml", [f"executor.x={text}", f"executor.y=[{text}]"])
+    given = compose_sound("./bare.yaml", [f"executor.x={text}", f"executor.y=[{text}]"])
     for path, key in (("executor.x", "x"), ("executor.y[0]", "y")):
         assert given.values["executor"][key] == in_yaml.values["executor"][key]
         assert given.sources[path].text == in_yaml.sources[path].text == text
@@ -118,8 +118,8 @@ def test_text_means_the_same_in_yaml_and_on_the_command_line(write: Write, text:
 
 def test_leading_zeros_survive_in_a_list(write: Write) -> None:
     write("ours.yaml", BASED + "executor: {nodes: [01, 02, 03]}\n")
-    assert compose("./ours.yaml").values["executor"]["nodes"] == ["01", "02", "03"]
-    assert compose("quickstart", ["executor.nodes=[01,02,03]"]).values["executor"]["nodes"] == [
+    assert compose_sound("./ours.yaml").values["executor"]["nodes"] == ["01", "02", "03"]
+    assert compose_sound("quickstart", ["executor.nodes=[01,02,03]"]).values["executor"]["nodes"] == [
         "01",
         "02",
         "03",
@@ -128,7 +128,7 @@ def test_leading_zeros_survive_in_a_list(write: Write) -> None:
 
 def test_yaml_keys_stay_as_written(write: Write) -> None:
     write("ours.yaml", "parallel: {on: 1}\nno: 3\n")
-    composed = compose("./ours.yaml")
+    composed = compose_sound("./ours.yaml")
     assert composed.values["parallel"] == {"on": 1}
     assert composed.values["no"] == 3
     assert composed.sources["no"].where == "ours.yaml:2"
@@ -136,14 +136,14 @@ def test_yaml_keys_stay_as_written(write: Write) -> None:
 
 def test_quoted_scalar_is_text_without_a_text_of_its_own(write: Write) -> None:
     write("ours.yaml", "seed: '4'\n")
-    for composed in (compose("./ours.yaml"), compose("./ours.yaml", ["seed='4'"])):
+    for composed in (compose_sound("./ours.yaml"), compose_sound("./ours.yaml", ["seed='4'"])):
         assert composed.values["seed"] == "4"
         assert composed.sources["seed"].text is None
 
 
 def test_carriage_returns_change_nothing(write: Write) -> None:
     write("ours.yaml", "seed: 7\r\nname: ours\r\n")
-    composed = compose("./ours.yaml", ["parallel.tp=4\r"])
+    composed = compose_sound("./ours.yaml", ["parallel.tp=4\r"])
     assert composed.values == {"seed": 7, "name": "ours", "parallel": {"tp": 4}}
 
 
@@ -167,7 +167,7 @@ def test_carriage_returns_change_nothing(write: Write) -> None:
 )
 def test_override_is_accepted(write: Write, word: str, path: str, value: object) -> None:
     write("bare.yaml", "run: {dir: null}\n")
-    assert compose("./bare.yaml", [word]).values["run"][path] == value
+    assert compose_sound("./bare.yaml", [word]).values["run"][path] == value
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_override_is_refused_with_what_to_write(word: str, message: str) -> None
 
 def test_every_bad_override_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        compose("quickstart", ["a#b=1", "parallel.tp=1,2", "parallel.pp=2", "parallel.dp:=3"])
+        compose_sound("quickstart", ["a#b=1", "parallel.tp=1,2", "parallel.pp=2", "parallel.dp:=3"])
     assert len(caught.value.faults) == 3
 
 
@@ -219,11 +219,11 @@ def test_every_bad_override_is_reported_at_once() -> None:
 def test_pasted_suggestion_gives_the_text_itself(write: Write, value: str) -> None:
     write("bare.yaml", "run: {dir: null}\n")
     (word,) = shlex.split(quoted(f"run.dir={value}"))
-    assert compose("./bare.yaml", [word]).values["run"]["dir"] == value
+    assert compose_sound("./bare.yaml", [word]).values["run"]["dir"] == value
 
 
 def test_deleted_setting_keeps_the_override_as_its_source() -> None:
-    composed = compose("quickstart", ["~parallel.tp"])
+    composed = compose_sound("quickstart", ["~parallel.tp"])
     assert "tp" not in composed.values["parallel"]
     assert composed.sources["parallel.tp"].where == "override ~parallel.tp"
 
@@ -257,7 +257,7 @@ def test_configuration_in_the_home_folder_is_not_read(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
     monkeypatch.chdir(tmp_path)
-    assert compose("quickstart").values["parallel"]["tp"] == 1
+    assert compose_sound("quickstart").values["parallel"]["tp"] == 1
 
 
 # Recipes outside of the repository
@@ -266,7 +266,7 @@ def test_configuration_in_the_home_folder_is_not_read(
 def test_recipe_by_path_sees_shipped_and_own_groups(write: Write) -> None:
     write("ours/model/mine.yaml", "defaults: [gpt, _self_]\nname: mine\nnum_layers: 6\n")
     write("ours/run.yaml", "defaults:\n  - /base\n  - override /model: mine\n  - override /precision: bf16\n")
-    composed = compose("ours/run.yaml")
+    composed = compose_sound("ours/run.yaml")
     assert composed.values["model"]["num_layers"] == 6
     assert composed.sources["model.num_layers"].where == "ours/model/mine.yaml:3"
     assert composed.values["precision"]["compute"] == "bf16"
@@ -276,30 +276,30 @@ def test_recipe_by_path_sees_shipped_and_own_groups(write: Write) -> None:
 
 def test_recipe_by_path_may_extend_a_shipped_recipe(write: Write) -> None:
     write("ours.yaml", "defaults: [/quickstart, _self_]\nseed: 5\n")
-    composed = compose("./ours.yaml")
+    composed = compose_sound("./ours.yaml")
     assert (composed.values["seed"], composed.values["parallel"]["pp"]) == (5, 2)
 
 
 def test_recipe_without_self_is_merged_after_its_defaults(write: Write) -> None:
     write("ours.yaml", "defaults: [/base]\nseed: 5\n")
-    assert compose("./ours.yaml").values["seed"] == 5
+    assert compose_sound("./ours.yaml").values["seed"] == 5
 
 
 def test_own_file_that_hides_a_shipped_one_is_named(write: Write) -> None:
     write("ours/precision/fp32.yaml", "name: ours\n")
     write("ours/run.yaml", BASED)
-    composed = compose("ours/run.yaml")
+    composed = compose_sound("ours/run.yaml")
     assert composed.values["precision"]["name"] == "ours"
     assert composed.notes == ("ours/precision/fp32.yaml is used and hides conf/precision/fp32.yaml",)
 
 
 def test_shipped_recipe_wins_over_a_file_of_its_name_and_says_so(write: Write) -> None:
     write("quickstart.yaml", BASED)
-    (note,) = compose("quickstart").notes
+    (note,) = compose_sound("quickstart").notes
     assert (
         "quickstart.yaml is used, and ./quickstart.yaml is not; give ./quickstart.yaml for that one" in note
     )
-    assert compose("./quickstart.yaml").values["parallel"]["pp"] == 1
+    assert compose_sound("./quickstart.yaml").values["parallel"]["pp"] == 1
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_shipped_recipe_wins_over_a_file_of_its_name_and_says_so(write: Write) -
 )
 def test_recipe_in_a_folder_of_any_name(write: Write, folder: str) -> None:
     write(f"{folder}/ours.yaml", "name: ours\nseed: 3\n")
-    composed = compose(f"{folder}/ours.yaml")
+    composed = compose_sound(f"{folder}/ours.yaml")
     assert composed.values["seed"] == 3
     assert composed.sources["seed"].where == f"{folder}/ours.yaml:2"
 
@@ -372,7 +372,7 @@ def test_file_of_another_encoding_is_refused(write: Write) -> None:
 
 def test_empty_file_composes_to_its_name_alone(write: Write) -> None:
     write("ours.yaml", "")
-    assert compose("./ours.yaml").values == {"name": "ours"}
+    assert compose_sound("./ours.yaml").values == {"name": "ours"}
 
 
 # Cost
@@ -409,7 +409,7 @@ def defaults(cls: type) -> dict[str, Any]:
 
 def test_the_defaults_of_the_schema_are_those_of_conf(write: Write) -> None:
     write("ours.yaml", BASED)
-    values = compose("./ours.yaml").values
+    values = compose_sound("./ours.yaml").values
     groups = {
         name: kind
         for name, kind in field_types(LaunchConfig).items()
@@ -431,7 +431,7 @@ def test_the_defaults_of_a_plugin_are_those_of_its_file(write: Write, group: str
     files = sorted((resources.folder("conf") / group).glob("*.yaml"))
     assert len(files) > 1
     for file in files:
-        values = compose("./ours.yaml", [f"{group}={file.stem}"]).values[group]
+        values = compose_sound("./ours.yaml", [f"{group}={file.stem}"]).values[group]
         plugin = registry.resolve(registry.record(f"launcher.{group}s", values["name"]).target)
         expected = defaults(plugin.Config) if getattr(plugin, "Config", None) else {}
         assert {name: value for name, value in values.items() if name != "name"} == expected, file.stem

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import ConfigError, LauncherError
-from launcher.config.compose import compose, draft
+from launcher.config.compose import compose
 from launcher.config.recipes import find
+from tests.helpers.configs import compose_sound
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def ours(tmp_path, monkeypatch):
     def refused(text, *words):
         Path("ours.yaml").write_text(text)
         with pytest.raises(LauncherError) as caught:
-            compose("./ours.yaml", words)
+            compose_sound("./ours.yaml", words)
         return str(caught.value)
 
     return refused
@@ -73,7 +74,7 @@ def ours(tmp_path, monkeypatch):
 )
 def test_a_word_is_refused_in_our_own_words(word, message):
     with pytest.raises(ConfigError) as caught:
-        compose("quickstart", [word])
+        compose_sound("quickstart", [word])
     assert message in str(caught.value)
 
 
@@ -108,11 +109,11 @@ def test_aliases_that_multiply_are_refused_before_they_fill_the_memory(ours):
 
 def test_faults_of_words_choices_changes_and_interpolations_come_together():
     words = ["a#b=1", "model=lama3_8b", "~parallel.tpp", "run.dir=${nope}", "name=${nay}", "parallel.tp=1,2"]
-    faults = draft("quickstart", words).faults
+    faults = compose("quickstart", words).faults
     paths = ["a#b", "parallel.tp", "model", "parallel.tpp", "name", "run.dir"]
     assert [fault.path for fault in faults] == paths
     with pytest.raises(ConfigError, match=r"^6 faults:"):
-        compose("quickstart", words)
+        compose_sound("quickstart", words)
 
 
 def test_a_missing_file_does_not_hide_the_words_that_cannot_be_read(ours):
@@ -122,19 +123,19 @@ def test_a_missing_file_does_not_hide_the_words_that_cannot_be_read(ours):
 
 
 def test_what_cannot_be_used_is_not_in_the_draft():
-    composed = draft("quickstart", ["parallel.tp=1,2", "parallel.pp=4", "model=lama"])
+    composed = compose("quickstart", ["parallel.tp=1,2", "parallel.pp=4", "model=lama"])
     assert (composed.values["parallel"]["tp"], composed.values["parallel"]["pp"]) == (1, 4)
     assert composed.values["model"]["name"] == "tiny"
 
 
 def test_a_deleted_setting_that_was_null_is_gone_like_any_other():
-    composed = compose("quickstart", ["~run.dir"])
+    composed = compose_sound("quickstart", ["~run.dir"])
     assert "dir" not in composed.values["run"]
     assert composed.sources["run.dir"].where == "override ~run.dir"
 
 
 def test_line_ends_of_pasted_words_change_nothing():
-    composed = compose("quickstart\r\n", ["parallel.tp=4\r\n", "parallel.pp=1\n"])
+    composed = compose_sound("quickstart\r\n", ["parallel.tp=4\r\n", "parallel.pp=1\n"])
     assert (composed.values["parallel"]["tp"], composed.values["parallel"]["pp"]) == (4, 1)
 
 
@@ -147,7 +148,7 @@ def test_a_name_that_no_file_can_have_is_an_unknown_recipe(word):
 def test_a_recipe_may_end_in_yml(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("ours.yml").write_text("seed: 3\n")
-    assert compose("ours.yml").values == {"seed": 3, "name": "ours"}
+    assert compose_sound("ours.yml").values == {"seed": 3, "name": "ours"}
     with pytest.raises(LauncherError, match=r"A file is given by its path: \./ours\.yml\."):
         find("ours")
 
@@ -156,7 +157,7 @@ def test_the_note_of_a_hidden_recipe_is_kept_when_composing_fails(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("quickstart.yaml").write_text("defaults: [/base]\n")
     with pytest.raises(LauncherError) as caught:
-        compose("quickstart", ["~model=gpt"])
+        compose_sound("quickstart", ["~model=gpt"])
     (note,) = caught.value.__notes__
     assert re.search(r"is used, and \./quickstart\.yaml is not", note)
 

@@ -7,15 +7,16 @@ import yaml
 
 from launcher.base.errors import ConfigError
 from launcher.base.redaction import shortened
-from launcher.config.compose import Composed, compose, draft
+from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.config.save import dump, scalar_text
 from launcher.typed.read import Source, plain
+from tests.helpers.configs import compose_sound
 
 
 @pytest.fixture(scope="module")
 def quickstart() -> Composed:
-    return compose("quickstart")
+    return compose_sound("quickstart")
 
 
 def with_value(composed: Composed, path: str, value: Any) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
     ],
 )  # fmt: skip
 def test_a_typed_setting_is_refused_with_what_to_write(words: list[str], message: str) -> None:
-    composed = compose("quickstart", words)
+    composed = compose_sound("quickstart", words)
     with pytest.raises(ConfigError) as caught:
         load(composed.values, composed.sources)
     assert message in str(caught.value)
@@ -168,14 +169,14 @@ def test_a_typed_setting_is_refused_with_what_to_write(words: list[str], message
 
 @pytest.mark.parametrize("word", ["+site.env.LEVEL=None", "data.name=None", "name='None'"])
 def test_none_stays_a_text_where_null_has_no_place(word: str) -> None:
-    composed = compose("quickstart", [word])
+    composed = compose_sound("quickstart", [word])
     assert load(composed.values, composed.sources)
 
 
 def test_faults_of_every_kind_come_at_once() -> None:
     words = ["parallel.tp=1,2", "model=lama3_8b", "run.dir=${nope}", "parallel.pp=0", "+env.HF_TOKEN=abc123"]
     words += ["train.num_steps=5", "name=a/b", "batch.micro_size=None"]
-    composed = draft("quickstart", words)
+    composed = compose("quickstart", words)
     with pytest.raises(ConfigError) as caught:
         load(composed.values, composed.sources, composed.faults)
     paths = [fault.path for fault in caught.value.faults]
@@ -187,7 +188,7 @@ def test_faults_of_every_kind_come_at_once() -> None:
 
 
 def test_a_group_with_a_fault_is_judged_no_further() -> None:
-    composed = draft("quickstart", ["train.num_steps=x", "report.warmup_steps=1000"])
+    composed = compose("quickstart", ["train.num_steps=x", "report.warmup_steps=1000"])
     with pytest.raises(ConfigError, match=r"^train\.num_steps=x: must be a whole number of at least 1\."):
         load(composed.values, composed.sources, composed.faults)
 
@@ -195,7 +196,7 @@ def test_a_group_with_a_fault_is_judged_no_further() -> None:
 @pytest.mark.parametrize("text", ["", "seed: 3\n", "batch: {global_size: 8, seq_length: 64}\n"])
 def test_a_recipe_that_extends_nothing_is_one_fault(tmp_path: Path, text: str) -> None:
     (tmp_path / "ours.yaml").write_text(text)
-    composed = compose(str(tmp_path / "ours.yaml"))
+    composed = compose_sound(str(tmp_path / "ours.yaml"))
     with pytest.raises(
         ConfigError,
         match=r"defaults=\(missing\): no file sets .*model, data, .*\. "
@@ -206,7 +207,7 @@ def test_a_recipe_that_extends_nothing_is_one_fault(tmp_path: Path, text: str) -
 
 def test_a_file_chosen_where_settings_stand_is_told_where_to_choose_it(tmp_path: Path) -> None:
     (tmp_path / "ours.yaml").write_text("defaults: [/quickstart, _self_]\nmodel: llama3_8b\n")
-    composed = compose(str(tmp_path / "ours.yaml"))
+    composed = compose_sound(str(tmp_path / "ours.yaml"))
     with pytest.raises(
         ConfigError,
         match=r"model=llama3_8b: must be a group of settings\. To choose a file of the group, "
@@ -241,7 +242,7 @@ def test_saved_configuration_is_a_recipe_of_the_same_configuration(
     config = load(values, {})
     path = tmp_path / "resolved.yaml"
     path.write_text(dump(config), encoding="utf-8")
-    again = compose(str(path))
+    again = compose_sound(str(path))
     assert load(again.values, again.sources) == config
     assert yaml.safe_load(dump(config)) == plain(config)
 

@@ -10,12 +10,11 @@ import pytest
 
 from launcher.app.prepared_run import make_plan
 from launcher.base.errors import Fault, LauncherError, PlanError
-from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.config.paths import changed
 from launcher.plan.build import build
 from launcher.plan.rules.remedies import MAX_OFFERS, mended
-from tests.helpers.configs import launch_config
+from tests.helpers.configs import compose_sound, launch_config
 
 LLAMA3_8B, LLAMA3_70B = "llama3_8b_tp4_dp2_8xh100", "llama3_70b_tp8_pp4_64xh100"
 LLAMA3_405B = "llama3_405b_16384xh100"
@@ -90,7 +89,7 @@ def printed_ways(fault):
 @pytest.mark.parametrize("command", REFUSED)
 def test_every_way_that_is_offered_mends_its_fault_and_brings_no_other(command):
     recipe, *overrides = shlex.split(command)
-    composed = compose(recipe, overrides)
+    composed = compose_sound(recipe, overrides)
     config = load(composed.values, composed.sources)
     with pytest.raises(PlanError) as refused:
         build(config, composed.sources)

@@ -3,11 +3,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from launcher.base.errors import ConfigError
-from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.config.site_rules import secret_faults, secret_variable_faults, site_faults
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import plain
+from tests.helpers.configs import compose_sound
 
 
 def told(**settings):
@@ -17,7 +17,7 @@ def told(**settings):
 
 
 def test_the_site_none_is_what_the_schema_says_where_nothing_is_set():
-    composed = compose("quickstart", ["site=none"])
+    composed = compose_sound("quickstart", ["site=none"])
     assert load(composed.values, composed.sources).site == SiteConfig()
     assert set(composed.values["site"]) == set(asdict(SiteConfig()))
 
@@ -46,8 +46,8 @@ def test_a_time_is_the_same_text_from_a_file_and_from_the_command_line(tmp_path)
         "batch: {global_size: 2, micro_size: 1, seq_length: 8}\n"
         "site: {time_limit: 12:30:00}\n"
     )
-    from_file = compose(str(recipe))
-    from_word = compose(str(recipe), ["site.time_limit=12:30:00"])
+    from_file = compose_sound(str(recipe))
+    from_word = compose_sound(str(recipe), ["site.time_limit=12:30:00"])
     times = [load(found.values, found.sources).site.time_limit for found in (from_file, from_word)]
     assert times == ["12:30:00", "12:30:00"]
 
@@ -136,12 +136,12 @@ def test_other_options_are_no_secrets(key):
 
 
 def test_no_shipped_setting_is_taken_for_a_secret():
-    composed = compose("quickstart")
+    composed = compose_sound("quickstart")
     assert list(secret_faults(plain(load(composed.values, composed.sources)))) == []
 
 
 def test_a_secret_on_the_command_line_is_not_repeated_by_the_error():
-    composed = compose("quickstart", ["+site.env.HF_TOKEN=abc123"])
+    composed = compose_sound("quickstart", ["+site.env.HF_TOKEN=abc123"])
     with pytest.raises(ConfigError, match=r"site\.env\.HF_TOKEN=\*\*\*: looks like a secret") as caught:
         load(composed.values, composed.sources)
     assert "abc123" not in str(caught.value)

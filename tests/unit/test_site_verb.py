@@ -8,13 +8,13 @@ from launcher.base.errors import JobError, LauncherError
 from launcher.cli.cluster import site_dialog
 from launcher.cli.cluster.site_dialog import ask_person
 from launcher.cli.main import main
-from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.contract.executor import SiteQuestion
 from launcher_plugins.executors.slurm import executor as slurm
 from launcher_plugins.executors.slurm import survey as slurm_survey
 from launcher_plugins.executors.slurm.commands import CommandResult
 from launcher_plugins.executors.slurm.survey import read_partitions, survey
+from tests.helpers.configs import compose_sound
 
 CONFIG = """\
 Configuration data as of 2025-01-02T03:04:05
@@ -85,7 +85,7 @@ def test_without_a_terminal_what_is_proposed_is_taken_and_the_site_is_known(clus
         "partition gpu: 12 nodes of 96 CPUs and 8 h100, jobs of at most 1-00:00:00\n"
         in capsys.readouterr().out
     )
-    composed = compose("quickstart", ["site=alps"])
+    composed = compose_sound("quickstart", ["site=alps"])
     assert load(composed.values, composed.sources).site.account == "physics"
 
 

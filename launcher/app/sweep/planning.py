@@ -18,7 +18,7 @@ from launcher.app.sweep.store import Sweep, make_sweep, ready_again
 from launcher.app.sweep.tables import refusals
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.units import counted
-from launcher.config.compose import draft, group_files
+from launcher.config.compose import compose, group_files
 from launcher.contract.plan import Plan
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of
@@ -33,7 +33,7 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
         ConfigError: when the words make no sweep.
         LauncherError: when the recipe cannot be composed at all.
     """
-    section = draft(given.recipe).values.get(SECTION)
+    section = compose(given.recipe).values.get(SECTION)
     found = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
     head = _executor_word(given.recipe, found.points[0])
     points: list[Point] = []
@@ -86,7 +86,7 @@ def _faults_of(error: LauncherError, point: Point) -> tuple[Fault, ...]:
 
 def _executor_word(recipe: str, point: Point) -> Sequence[str]:
     """The executor that a site asks for where none is chosen that has a site."""
-    site = draft(recipe, point.overrides).values.get("site")
+    site = compose(recipe, point.overrides).values.get("site")
     if not isinstance(site, dict) or site.get("name") in (None, "none"):
         return ()
     words = with_executor(Request(recipe=recipe, overrides=point.overrides))

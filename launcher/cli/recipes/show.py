@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.base.redaction import escaped, hide_secrets, without_secrets
-from launcher.config.compose import draft
+from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.config.save import scalar_text
 from launcher.typed.read import Source, join
@@ -21,7 +21,7 @@ def show(recipe: str, overrides: Sequence[str]) -> int:
     Raises:
         LauncherError: for a recipe with faults, after it is shown.
     """
-    composed = draft(recipe, overrides)
+    composed = compose(recipe, overrides)
     print(escaped(f"# {composed.recipe_path}"))
     for note in composed.notes:
         print(escaped(f"note: {note}"), file=sys.stderr)
