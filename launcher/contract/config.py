@@ -27,6 +27,8 @@ from launcher.typed.scalars import (
 Settings = TypeVar("Settings")
 DEFAULT_SCHEDULE, DEFAULT_ARCHITECTURE = "1f1b", "decentralized"
 """What a run on one device is made with, and what takes the place of a choice that cannot run."""
+CHUNKED_SCHEDULE = "interleaved_1f1b"
+"""What runs several model chunks per pipeline rank."""
 LOCAL_EXECUTOR, SUBMITTING_EXECUTOR = "torchrun", "slurm"
 """Who starts ranks on this machine, and who takes a job, where nobody says otherwise."""
 DType = Literal["fp32", "bf16", "fp16"]

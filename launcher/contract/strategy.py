@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from launcher.base.errors import Fault
 from launcher.base.registry import Plugin
 from launcher.contract.actions import Action, PipelineShape
-from launcher.contract.config import LaunchConfig
+from launcher.contract.config import CHUNKED_SCHEDULE, LaunchConfig
 from launcher.contract.plan import LayerShape, ModelShape, Plan, Section, StagePlan
 from launcher.contract.records import RunRecords
 from launcher.contract.shape import (
@@ -69,8 +69,14 @@ class Schedule(Plugin):
     False: B does both, and there is no W."""
 
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
-        """Faults of shapes that the schedule cannot run, each with the nearest valid choice."""
-        return ()
+        """Faults of shapes that the schedule cannot run, each with the nearest valid choice.
+
+        The default refuses more than one model chunk per rank.
+        """
+        if shape.num_chunks > 1:
+            rule = "this schedule runs one model chunk per pipeline rank"
+            ways = ({"parallel.num_chunks": 1}, {"parallel.schedule": CHUNKED_SCHEDULE})
+            yield Fault("parallel.num_chunks", shape.num_chunks, rule, ways=ways)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """The rank's F and B, and W where it splits, in order; sends and receives are added by the core."""

@@ -16,7 +16,7 @@ from launcher.contract.actions import COMPUTE, RB, RF, SB, SF, Action, B, F, Pip
 ABSENT = -1
 """Number of an action that does not exist."""
 
-Lists = Sequence[Sequence[Action]]
+ActionLists = Sequence[Sequence[Action]]
 """The actions of every pp_rank, in order."""
 
 
@@ -37,7 +37,7 @@ class DependencyGraph:
     num_microbatches: int
 
     @staticmethod
-    def of(lists: Lists, shape: PipelineShape) -> DependencyGraph:
+    def of(lists: ActionLists, shape: PipelineShape) -> DependencyGraph:
         """Numbers the actions of all ranks, rank after rank, and links them.
 
         A forward feeds the same microbatch's forward of the stage after it, a backward feeds that of

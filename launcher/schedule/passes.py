@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 from launcher.base.errors import Fault, PlanError, PluginError
 from launcher.contract.actions import RB, RF, SB, SF, Action, F, PipelineShape
 from launcher.contract.strategy import Schedule, splits_backward
-from launcher.schedule.dependencies import ABSENT, DependencyGraph, Lists
-from launcher.schedule.simulate import paused_collector
+from launcher.schedule.dependencies import ABSENT, ActionLists, DependencyGraph
+from launcher.schedule.simulate import paused_gc
 from launcher.schedule.validation.validate import validate, validate_compute
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ any depth can while a transfer takes up to one forward, and depth 2 up to one an
 """
 
 
-@paused_collector()
+@paused_gc()
 def lower(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Action, ...], ...]:
     """The complete and validated actions of every pp_rank.
 
@@ -59,7 +59,7 @@ def lower(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Action, ...],
     graph = validate_compute(compute, shape, splits_backward=is_split)
     deadline = deadlines(graph)
     depth = max(OVERLAP_DEPTH, smallest_depth(graph, deadline))
-    lists = _with_messages(compute, graph, deadline, depth)
+    lists = with_messages(compute, graph, deadline, depth)
     validate(lists, shape, splits_backward=is_split)
     return lists
 
@@ -94,22 +94,10 @@ def _all(kind: type[T], found: Any, where: str) -> tuple[T, ...]:
     return items
 
 
-def add_communication(compute: Lists, shape: PipelineShape, depth: int) -> tuple[tuple[Action, ...], ...]:
-    """Adds a send after every producer, and posts every receive ``depth`` compute actions ahead.
-
-    >>> from launcher.contract.actions import from_text, to_text
-    >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
-    >>> lists = [from_text("0F0 0B0"), from_text("1F0 1B0")]
-    >>> [to_text(actions) for actions in add_communication(lists, shape, depth=0)]
-    ['0F0 0SF0 0RB0 0B0', '1RF0 1F0 1B0 1SB0']
-    """
-    graph = DependencyGraph.of(compute, shape)
-    return _with_messages(compute, graph, deadlines(graph), depth)
-
-
-def _with_messages(
-    compute: Lists, graph: DependencyGraph, deadline: list[int], depth: int
+def with_messages(
+    compute: ActionLists, graph: DependencyGraph, deadline: list[int], depth: int
 ) -> tuple[tuple[Action, ...], ...]:
+    """The lists with a send after every producer, and every receive ``depth`` compute actions ahead."""
     incoming: list[list[int]] = [[] for _ in compute]
     for sender, needed in enumerate(deadline):
         if needed != ABSENT:

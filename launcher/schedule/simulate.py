@@ -10,8 +10,8 @@ from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
 from launcher.contract.actions import COMPUTE, Action, B, F, PipelineShape, W, from_text, has_weight_actions
-from launcher.contract.plan import Plan
-from launcher.schedule.dependencies import ABSENT, DependencyGraph, Lists
+from launcher.contract.plan import Plan, SchedulePlan
+from launcher.schedule.dependencies import ABSENT, ActionLists, DependencyGraph
 
 _KIND = itemgetter(1)
 PENDING = -1.0
@@ -19,7 +19,7 @@ PENDING = -1.0
 
 
 @contextmanager
-def paused_collector() -> Iterator[None]:
+def paused_gc() -> Iterator[None]:
     """Pauses the cyclic garbage collector; also a decorator. Can be nested.
 
     A large schedule is a million small tuples without a cycle. The collector would traverse all of them
@@ -84,8 +84,8 @@ class Timeline:
         return 1.0 - sum(self.busy_s) / (len(self.busy_s) * self.makespan_s)
 
 
-@paused_collector()
-def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
+@paused_gc()
+def simulate(lists: ActionLists, shape: PipelineShape, costs: Costs | SchedulePlan) -> Timeline:
     """Runs validated lists against a clock.
 
     A W starts when its rank is free: its B comes before it in the list. A forward or backward starts when
@@ -107,7 +107,7 @@ def simulate(lists: Lists, shape: PipelineShape, costs: Costs) -> Timeline:
 
 
 def replay(
-    lists: Lists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], *, transfer_s: float
+    lists: ActionLists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], *, transfer_s: float
 ) -> Timeline:
     """Like `simulate`, with a time of its own for each compute action, such as a measured one.
 
@@ -123,13 +123,13 @@ def replay(
     return _timeline(compute, shape, durations_s, transfer_s)
 
 
-def _compute_only(lists: Lists) -> list[list[Action]]:
+def _compute_only(lists: ActionLists) -> list[list[Action]]:
     kinds = frozenset(COMPUTE)
     return [[action for action in actions if action[1] in kinds] for actions in lists]
 
 
 def _timeline(
-    compute: Lists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], transfer_s: float
+    compute: ActionLists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], transfer_s: float
 ) -> Timeline:
     graph = DependencyGraph.of(compute, shape)
     owner = graph.owner
@@ -148,7 +148,7 @@ def _timeline(
     )
 
 
-def peak_held(lists: Lists, shape: PipelineShape) -> tuple[int, ...]:
+def peak_held(lists: ActionLists, shape: PipelineShape) -> tuple[int, ...]:
     """Per pp_rank, the most stage inputs held at once: from a forward to its backward, or to its W
     where the schedule splits the backward.
 
@@ -198,11 +198,4 @@ def _run(
 
 def planned_timeline(plan: Plan) -> Timeline:
     """When every action of a plan begins and ends, in seconds of its predicted costs."""
-    schedule = plan.schedule
-    costs = Costs(
-        forward_s=schedule.forward_s,
-        backward_s=schedule.backward_s,
-        weight_s=schedule.weight_s,
-        transfer_s=schedule.transfer_s,
-    )
-    return simulate([from_text(actions) for actions in schedule.actions], plan.pipeline, costs)
+    return simulate([from_text(actions) for actions in plan.schedule.actions], plan.pipeline, plan.schedule)

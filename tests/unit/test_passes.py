@@ -26,7 +26,7 @@ from launcher.contract.actions import (
 )
 from launcher.contract.strategy import Schedule
 from launcher.schedule.dependencies import DependencyGraph
-from launcher.schedule.passes import add_communication, deadlines, lower, smallest_depth
+from launcher.schedule.passes import deadlines, lower, smallest_depth
 from launcher.schedule.simulate import simulate, textbook_costs
 from launcher.schedule.validation.validate import validate
 from launcher_plugins.schedules.gpipe import GPipe
@@ -34,6 +34,7 @@ from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
 from launcher_plugins.schedules.naive import Naive
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
 from launcher_plugins.schedules.zb_h1 import ZBH1
+from tests.helpers.schedules import add_communication
 
 Lists = Sequence[Sequence[Action]]
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from launcher.base.errors import PlanError
 from launcher.contract.actions import Action, PipelineShape, from_text
 from launcher.contract.strategy import Schedule
-from launcher.schedule.passes import add_communication, lower
+from launcher.schedule.passes import lower
 from launcher.schedule.validation.validate import validate, validate_compute
 from launcher.schedule.validation.violation import ScheduleError
 from launcher_plugins.schedules.interleaved_1f1b import Interleaved1F1B
 from launcher_plugins.schedules.one_f_one_b import OneFOneB
 from launcher_plugins.schedules.zb_h1 import ZBH1
+from tests.helpers.schedules import add_communication
 
 SHAPE = PipelineShape(num_pp_ranks=3, num_microbatches=4)
 Lists = list[list[Action]]

@@ -9,7 +9,7 @@ from launcher.base.files import check_new, write_new
 from launcher.contract.plan import Plan
 from launcher.schedule.drawing.svg import svg_text
 from launcher.schedule.drawing.timeline_files import csv_text, trace_text
-from launcher.schedule.simulate import paused_collector, planned_timeline
+from launcher.schedule.simulate import paused_gc, planned_timeline
 
 _FORMATS = {".svg": "a picture", ".csv": "a table", ".json": "a trace for ui.perfetto.dev"}
 
@@ -36,7 +36,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     write_new(path, _drawing(plan, path.suffix), "draw")
 
 
-@paused_collector()
+@paused_gc()
 def _drawing(plan: Plan, ending: str) -> str:
     title, shape = f"{plan.config.name}: {plan.schedule.name}", plan.pipeline
     timeline = planned_timeline(plan)

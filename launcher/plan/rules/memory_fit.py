@@ -14,7 +14,7 @@ from launcher.contract.strategy import JobShape, RankCost
 from launcher.plan.cost.memory import plan_memory
 from launcher.plan.cost.traffic import rank_costs
 from launcher.plan.plugins import Chosen
-from launcher.schedule.dependencies import Lists
+from launcher.schedule.dependencies import ActionLists
 from launcher.schedule.passes import lower
 
 _STATES = ("weights", "gradients", "optimizer")
@@ -26,7 +26,7 @@ _MOST_FACTOR = 8
 class Prediction:
     """The actions of a job, and what they are predicted to take."""
 
-    lists: Lists
+    lists: ActionLists
     """The actions of every pp_rank, messages included."""
     costs: Sequence[Sequence[RankCost]]
     """For every pp_rank, what each parallel plugin adds."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
 from launcher.contract.actions import Action, B, F, PipelineShape, W, has_weight_actions
-from launcher.schedule.dependencies import Lists
+from launcher.schedule.dependencies import ActionLists
 from launcher.schedule.simulate import simulate, textbook_costs
 
 MAX_ROWS = 16
@@ -24,7 +24,7 @@ _COLORS = {F: (25, 31, 61, 67), B: (22, 29, 58, 65), W: (94, 95, 96, 130)}
 """256-colour backgrounds of each kind, by chunk."""
 
 
-def draw(lists: Lists, shape: PipelineShape, *, width: int, color: bool) -> str:
+def draw(lists: ActionLists, shape: PipelineShape, *, width: int, color: bool) -> str:
     """The schedule as text, cut in the middle to ``width`` columns, with a legend below.
 
     >>> from launcher.contract.actions import from_text
@@ -125,7 +125,7 @@ def _letter(chunk: int) -> str:
     return ascii_lowercase[chunk % len(ascii_lowercase)]
 
 
-def _rows(lists: Lists, pen: _Pen, ranks: list[int]) -> dict[int, list[_Slot]]:
+def _rows(lists: ActionLists, pen: _Pen, ranks: list[int]) -> dict[int, list[_Slot]]:
     """The time slots of some ranks, the same number for each."""
     shape = pen.shape
     timeline = simulate(lists, shape, textbook_costs(shape, splits_backward=pen.is_split))

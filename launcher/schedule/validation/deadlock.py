@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.contract.actions import COMPUTE
-from launcher.schedule.dependencies import ABSENT, DependencyGraph, Lists
+from launcher.schedule.dependencies import ABSENT, ActionLists, DependencyGraph
 from launcher.schedule.validation.violation import Violation
 
 _ALWAYS, _BLOCKING = "deadlock even with buffered sends", "deadlock with blocking sends"
 
 
-def find_deadlock(lists: Lists, graph: DependencyGraph) -> Iterator[Violation]:
+def find_deadlock(lists: ActionLists, graph: DependencyGraph) -> Iterator[Violation]:
     """The ranks of a deadlock, if there is one under either kind of sends.
 
     ``lists`` must be complete and in order on every rank. A list free of deadlock under blocking
@@ -36,7 +36,7 @@ def find_deadlock(lists: Lists, graph: DependencyGraph) -> Iterator[Violation]:
 
 
 def _violations(
-    lists: Lists, graph: DependencyGraph, waits_for: list[int], position: list[int], kind: str
+    lists: ActionLists, graph: DependencyGraph, waits_for: list[int], position: list[int], kind: str
 ) -> Iterator[Violation]:
     """Who waits for whom, rank by rank around the cycle."""
     for pp_rank in _cycle(position, waits_for, graph):

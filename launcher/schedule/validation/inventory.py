@@ -8,7 +8,7 @@ from itertools import chain, product
 
 from launcher.base.errors import Fault, PlanError
 from launcher.contract.actions import RB, RF, SB, SF, Action, PipelineShape, W, compute_kinds
-from launcher.schedule.dependencies import Lists
+from launcher.schedule.dependencies import ActionLists
 from launcher.schedule.validation.violation import Violation
 
 MAX_NAMED = 6
@@ -25,7 +25,7 @@ class Inventory:
     has_messages: bool
     """Whether the lists have sends and receives."""
 
-    def check(self, lists: Lists) -> Iterator[Violation]:
+    def check(self, lists: ActionLists) -> Iterator[Violation]:
         """Actions that are missing, repeated, or do not belong on their rank.
 
         Raises:

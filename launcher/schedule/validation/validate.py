@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from operator import itemgetter
 
 from launcher.contract.actions import RB, RF, SB, SF, B, F, PipelineShape, W
-from launcher.schedule.dependencies import ABSENT, DependencyGraph, Lists
+from launcher.schedule.dependencies import ABSENT, ActionLists, DependencyGraph
 from launcher.schedule.simulate import peak_held
 from launcher.schedule.validation.deadlock import find_deadlock
 from launcher.schedule.validation.inventory import Inventory
@@ -17,7 +17,7 @@ ORDERED = ((F, B), (B, W), (RF, F), (F, SF), (RB, B), (B, SB))
 """(earlier, later): kinds of one stage and microbatch that must be in this order on their rank."""
 
 
-def validate(lists: Lists, shape: PipelineShape, *, splits_backward: bool = False) -> tuple[int, ...]:
+def validate(lists: ActionLists, shape: PipelineShape, *, splits_backward: bool = False) -> tuple[int, ...]:
     """Checks complete action lists and returns their memory high-water marks (see `peak_held`).
 
     Every microbatch runs F and B once per stage, and W exactly where the schedule splits the
@@ -43,7 +43,7 @@ def validate(lists: Lists, shape: PipelineShape, *, splits_backward: bool = Fals
 
 
 def validate_compute(
-    compute: Lists, shape: PipelineShape, *, splits_backward: bool = False
+    compute: ActionLists, shape: PipelineShape, *, splits_backward: bool = False
 ) -> DependencyGraph:
     """Checks the compute actions that a schedule returns, and returns their dependency graph.
 
@@ -57,12 +57,12 @@ def validate_compute(
     return graph
 
 
-def _require(lists: Lists, violations: Iterator[Violation]) -> None:
+def _require(lists: ActionLists, violations: Iterator[Violation]) -> None:
     if found := list(violations):
         raise ScheduleError(lists, found)
 
 
-def _order(lists: Lists, graph: DependencyGraph) -> Iterator[Violation]:
+def _order(lists: ActionLists, graph: DependencyGraph) -> Iterator[Violation]:
     """The first action of each rank that comes before what it needs on the same rank."""
     pairs = [
         (needed, early)
@@ -87,7 +87,7 @@ def _order(lists: Lists, graph: DependencyGraph) -> Iterator[Violation]:
             )
 
 
-def _message_order(lists: Lists, graph: DependencyGraph) -> Iterator[Violation]:
+def _message_order(lists: ActionLists, graph: DependencyGraph) -> Iterator[Violation]:
     """The first receive from each rank that is posted before one whose message is sent earlier."""
     for (sender, pp_rank), receive_of in graph.channels().items():
         receives = [receive_of[send] for send in sorted(receive_of)]

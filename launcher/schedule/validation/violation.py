@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.base.errors import Fault, PlanError, faults_text
-from launcher.schedule.dependencies import Lists
+from launcher.schedule.dependencies import ActionLists
 
 REACH = 4
 """Actions shown on each side of a marked one."""
@@ -35,12 +35,12 @@ class Violation:
 class ScheduleError(PlanError):
     """Action lists that cannot run. The text shows the lists around every violation."""
 
-    def __init__(self, lists: Lists, violations: Sequence[Violation]) -> None:
+    def __init__(self, lists: ActionLists, violations: Sequence[Violation]) -> None:
         super().__init__(violation.fault for violation in violations)
         self.args = (f"{faults_text(self.faults)}\n\n{draw_excerpt(lists, violations)}",)
 
 
-def draw_excerpt(lists: Lists, violations: Sequence[Violation]) -> str:
+def draw_excerpt(lists: ActionLists, violations: Sequence[Violation]) -> str:
     """One row per violation, the marked actions aligned.
 
     >>> from launcher.contract.actions import from_text
@@ -57,7 +57,7 @@ def draw_excerpt(lists: Lists, violations: Sequence[Violation]) -> str:
     return "\n".join(lines)
 
 
-def _row(lists: Lists, violation: Violation) -> tuple[str, str]:
+def _row(lists: ActionLists, violation: Violation) -> tuple[str, str]:
     """The text left of the marked action, and the text from it on."""
     actions, index = lists[violation.pp_rank], violation.index
     before = [str(action) for action in actions[max(0, index - REACH) : index]]

@@ -17,16 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.contract.actions import B, F
-from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
-from launcher_plugins.schedules.interleaved_1f1b import one_chunk_faults
+from launcher.contract.strategy import Action, PipelineShape, Schedule
 
 
 class GPipe(Schedule):
     """All forwards, then all backwards, in the order of the microbatches."""
-
-    def check(self, shape: PipelineShape) -> Iterable[Fault]:
-        """Refuses more than one model chunk per rank."""
-        return one_chunk_faults("gpipe", shape)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """The rank's forwards, then its backwards."""

@@ -97,17 +97,6 @@ class Interleaved1F1B(Schedule):
         return (p - 1) / (v * m + p - 1)
 
 
-def one_chunk_faults(schedule: str, shape: PipelineShape) -> Iterable[Fault]:
-    """The fault of more than one model chunk per rank; ``schedule`` is the name that was chosen."""
-    if shape.num_chunks > 1:
-        yield Fault(
-            "parallel.num_chunks",
-            shape.num_chunks,
-            f"{schedule} runs one model chunk per pipeline rank",
-            ways=({"parallel.num_chunks": 1}, {"parallel.schedule": "interleaved_1f1b"}),
-        )
-
-
 def _groups(shape: PipelineShape) -> list[range]:
     """The groups of microbatches, of p or a few more each, the larger groups first.
 

@@ -16,16 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.contract.actions import B, F
-from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
-from launcher_plugins.schedules.interleaved_1f1b import one_chunk_faults
+from launcher.contract.strategy import Action, PipelineShape, Schedule
 
 
 class Naive(Schedule):
     """Each microbatch forward and backward before the next one starts."""
-
-    def check(self, shape: PipelineShape) -> Iterable[Fault]:
-        """Refuses more than one model chunk per rank."""
-        return one_chunk_faults("naive", shape)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """Forward and backward of every microbatch in turn."""

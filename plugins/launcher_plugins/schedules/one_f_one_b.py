@@ -19,16 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.contract.actions import B, F
-from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
-from launcher_plugins.schedules.interleaved_1f1b import one_chunk_faults
+from launcher.contract.strategy import Action, PipelineShape, Schedule
 
 
 class OneFOneB(Schedule):
     """One forward, one backward, after a warm-up of p-1-r forwards."""
-
-    def check(self, shape: PipelineShape) -> Iterable[Fault]:
-        """Refuses more than one model chunk per rank."""
-        return one_chunk_faults("1f1b", shape)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """Warm-up, steady pairs, cool-down."""

@@ -23,18 +23,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.contract.actions import B, F, W
-from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
-from launcher_plugins.schedules.interleaved_1f1b import one_chunk_faults
+from launcher.contract.strategy import Action, PipelineShape, Schedule
 
 
 class ZBH1(Schedule):
     """1F1B whose rank r runs the weight gradients r microbatches after the input gradients."""
 
     splits_backward = True
-
-    def check(self, shape: PipelineShape) -> Iterable[Fault]:
-        """Refuses more than one model chunk per rank."""
-        return one_chunk_faults("zb_h1", shape)
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """Warm-up as 1F1B, then F B W with the forwards ahead and the W deferred, while there are any."""
