@@ -25,7 +25,7 @@ def cluster_text(name: str, cluster: ClusterConfig, result: BenchResult, day: st
         LauncherError: when the measurements determine no link.
     """
     found = links(result)
-    if not found or not all(isfinite(fit.line.bandwidth) for fit in found.values()):
+    if not found or not all(isfinite(fit.bandwidth) for fit in found.values()):
         raise LauncherError(NO_BANDWIDTH)
     hosts = ", ".join(result.hostnames)
     device = f'"{cluster.device_name}"' if cluster.device_name else "null"
@@ -47,7 +47,7 @@ def cluster_text(name: str, cluster: ClusterConfig, result: BenchResult, day: st
 def _link_lines(link: Link, assumed: LinkConfig, found: Mapping[Link, Fit], base: str) -> list[str]:
     if link in found:
         fit = found[link]
-        latency, bandwidth = fit.line.latency_s, fit.line.bandwidth
+        latency, bandwidth = fit.latency_s, fit.bandwidth
         note = (
             f"# {WHERE[link]}: ± {format_duration(fit.latency_error_s)}, "
             f"± {format_bytes(fit.bandwidth_error)}/s; off by {fit.misfit:.0%}, at worst "

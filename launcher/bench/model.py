@@ -44,25 +44,14 @@ def bus_bandwidth(measured: Measurement) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """time = num_steps * latency + num_bytes / bandwidth."""
+class Fit:
+    """The line time = num_steps * latency + num_bytes / bandwidth through measured times, with its error."""
 
     latency_s: float
-    bandwidth: float
-    """Bytes per second; infinite where the times do not grow with the size."""
-
-    def time_s(self, num_steps: float, num_bytes: float) -> float:
-        """The time of an operation by this line."""
-        return num_steps * self.latency_s + num_bytes / self.bandwidth
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """A line through measured times, with its error."""
-
-    line: Line
     latency_error_s: float
     """Half the range over the lines fitted to each round."""
+    bandwidth: float
+    """Bytes per second; infinite where the times do not grow with the size."""
     bandwidth_error: float
     """As ``latency_error_s``."""
     misfit: float
@@ -77,11 +66,8 @@ Point = tuple[float, float, Sequence[float]]
 
 def operation_fit(measured: Sequence[Measurement]) -> Fit | None:
     """The line of one operation in groups of one size; None where all sizes are similar."""
-    return (
-        fit([(1, m.num_bytes, m.times_s) for m in measured])
-        if has_range(m.num_bytes for m in measured)
-        else None
-    )
+    points = [(1, m.num_bytes, m.times_s) for m in measured]
+    return fit(points) if has_range(m.num_bytes for m in measured) else None
 
 
 def link_fit(measured: Iterable[Measurement], link: Link) -> Fit | None:
@@ -107,28 +93,31 @@ def has_range(num_bytes: Iterable[int]) -> bool:
 def fit(points: Sequence[Point]) -> Fit:
     """The line with the least squared relative distances from the median times, so that short and long times
     weigh the same."""
-    line = _line([(count, num_bytes, median(times)) for count, num_bytes, times in points])
+    latency, bandwidth = _line([(count, num_bytes, median(times)) for count, num_bytes, times in points])
     rounds = [
         _line([(count, num_bytes, time) for (count, num_bytes, _), time in zip(points, times, strict=True)])
         for times in zip(*(times for _, _, times in points), strict=True)
     ]
-    latencies, bandwidths = [r.latency_s for r in rounds], [r.bandwidth for r in rounds]
-    distances = [abs(line.time_s(count, num_bytes) / median(times) - 1) for count, num_bytes, times in points]
+    latencies, bandwidths = zip(*rounds, strict=True)
+    distances = [
+        abs((count * latency + num_bytes / bandwidth) / median(times) - 1)
+        for count, num_bytes, times in points
+    ]
     return Fit(
-        line=line,
+        latency_s=latency,
         latency_error_s=(max(latencies) - min(latencies)) / 2,
+        bandwidth=bandwidth,
         bandwidth_error=(max(bandwidths) - min(bandwidths)) / 2 if max(bandwidths) < inf else inf,
         misfit=median(distances),
         worst_misfit=max(distances),
     )
 
 
-def _line(points: Sequence[tuple[float, float, float]]) -> Line:
-    """The best line with neither a negative latency nor a negative bandwidth.
+def _line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Latency and bandwidth of the best line, neither of them negative.
 
-    >>> line = _line([(1, 0, 3.0), (1, 10, 5.0), (2, 10, 8.0)])
-    >>> round(line.latency_s, 9), round(line.bandwidth, 9)
-    (3.0, 5.0)
+    >>> [round(number, 9) for number in _line([(1, 0, 3.0), (1, 10, 5.0), (2, 10, 8.0)])]
+    [3.0, 5.0]
     """
     rows = [(count / time, num_bytes / time) for count, num_bytes, time in points]
     aa, ab, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
@@ -140,4 +129,4 @@ def _line(points: Sequence[tuple[float, float, float]]) -> Line:
         latency, per_byte = 0.0, b / bb
     elif per_byte <= 0:
         latency, per_byte = a / aa, 0.0
-    return Line(latency_s=latency, bandwidth=1 / per_byte if per_byte else inf)
+    return latency, 1 / per_byte if per_byte else inf

@@ -127,11 +127,11 @@ def _links(result: BenchResult) -> Iterator[str]:
 
 
 def _fit_cells(fit: Fit) -> list[str]:
-    latency, error = format_duration(fit.line.latency_s), format_duration(fit.latency_error_s)
-    rate, spread = _rate(fit.line.bandwidth), _rate(fit.bandwidth_error)
+    latency, error = format_duration(fit.latency_s), format_duration(fit.latency_error_s)
+    rate, spread = _rate(fit.bandwidth), _rate(fit.bandwidth_error)
     return [
         f"{latency} ± {error}",
-        f"{rate} ± {spread}" if fit.line.bandwidth < inf else rate,
+        f"{rate} ± {spread}" if fit.bandwidth < inf else rate,
         f"{fit.misfit:.0%} ({fit.worst_misfit:.0%})",
     ]
 
@@ -141,11 +141,9 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _row(measured: Measurement) -> dict[str, Any]:
+    fields = {name: value for name, value in plain(measured).items() if name != "times_s"}
     return {
-        "operation": measured.operation,
-        "link": measured.link,
-        "num_ranks": measured.num_ranks,
-        "num_bytes": measured.num_bytes,
+        **fields,
         "time_s": time_s(measured),
         "algorithm_bandwidth": algorithm_bandwidth(measured),
         "bus_bandwidth": bus_bandwidth(measured),
@@ -154,12 +152,4 @@ def _row(measured: Measurement) -> dict[str, Any]:
 
 def _fit_values(fit: Fit) -> dict[str, float | None]:
     """A bandwidth without a limit is null."""
-    values = {
-        "latency_s": fit.line.latency_s,
-        "latency_error_s": fit.latency_error_s,
-        "bandwidth": fit.line.bandwidth,
-        "bandwidth_error": fit.bandwidth_error,
-        "misfit": fit.misfit,
-        "worst_misfit": fit.worst_misfit,
-    }
-    return {name: value if isfinite(value) else None for name, value in values.items()}
+    return {name: value if isfinite(value) else None for name, value in plain(fit).items()}

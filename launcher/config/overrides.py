@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 from launcher.base.errors import Fault, did_you_mean
@@ -116,11 +117,7 @@ def _key_fault(word: str, path: str, value: str) -> Fault | None:
 
 def _depth(value: str) -> int:
     """Nesting depth of the brackets in a value."""
-    depth = deepest = 0
-    for letter in value:
-        depth += (letter in "[{") - (letter in "]}")
-        deepest = max(deepest, depth)
-    return deepest
+    return max(accumulate((letter in "[{") - (letter in "]}") for letter in value), default=0)
 
 
 def calls_sweep(word: str) -> bool:

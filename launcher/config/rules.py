@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.base.errors import Fault, nearest
 from launcher.base.files import safe_name
+from launcher.config.paths import walk
 from launcher.config.site_rules import secret_variable_faults, site_faults
 from launcher.contract.config import (
     DataConfig,
@@ -29,8 +30,11 @@ _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
 
 def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
     """The faults of the given groups against every rule whose groups are all given."""
-    for name, part in parts.items():
-        yield from _control_characters(plain(part), name)
+    for path, value in walk(plain(dict(parts))):
+        # Line breaks and the like would break a job script or a log.
+        if isinstance(value, str) and not value.isprintable():
+            printable = "".join(letter for letter in value if letter.isprintable())
+            yield Fault(path, repr(value), "holds a control character", f"Write {printable!r}.")
     for names, rules in _RULES:
         if all(name in parts for name in names):
             yield from rules(*(parts[name] for name in names))
@@ -102,19 +106,6 @@ def _claims_rules(report: ReportConfig, parallel: ParallelConfig, fusion: Fusion
         yield Fault(
             "report.warmup_steps", report.warmup_steps, rule, f"Set report.warmup_steps={_FOLLOWED_STEPS}."
         )
-
-
-def _control_characters(value: Any, path: str) -> Iterator[Fault]:
-    """Control characters such as line breaks, which would break a job script or a log."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _control_characters(item, f"{path}.{key}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _control_characters(item, f"{path}[{index}]")
-    elif isinstance(value, str) and not value.isprintable():
-        printable = "".join(letter for letter in value if letter.isprintable())
-        yield Fault(path, repr(value), "holds a control character", f"Write {printable!r}.")
 
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (

@@ -8,8 +8,8 @@ from typing import Any
 
 from launcher.base.errors import Fault
 from launcher.base.redaction import HIDDEN, is_secret_variable, names_secret
+from launcher.config.paths import walk
 from launcher.contract.site import SiteConfig
-from launcher.typed.read import join
 
 RANK_VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSAFEPATH")
@@ -25,16 +25,13 @@ _BINDING = re.compile(
 _MOUNT = re.compile(r"[^:,]+:[^:,]+(:[^:,]+)?")
 
 
-def secret_faults(values: Mapping[str, Any], path: str = "") -> Iterator[Fault]:
+def secret_faults(values: Mapping[str, Any]) -> Iterator[Fault]:
     """Texts under a key that names a secret: they would be stored in files. The value is not shown."""
-    for key, value in values.items():
-        inner = join(path, key)
-        if isinstance(value, Mapping):
-            yield from secret_faults(value, inner)
-        elif isinstance(value, str) and value and names_secret(key):
+    for path, value in walk(values):
+        if isinstance(value, str) and value and names_secret(path.rpartition(".")[2]):
             rule = "looks like a secret, and settings are written to files that others may read"
             fix = "Set a variable to it, give the variable's name in site.secrets, and read it on the ranks."
-            yield Fault(inner, HIDDEN, rule, fix)
+            yield Fault(path, HIDDEN, rule, fix)
 
 
 def secret_variable_faults(site: SiteConfig) -> Iterator[Fault]:

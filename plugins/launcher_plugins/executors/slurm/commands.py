@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +52,19 @@ def run_command(words: tuple[str, ...], environment: Mapping[str, str]) -> Comma
         line.split(": ", 2)[-1] if ": error: " in line else line for line in done.stderr.strip().splitlines()
     ]
     return CommandResult(code=done.returncode, output=done.stdout.strip(), error="\n".join(lines))
+
+
+def seconds(time: str) -> int | None:
+    """A time limit, or squeue's time left; None for ``UNLIMITED``, ``INVALID`` and no output.
+
+    >>> seconds("1-02:00:00"), seconds("4:59"), seconds("UNLIMITED"), seconds("")
+    (93600, 299, None, None)
+    """
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", time)
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 def cleaned(environment: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from launcher.base.errors import Fault
 from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
 from launcher.typed.scalars import NonNegativeInt, PositiveInt
+from launcher_plugins.executors.slurm.commands import seconds
 from launcher_plugins.executors.torchrun import restart_faults, restart_notes
 
 
@@ -51,9 +52,10 @@ def save_signal(config: LaunchConfig) -> str | None:
 def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
     """Settings under which the run could not continue, or would stop as soon as it starts."""
     settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit
-    if limit and save_signal(config) and seconds(limit) <= settings.save_lead_s:
+    limit_s = seconds(limit or "")
+    if limit_s is not None and save_signal(config) and limit_s <= settings.save_lead_s:
         rule = f"the ranks would be asked to stop as they start, since site.time_limit is {limit}"
-        fix = f"Set executor.save_lead_s={seconds(limit) // 4}, or a longer site.time_limit."
+        fix = f"Set executor.save_lead_s={limit_s // 4}, or a longer site.time_limit."
         yield Fault("executor.save_lead_s", settings.save_lead_s, rule, fix)
     if settings.continuation == "chain" and not saves(config):
         rule = "a job would have nothing to resume from, since train.checkpoint_interval is 0"
@@ -100,11 +102,12 @@ def continuation_notes(config: LaunchConfig) -> Iterator[str]:
 def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
     """A note where the time limit ends the run before it can finish."""
     settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit
-    if not limit:
+    limit_s = seconds(limit or "")
+    if limit_s is None:
         return
     goes_on = {"requeue": save_signal(config) is not None, "chain": True, "none": False}
     num_starts = settings.max_starts if goes_on[settings.continuation] else 1
-    if predicted_s <= num_starts * seconds(limit):
+    if predicted_s <= num_starts * limit_s:
         return
     if num_starts > 1:
         rest = f"{num_starts} starts (executor.max_starts) of {limit} each (site.time_limit) are not enough"
@@ -118,14 +121,3 @@ def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
         needed = " and ".join(what for what, is_missing in missing.items() if is_missing)
         rest = f"it is ended after site.time_limit = {limit}: going on takes {needed}"
     yield f"The run is predicted to take about {format_duration(predicted_s)}, and {rest}."
-
-
-def seconds(limit: str) -> int:
-    """The seconds of a time limit.
-
-    >>> seconds("1-00:00:30"), seconds("00:10:00")
-    (86430, 600)
-    """
-    days, _, clock = limit.rpartition("-")
-    hours, minutes, rest = map(int, clock.split(":"))
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest

@@ -16,7 +16,7 @@ from launcher.contract.executor import Executor, SiteSurvey
 from launcher.contract.job import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import JobShape
-from launcher_plugins.executors.slurm.commands import removed_names, run_command
+from launcher_plugins.executors.slurm.commands import removed_names, run_command, seconds
 from launcher_plugins.executors.slurm.continuation import (
     SlurmConfig,
     continuation_faults,
@@ -33,7 +33,7 @@ from launcher_plugins.executors.slurm.roles import (
     role_notes,
 )
 from launcher_plugins.executors.slurm.script import Batch, array, script_text
-from launcher_plugins.executors.slurm.state import time_left, with_end
+from launcher_plugins.executors.slurm.state import with_end
 from launcher_plugins.executors.slurm.survey import survey
 
 CHAIN = "logs/chain"
@@ -148,7 +148,7 @@ class Slurm(Executor):
             JobError: when there is no squeue on this machine.
         """
         answer = run_command(("squeue", "--noheader", f"--jobs={job}", "--format=%L"), os.environ)
-        return time_left(answer.output.partition("\n")[0])
+        return seconds(answer.output.partition("\n")[0])
 
     def state(self, handle: JobHandle) -> JobState:
         """The state of the job: from squeue, else from sacct, else from the job's own record.

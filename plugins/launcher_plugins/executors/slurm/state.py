@@ -98,19 +98,6 @@ def from_record(text: str, job: str) -> JobState | None:
     return _state("FAILED" if record["exit_code"] else "COMPLETED", f"{record['exit_code']}:0", "")
 
 
-def time_left(text: str) -> float | None:
-    """Seconds from squeue's time left; None for ``UNLIMITED``, ``INVALID`` and no output.
-
-    >>> time_left("1-02:00:00"), time_left("4:59"), time_left("UNLIMITED"), time_left("")
-    (93600.0, 299.0, None, None)
-    """
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
 def first_failed_rank(output: str) -> tuple[int, int] | None:
     """The rank that failed first by srun's messages, and its exit code; below 0: a signal.
 
