@@ -16,14 +16,8 @@ def columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     ['part     bytes', 'weights     12']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    cells = [f"{{:{'<' if index < left else '>'}{width}}}" for index, width in enumerate(widths)]
+    return ["  ".join(cells).format(*row).rstrip() for row in rows]
 
 
 def cropped(items: Sequence[T], first: int, last: int) -> tuple[list[T], list[T]]:

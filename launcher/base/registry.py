@@ -99,9 +99,8 @@ def load(kind: type[Kind], name: str) -> Kind:
     """
     found: PluginRecord = record(kind.entry_group, name)
     plugin: Kind = _instance(kind, name)  # type: ignore[arg-type]
-    undefined = (getattr(kind, needed, None) for needed in kind.required)
-    pairs = zip(kind.required, undefined, strict=True)
-    if missing := [needed for needed, default in pairs if getattr(type(plugin), needed, default) is default]:
+    own = type(plugin)
+    if missing := [name for name in kind.required if getattr(own, name, None) is getattr(kind, name, None)]:
         raise PluginError(
             f"the {found.kind} {name!r} of {found.distribution} {found.version} has no "
             f"{' and no '.join(missing)}; see {kind.__module__}.{kind.__name__}"

@@ -16,8 +16,7 @@ def default_sizes(cluster: ClusterConfig, num_cores: int | None) -> tuple[int, .
     ``num_cores``: of a machine on which ranks are processes, so that no two share a core."""
     limit = cluster.devices_per_node if num_cores is None else min(cluster.devices_per_node, num_cores)
     limit = max(limit, 2)
-    sizes = {2**power for power in range(1, limit.bit_length())}
-    sizes = {size for size in sizes if size <= cluster.devices_per_node}
+    sizes = {2**power for power in range(1, limit.bit_length()) if 2**power <= cluster.devices_per_node}
     if cluster.nodes > 1:
         sizes |= {cluster.nodes, cluster.nodes * cluster.devices_per_node}
     return tuple(sorted(sizes))

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from launcher.contract.config import LaunchConfig, PluginChoice
 from launcher.typed.read import Source, join
 from launcher.typed.scalars import scalar
-
-
-def parents(path: str) -> list[str]:
-    """The groups that contain a path, outermost first.
-
-    >>> parents("cluster.intra_node.latency_s")
-    ['cluster', 'cluster.intra_node']
-    """
-    parts = path.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -70,7 +61,7 @@ def replace_sources(
     if not merges:
         for stale in [known for known in sources if known.startswith((f"{path}.", f"{path}["))]:
             del sources[stale]
-    for outer in parents(path):
+    for outer in accumulate(path.split(".")[:-1], join):
         # A group that was created for the value, perhaps in place of a scalar.
         if outer not in sources or sources[outer].text is not None:
             sources[outer] = Source(where=marks[""].where)

@@ -59,14 +59,11 @@ def site_faults(site: SiteConfig) -> Iterator[Fault]:
     yield from _time_faults(site.time_limit)
     yield from _variable_faults(site)
     yield from _container_faults(site)
-    memories = {"site.memory_per_node": site.memory_per_node}
-    memories |= {
-        f"site.roles.{name}.memory_per_node": role.memory_per_node for name, role in site.roles.items()
-    }
-    for path, memory in memories.items():
+    roles = {f"site.roles.{name}": role.memory_per_node for name, role in site.roles.items()}
+    for group, memory in {"site": site.memory_per_node, **roles}.items():
         if memory is not None and not _MEMORY.fullmatch(memory):
             rule = "must be a whole number with K, M, G or T (M where none is given)"
-            yield Fault(path, memory, rule, "Write 64G, or null to ask for none.")
+            yield Fault(f"{group}.memory_per_node", memory, rule, "Write 64G, or null to ask for none.")
     if site.cpu_bind is not None and not _BINDING.fullmatch(site.cpu_bind):
         rule = "must be what srun's --cpu-bind takes: none, sockets, cores, threads, ldoms, rank or a map"
         yield Fault("site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default.")

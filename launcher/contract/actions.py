@@ -93,9 +93,9 @@ class PipelineShape:
         """The rank that holds a stage."""
         return stage % self.num_pp_ranks
 
-    def stage(self, pp_rank: int, chunk: int) -> int:
-        """The stage that is a rank's chunk."""
-        return chunk * self.num_pp_ranks + pp_rank
+    def chunk(self, stage: int) -> int:
+        """Which of its rank's chunks a stage is."""
+        return stage // self.num_pp_ranks
 
     def stages(self, pp_rank: int) -> range:
         """A rank's stages, in chunk order."""

@@ -126,7 +126,7 @@ def test_a_rank_holds_every_pth_stage() -> None:
     assert [list(shape.stages(pp_rank)) for pp_rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     for pp_rank in range(4):
         stages = {action.stage for action in Interleaved1F1B().actions(shape, pp_rank)}
-        assert stages == {shape.stage(pp_rank, chunk) for chunk in (0, 1)}
+        assert {(shape.pp_rank(s), shape.chunk(s)) for s in stages} == {(pp_rank, 0), (pp_rank, 1)}
 
 
 @pytest.mark.parametrize(

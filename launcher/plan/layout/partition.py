@@ -106,7 +106,7 @@ def make_stages(
             StagePlan(
                 stage=stage,
                 pp_rank=pipeline.pp_rank(stage),
-                chunk=stage // pipeline.num_pp_ranks,
+                chunk=pipeline.chunk(stage),
                 first_layer=first,
                 num_layers=count,
                 has_prologue=stage == 0 and model.prologue is not None,

@@ -199,7 +199,7 @@ class PipelineExecutor:
             grad, grad_buffer = self._receive((RB, stage, index), step)
         forwarded = step.forwarded.pop((stage, index))
         buffers = grad_buffer, forwarded.buffer
-        chunk, split = self._chunk(stage), self._part.split
+        chunk, split = self._part.shape.chunk(stage), self._part.split
         with self._clock.action(is_backward=True):
             if split.is_enabled:
                 with split.collecting() as gradients:
@@ -220,16 +220,13 @@ class PipelineExecutor:
         stage, _, index = action
         deferred = step.deferred.pop((stage, index))
         with self._clock.action():
-            update.backward_weight(deferred.gradients, chunk=self._chunk(stage), last=last)
+            update.backward_weight(deferred.gradients, chunk=self._part.shape.chunk(stage), last=last)
         self._free(deferred.buffers)
 
     def _free(self, buffers: tuple[Tensor | None, ...]) -> None:
         for buffer in buffers:
             if buffer is not None:
                 self.pool.put_back(buffer)
-
-    def _chunk(self, stage: int) -> int:
-        return stage // self._part.shape.num_pp_ranks
 
     def _deliver(self, key: Key, message: Tensor, step: _Step) -> None:
         """Passes a result to its stage: at once when that is on this rank, else by the coming send."""

@@ -90,18 +90,16 @@ class _Pen:
 
     def action(self, action: Action, num_slots: int) -> list[_Slot]:
         """An action's slots: its label in the first, a bar through the others."""
-        chunk = action.stage // self.shape.num_pp_ranks
-        label = str(action.microbatch) + (_letter(chunk) if self.shape.num_chunks > 1 else "")
-        label += "w" if action.kind == W else ""
+        text = label(action, self.shape) + "w" * (action.kind == W)
         fill = "━" if action.kind == B and not self.color else " "
-        text = label.ljust((self.width + 1) * num_slots - 1, fill) + " "
+        text = text.ljust((self.width + 1) * num_slots - 1, fill) + " "
         colors = _COLORS[action.kind]
         return [
             _Slot(
                 text=text[start : start + self.width],
                 gap=text[start + self.width],
                 goes_on=start + self.width + 1 < len(text),
-                color=colors[chunk % len(colors)] if self.color else None,
+                color=colors[self.shape.chunk(action.stage) % len(colors)] if self.color else None,
             )
             for start in range(0, len(text), self.width + 1)
         ]
@@ -119,6 +117,11 @@ class _Pen:
         is_chunked = self.shape.num_chunks > 1
         chunks = f" in chunk a (of a-{_letter(self.shape.num_chunks - 1)})" if is_chunked else ""
         return f"{', '.join(names)} of microbatch {last}{chunks} · idle | after warm-up, before cool-down"
+
+
+def label(action: Action, shape: PipelineShape) -> str:
+    """Microbatch and, where there are several, the chunk as a letter."""
+    return f"{action.microbatch}{_letter(shape.chunk(action.stage)) if shape.num_chunks > 1 else ''}"
 
 
 def _letter(chunk: int) -> str:

@@ -13,8 +13,8 @@ from html import escape
 from math import floor, log10
 
 from launcher.base.units import counted, format_duration
-from launcher.contract.actions import Action, B, F, PipelineShape, W
-from launcher.schedule.drawing.grid import phases
+from launcher.contract.actions import B, F, PipelineShape, W
+from launcher.schedule.drawing.grid import label, phases
 from launcher.schedule.simulate import Timeline
 
 COLORS = {F: (24, 90, 157), B: (245, 171, 70), W: (70, 160, 130)}
@@ -81,15 +81,6 @@ class _Chart:
         """Position of a time."""
         return _LEFT + self.width * seconds / self.timeline.makespan_s
 
-    def chunk(self, action: Action) -> int:
-        """Which of its rank's chunks an action belongs to."""
-        return action.stage // self.shape.num_pp_ranks
-
-    def label(self, action: Action) -> str:
-        """Microbatch and, where there are several, the chunk as a letter."""
-        letter = chr(ord("a") + self.chunk(action) % 26) if self.shape.num_chunks > 1 else ""
-        return f"{action.microbatch}{letter}"
-
     def color(self, kind: str, chunk: int) -> str:
         """Colour of an action; lighter for later chunks."""
         share = 0.65 * chunk / self.shape.num_chunks
@@ -141,7 +132,7 @@ class _Chart:
                 if right > left:
                     narrowest = min(narrowest, right - left)
                     box = f"M{_number(left)} {top}H{_number(right)}v{_BOX}H{_number(left)}z"
-                    shapes[action.kind, self.chunk(action)].append(box)
+                    shapes[action.kind, self.shape.chunk(action.stage)].append(box)
         edge = _number(min(1.0, 0.15 * narrowest))
         for (kind, chunk), paths in sorted(shapes.items()):
             fill = self.color(kind, chunk)
@@ -153,11 +144,11 @@ class _Chart:
         for rank, spans in enumerate(self.timeline.spans):
             y = _TOP + _PITCH * rank + _BOX - 7
             for action, start, end in spans:
-                label, left, right = self.label(action), self.x(start), self.x(end)
-                if len(label) * _DIGIT + 2 <= right - left:
-                    is_dark = action.kind == F and self.chunk(action) * 2 < self.shape.num_chunks
+                text, left, right = label(action, self.shape), self.x(start), self.x(end)
+                if len(text) * _DIGIT + 2 <= right - left:
+                    is_dark = action.kind == F and self.shape.chunk(action.stage) * 2 < self.shape.num_chunks
                     x = _number((left + right) / 2)
-                    texts[is_dark].append(f'<text x="{x}" y="{y}">{label}</text>')
+                    texts[is_dark].append(f'<text x="{x}" y="{y}">{text}</text>')
         for is_dark, group in texts.items():
             yield f'<g class="middle labels{" light" if is_dark else ""}">{"".join(group)}</g>'
 

@@ -51,7 +51,7 @@ def _names(title: str, num_ranks: int) -> Iterator[Event]:
 def _slices(timeline: Timeline, shape: PipelineShape) -> Iterator[Event]:
     for rank, spans in enumerate(timeline.spans):
         for action, start, end in spans:
-            chunk = action.stage // shape.num_pp_ranks
+            chunk = shape.chunk(action.stage)
             yield {
                 "ph": "X",
                 "name": str(action),

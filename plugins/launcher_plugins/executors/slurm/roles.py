@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from launcher.base.arithmetic import divisors
 from launcher.base.errors import Fault, nearest
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
@@ -60,8 +61,7 @@ def role_faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
             yield Fault(path, "...", rule, f"Name {nearest(name, others) or next(iter(others))}.")
         elif name in others and others[name] > site.ranks_per_node and others[name] % site.ranks_per_node:
             rule = f"{others[name]} ranks do not fill whole nodes of {site.ranks_per_node}"
-            divisors = (size for size in range(1, others[name] + 1) if others[name] % size == 0)
-            near = min(divisors, key=lambda size: abs(size - site.ranks_per_node))
+            near = min(divisors(others[name]), key=lambda size: abs(size - site.ranks_per_node))
             yield Fault(
                 f"{path}.ranks_per_node", site.ranks_per_node, rule, f"Set {path}.ranks_per_node={near}."
             )

@@ -155,12 +155,9 @@ def _state(name: str, exit_code: str, reason: str) -> JobState:
 def _restarted(state: JobState, num_restarts: int) -> JobState:
     if not num_restarts or state.phase not in ("pending", "running"):
         return state
-    words = (
-        f"requeued, restart {num_restarts} {state.reason}"
-        if state.phase == "pending"
-        else f"restart {num_restarts}"
-    )
-    return replace(state, reason=words)
+    restart = f"restart {num_restarts}"
+    is_running = state.phase == "running"
+    return replace(state, reason=restart if is_running else f"requeued, {restart} {state.reason}")
 
 
 def _by_job(rows: Iterable[tuple[str, JobState]], jobs: Iterable[str]) -> dict[str, JobState]:

@@ -17,6 +17,7 @@ from launcher.contract.executor import SiteQuestion
 from launcher_plugins.executors.slurm.commands import run_command
 
 _TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
+_SHOW = ("sacctmgr", "-nP", "show")
 _GPU = re.compile(r"\bgpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 
 
@@ -59,12 +60,6 @@ class Survey:
     def question(self, answers: Mapping[str, str | None]) -> SiteQuestion | None:
         """The next setting to ask for, given the answers so far; None when there is none."""
         return next((found for found in _questions(self, answers) if found.setting not in answers), None)
-
-    def partition(self, answers: Mapping[str, str | None]) -> Partition | None:
-        """The partition that was chosen, else the default one."""
-        chosen = answers.get("partition")
-        of_name = (p for p in self.partitions if p.name == chosen or (chosen is None and p.is_default))
-        return next(of_name, None)
 
 
 def survey() -> Survey:
@@ -125,14 +120,10 @@ def _output_of(words: tuple[str, ...]) -> str:
 
 def _associations() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The accounts of the user, the default one first, and the QOS that they may use."""
-    user = f"user={getpass.getuser()}"
+    user = getpass.getuser()
     try:
-        default = run_command(
-            ("sacctmgr", "-nP", "show", "user", user.partition("=")[2], "format=defaultaccount"), os.environ
-        )
-        listed = run_command(
-            ("sacctmgr", "-nP", "show", "associations", user, "format=account,qos"), os.environ
-        )
+        default = run_command((*_SHOW, "user", user, "format=defaultaccount"), os.environ)
+        listed = run_command((*_SHOW, "associations", f"user={user}", "format=account,qos"), os.environ)
     except JobError:  # no sacctmgr on this machine
         return (), ()
     if default.code or listed.code:  # no accounting on this cluster
@@ -154,7 +145,8 @@ def _partition_line(partition: Partition) -> str:
 
 def _questions(found: Survey, answers: Mapping[str, str | None]) -> Iterator[SiteQuestion]:
     """Every setting that is asked for, in order, given the answers so far."""
-    names = tuple(partition.name for partition in found.partitions)
+    partitions = {partition.name: partition for partition in found.partitions}
+    names = tuple(partitions)
     default = next((partition.name for partition in found.partitions if partition.is_default), None)
     proposal = default or (names[0] if len(names) == 1 else None)
     yield SiteQuestion(setting="partition", proposal=proposal, choices=names, is_required=bool(names))
@@ -162,7 +154,7 @@ def _questions(found: Survey, answers: Mapping[str, str | None]) -> Iterator[Sit
         yield SiteQuestion(setting="account", proposal=found.accounts[0], choices=found.accounts)
     if len(found.qos) > 1:
         yield SiteQuestion(setting="qos", proposal=None, choices=found.qos)
-    partition = found.partition(answers)
+    partition = partitions.get(answers.get("partition") or default or "")
     longest = partition.max_time if partition else ""
     yield SiteQuestion(setting="time_limit", proposal=longest if _TIME.fullmatch(longest) else None)
     gpus = partition.gpus if partition else {}
