@@ -99,7 +99,7 @@ def _check(given: Namespace) -> int:
             raise ConfigError(with_sources(error.faults, planned.composed.sources)) from None
         Path(folder, "job.sh").write_text(script.text, encoding="utf-8")
         _cluster().try_out(script)
-    print(*(line for line in script.text.splitlines() if line.startswith("#SBATCH")), sep="\n")
+    print(*(line for line in script.text.splitlines() if re.match("#[A-Z]", line)), sep="\n")
     print(f"the scheduler accepts this job of {planned.plan.config.name} with site={name}")
     return 0
 

@@ -52,9 +52,10 @@ class Inventory:
 
     def _kinds(self, stage: int) -> tuple[str, ...]:
         """The kinds of action that a stage runs once for every microbatch."""
-        sends_on = self.has_messages and is_sent_on(self.shape, stage)
-        sends_back = self.has_messages and stage > 0 and is_sent_on(self.shape, stage - 1)
-        return (*self._compute, *(SF, RB) * sends_on, *(RF, SB) * sends_back)
+        kinds = self._compute
+        if self.has_messages and self.shape.num_pp_ranks > 1:  # else all stages are on one rank
+            kinds += (SF, RB) * (stage + 1 < self.shape.num_stages) + (RF, SB) * (stage > 0)
+        return kinds
 
     def _every(self, pp_rank: int) -> Iterator[tuple[int, str, int]]:
         """The actions of a rank, in no particular order."""
@@ -123,14 +124,3 @@ def _some(actions: Iterable[Action]) -> str:
     texts = [str(action) for action in actions]
     others = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
     return " ".join(texts[:MAX_NAMED]) + others
-
-
-def is_sent_on(shape: PipelineShape, stage: int) -> bool:
-    """Whether the result of a stage is sent to another rank (that of the last stage is not).
-
-    >>> is_sent_on(PipelineShape(num_pp_ranks=2), 0)
-    True
-    >>> is_sent_on(PipelineShape(num_pp_ranks=1, num_chunks=2), 0)
-    False
-    """
-    return stage + 1 < shape.num_stages and shape.pp_rank(stage) != shape.pp_rank(stage + 1)
