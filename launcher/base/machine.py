@@ -79,11 +79,8 @@ def _proc_value(file: str, key: str) -> str | None:
     path = Path("/proc", file)
     if not path.exists():
         return None
-    for line in path.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return None
+    lines = (line.partition(":") for line in path.read_text().splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == key), None)
 
 
 def command_output(words: Sequence[str], *, timeout_s: float) -> str | None:

@@ -28,22 +28,22 @@ def hint(kinds: Sequence[Any], value: Any, text: str | None) -> str:
     >>> hint([int], "010", "010"), hint([bool], "on", "on"), hint([int], "4", None)
     ('Write 10, without leading zeros.', 'Write true.', 'Remove the quotes.')
     """
-    bases = [_split(kind)[0] for kind in kinds]
+    parts = [_split(kind) for kind in kinds]
+    bases = [base for base, _ in parts]
     written = str(value) if text is None else text
     if types.NoneType in bases and written in NO_VALUE:
         return "Write null for no value."
-    if any(isinstance(bound, Filled) for kind in kinds for bound in _split(kind)[1]):
+    if any(isinstance(bound, Filled) for _, bounds in parts for bound in bounds):
         return "Leave it out for its default."
     if str in bases:
         return "" if text is None else 'Give text; for an empty one write "".'
-    numbers = [kind for kind in kinds if _split(kind)[0] in (int, float)]
+    numbers = [part for part in parts if part[0] in (int, float)]
     is_quoted = text is None and isinstance(value, str)
-    if numbers and is_quoted and any(_is_read(kind, written) for kind in numbers):
+    if is_quoted and any(_is_read(*part, written) for part in numbers):
         return "Remove the quotes."
-    if numbers and not is_quoted and not isinstance(value, bool):
-        offers = [offer for kind in numbers if (offer := _number_hint(kind, written))]
-        if offers:
-            return offers[0]
+    offers = [offer for part in numbers if (offer := _number_hint(*part, written))]
+    if offers and not is_quoted and not isinstance(value, bool):
+        return offers[0]
     if bool in bases and (yes_no := _YES_NO.get(written.lower())):
         return f"Write {yes_no}."
     near = nearest(
@@ -58,14 +58,12 @@ def _split(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     return base, tuple(bounds)
 
 
-def _is_read(kind: Any, written: str) -> bool:
-    base, bounds = _split(kind)
+def _is_read(base: Any, bounds: Sequence[Any], written: str) -> bool:
     value = read_scalar(base, None, written)
     return value is not WRONG and all(value in bound for bound in bounds)
 
 
-def _number_hint(kind: Any, written: str) -> str:
-    base, bounds = _split(kind)
+def _number_hint(base: Any, bounds: Sequence[Any], written: str) -> str:
     plain = written.replace("_", "") if _GROUPED.fullmatch(written) else written
     if not (FLOAT.fullmatch(plain) or _PADDED.fullmatch(plain)):
         return ""

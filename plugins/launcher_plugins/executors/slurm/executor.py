@@ -109,10 +109,9 @@ class Slurm(Executor):
             raise
         if script.num_jobs > 1:
             (Path(script.run_dir) / CHAIN).write_text("".join(f"{job}\n" for job in jobs), encoding="utf-8")
-        notes = []
-        if names := removed_names(os.environ):
-            notes.append(f"Not passed on to sbatch, because they would change the job: {', '.join(names)}.")
-        return JobHandle(id=SEPARATOR.join(jobs), run_dir=script.run_dir, notes=tuple(notes))
+        names = ", ".join(removed_names(os.environ))
+        notes = (f"Not passed on to sbatch, because they would change the job: {names}.",) if names else ()
+        return JobHandle(id=SEPARATOR.join(jobs), run_dir=script.run_dir, notes=notes)
 
     def try_out(self, script: JobScript) -> None:
         """Has Slurm check the job, whose script is in the run directory.
@@ -161,8 +160,7 @@ class Slurm(Executor):
     def states(self, handles: Sequence[JobHandle]) -> list[JobState]:
         """The states of several jobs, with one command each; as `state`."""
         jobs = ask_about([job for handle in handles for job in handle.id.split(SEPARATOR)])
-        states = [with_end(_state(handle, jobs), handle.run_dir) for handle in handles]
-        return [with_time(state, run.run_dir) for state, run in zip(states, handles, strict=True)]
+        return [with_time(with_end(_state(run, jobs), run.run_dir), run.run_dir) for run in handles]
 
     def cancel(self, handle: JobHandle) -> None:
         """Cancels the job; of a chain, the queued jobs first.
@@ -228,11 +226,10 @@ def _directory_faults(config: LaunchConfig, run_dir: str) -> Iterator[Fault]:
 
 
 def _refusal(message: str) -> str:
-    known = [setting for words, setting in _SETTINGS.items() if words in message.lower()]
-    hint = f" Look at {' and '.join(known[:1])}." if known else ""
-    if (
-        known[:1] == ["site.partition"]
-        and (names := run_command(("sinfo", "-h", "-o", "%R"), os.environ)).code == 0
-    ):
-        hint += f" Partitions here: {', '.join(sorted(set(names.output.split())))}."
+    known = next((setting for words, setting in _SETTINGS.items() if words in message.lower()), "")
+    hint = f" Look at {known}." if known else ""
+    if known == "site.partition":
+        listed = run_command(("sinfo", "-h", "-o", "%R"), os.environ)
+        names = ", ".join(sorted(set(listed.output.split())))
+        hint += f" Partitions here: {names}." if listed.code == 0 else ""
     return f"Slurm rejects the job: {message}.{hint}"
