@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -39,18 +40,13 @@ class Document:
     marks: Mapping[str, Source]
 
 
-class Folder(ConfigSource):
+class Folder(FileConfigSource):
     """A folder of YAML files, or with ``only`` a single one under the name `PRIMARY`."""
 
     def __init__(self, folder: Path, label: str, only: Path | None = None) -> None:
         super().__init__(provider=label, path=f"{self.scheme()}://{folder}")
         self.folder, self.label, self.only = folder, label, only
         self.documents: dict[str, Document] = {}
-
-    @staticmethod
-    def scheme() -> str:
-        """Required by Hydra."""
-        return "file"
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Reads a file, and keeps the sources of its values."""
@@ -80,18 +76,6 @@ class Folder(ConfigSource):
     def is_group(self, config_path: str) -> bool:
         """Whether the group's folder exists."""
         return not self.only and (self.folder / config_path).is_dir()
-
-    def available(self) -> bool:
-        """Whether the folder exists."""
-        return self.folder.is_dir()
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The groups or the files in a group."""
-        if not self.is_group(config_path):
-            return []
-        if results_filter == ObjectType.GROUP:
-            return sorted(file.name for file in (self.folder / config_path).iterdir() if file.is_dir())
-        return sorted(file.stem for file in (self.folder / config_path).glob(f"*{SUFFIX}"))
 
 
 def read_document(file: Path, label: str) -> Document:

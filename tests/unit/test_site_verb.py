@@ -42,7 +42,7 @@ class Cluster:
         self.accounts = {"user": "physics", "associations": "maths|normal,high\nphysics|normal"}
         self.refusal, self.tried = "", []
 
-    def __call__(self, words, environment):
+    def __call__(self, words):
         command, *rest = words
         if command == "sbatch":
             self.tried.append(Path(words[-1]).read_text())
@@ -175,7 +175,7 @@ def test_a_site_is_never_written_over_another_one(cluster, tmp_path, capsys):
 
 def test_a_cluster_that_gives_no_answer_is_told(monkeypatch):
     away = CommandResult(code=1, output="", error="Unable to contact slurm controller")
-    monkeypatch.setattr(slurm_survey, "run_command", lambda words, environment: away)
+    monkeypatch.setattr(slurm_survey, "run_command", lambda words: away)
     with pytest.raises(JobError, match="Slurm does not answer: Unable to contact slurm controller"):
         survey()
 

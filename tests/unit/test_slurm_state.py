@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -129,7 +130,7 @@ class Answers:
     def __init__(self, **answers):
         self.answers, self.asked = answers, []
 
-    def __call__(self, words, environment):
+    def __call__(self, words):
         self.asked.append(words)
         return self.answers[words[0]]
 
@@ -227,7 +228,7 @@ SCRIPT = JobScript(argv=("sbatch", "--parsable", "/runs/a/job.sh"), environment=
 def submitted(monkeypatch, *answers, sinfo=None):
     queue, asked = list(answers), []
 
-    def reply(words, environment):
+    def reply(words):
         asked.append(words)
         return sinfo if words[0] == "sinfo" else queue.pop(0)
 
@@ -262,7 +263,7 @@ def test_what_is_left_out_of_the_environment_is_said(monkeypatch):
     assert "SLURM_CPUS_PER_TASK, SLURM_CPU_BIND" in note
 
 
-def test_commands_see_neither_job_state_nor_hidden_options():
+def test_commands_see_neither_job_state_nor_hidden_options(monkeypatch):
     environment = {
         "SLURM_CONF": "/c",
         "SLURM_ARRAY_JOB_ID": "3",
@@ -270,7 +271,8 @@ def test_commands_see_neither_job_state_nor_hidden_options():
         "SBATCH_QOS": "x",
     }
     assert removed_names(environment) == ["SBATCH_QOS", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_CPUS_PER_NODE"]
-    told = run_command(("env",), environment | {"PATH": "/usr/bin:/bin"})
+    monkeypatch.setattr(os, "environ", environment | {"PATH": "/usr/bin:/bin"})
+    told = run_command(("env",))
     assert told.output.splitlines() == ["SLURM_CONF=/c", "PATH=/usr/bin:/bin"]
 
 
@@ -278,7 +280,7 @@ def test_a_machine_without_slurm_is_told_so():
     with pytest.raises(
         JobError, match=r"no-such-sbatch is not on this machine\. .* or look with --dry-run\."
     ):
-        run_command(("no-such-sbatch",), {})
+        run_command(("no-such-sbatch",))
 
 
 def test_a_job_that_has_ended_already_is_cancelled_without_complaint(monkeypatch, handle):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ class CommandResult:
     error: str
 
 
-def run_command(words: tuple[str, ...], environment: Mapping[str, str]) -> CommandResult:
+def run_command(words: tuple[str, ...]) -> CommandResult:
     """Runs one of Slurm's commands.
 
     Raises:
@@ -33,7 +34,7 @@ def run_command(words: tuple[str, ...], environment: Mapping[str, str]) -> Comma
     try:
         done = subprocess.run(  # noqa: S603 (our own words, no shell)
             words,
-            env=cleaned(environment),
+            env=cleaned(os.environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -105,7 +105,7 @@ class Slurm(Executor):
                 jobs.append(_submit_one(script, jobs))
         except JobError:
             if jobs:
-                run_command(("scancel", *reversed(jobs)), os.environ)
+                run_command(("scancel", *reversed(jobs)))
             raise
         if script.num_jobs > 1:
             (Path(script.run_dir) / CHAIN).write_text("".join(f"{job}\n" for job in jobs), encoding="utf-8")
@@ -120,7 +120,7 @@ class Slurm(Executor):
             JobError: when Slurm rejects it; names the setting to look at.
         """
         command, *_, path = script.argv
-        checked = run_command((command, "--test-only", path), os.environ)
+        checked = run_command((command, "--test-only", path))
         if checked.code:
             raise JobError(_refusal(checked.error))
 
@@ -146,7 +146,7 @@ class Slurm(Executor):
         Raises:
             JobError: when there is no squeue on this machine.
         """
-        answer = run_command(("squeue", "--noheader", f"--jobs={job}", "--format=%L"), os.environ)
+        answer = run_command(("squeue", "--noheader", f"--jobs={job}", "--format=%L"))
         return seconds(answer.output.partition("\n")[0])
 
     def state(self, handle: JobHandle) -> JobState:
@@ -169,7 +169,7 @@ class Slurm(Executor):
             JobError: when Slurm does not.
         """
         jobs = handle.id.split(SEPARATOR)
-        answer = run_command(("scancel", *reversed(jobs)), os.environ)
+        answer = run_command(("scancel", *reversed(jobs)))
         if answer.code and "Invalid job id" not in answer.error:
             raise JobError(f"Slurm does not cancel job {handle.id}: {answer.error}")
 
@@ -178,7 +178,7 @@ def _submit_one(script: JobScript, before: Sequence[str]) -> str:
     """Submits the job; in a chain it waits until the one before has ended without finishing the run."""
     command, parsable, path = script.argv
     waits = (f"--dependency=afternotok:{before[-1]}", "--kill-on-invalid-dep=yes") if before else ()
-    answer = run_command((command, parsable, *waits, path), os.environ)
+    answer = run_command((command, parsable, *waits, path))
     if answer.code:
         raise JobError(_refusal(answer.error))
     return answer.output.partition(";")[0]
@@ -229,7 +229,7 @@ def _refusal(message: str) -> str:
     known = next((setting for words, setting in _SETTINGS.items() if words in message.lower()), "")
     hint = f" Look at {known}." if known else ""
     if known == "site.partition":
-        listed = run_command(("sinfo", "-h", "-o", "%R"), os.environ)
+        listed = run_command(("sinfo", "-h", "-o", "%R"))
         names = ", ".join(sorted(set(listed.output.split())))
         hint += f" Partitions here: {names}." if listed.code == 0 else ""
     return f"Slurm rejects the job: {message}.{hint}"

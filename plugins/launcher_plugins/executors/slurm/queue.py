@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -69,12 +68,12 @@ def ask_about(jobs: Sequence[str]) -> Jobs:
     states: dict[str, JobState] = {}
     squeue_error = ""
     for batch in _batches(jobs):
-        live = run_command((*_SQUEUE, f"--jobs={','.join(batch)}"), os.environ)
+        live = run_command((*_SQUEUE, f"--jobs={','.join(batch)}"))
         if live.code and _FORGOTTEN not in live.error:
             squeue_error = live.error
         states |= read_squeue(live.output, batch)
     for batch in _batches([job for job in jobs if job not in states]):
-        accounts = run_command((*_SACCT, f"--jobs={','.join(batch)}"), os.environ)
+        accounts = run_command((*_SACCT, f"--jobs={','.join(batch)}"))
         if accounts.code == 0:
             states |= read_sacct(accounts.output, batch)
     return Jobs(states=states, squeue_error=squeue_error)

@@ -6,7 +6,6 @@ Source: the manual pages scontrol(1), sinfo(1) and sacctmgr(1). Text output is r
 from __future__ import annotations
 
 import getpass
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ def read_partitions(text: str, nodes: str) -> tuple[Partition, ...]:
 
 
 def _output_of(words: tuple[str, ...]) -> str:
-    answer = run_command(words, os.environ)
+    answer = run_command(words)
     if answer.code:
         raise JobError(f"Slurm does not answer: {answer.error}")
     return answer.output
@@ -122,8 +121,8 @@ def _associations() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The accounts of the user, the default one first, and the QOS that they may use."""
     user = getpass.getuser()
     try:
-        default = run_command((*_SHOW, "user", user, "format=defaultaccount"), os.environ)
-        listed = run_command((*_SHOW, "associations", f"user={user}", "format=account,qos"), os.environ)
+        default = run_command((*_SHOW, "user", user, "format=defaultaccount"))
+        listed = run_command((*_SHOW, "associations", f"user={user}", "format=account,qos"))
     except JobError:  # no sacctmgr on this machine
         return (), ()
     if default.code or listed.code:  # no accounting on this cluster
