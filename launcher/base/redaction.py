@@ -74,8 +74,6 @@ def escaped(text: str) -> str:
     >>> escaped("a\x1b[31m\r")
     'a\\x1b[31m\\r'
     """
-    if text.isprintable():
-        return text
     return "".join(
         letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
         for letter in text

@@ -21,6 +21,7 @@ from launcher.base.errors import Fault, did_you_mean
 from launcher.config import overrides
 from launcher.typed.read import Source
 
+_UNCOUNTABLE = "cannot be enumerated: a sweep takes A,B,... or choice(A,B,...) or range(FROM,TO,STEP)"
 Parsed = tuple[Override, Mapping[str, Source]]
 """An override with typed values, and the source of each by its path inside the value."""
 
@@ -67,6 +68,8 @@ def alternatives(word: str, files_of: Callable[[str], Sequence[str]], most: int)
     if fault := overrides.word_fault(word):
         return fault
     path, text = overrides.split(word)
+    uncountable = Fault(path, text, _UNCOUNTABLE, "Give the values one by one.")
+    unusable = uncountable if overrides.calls_sweep(word) else None
     try:
         override = _visited(word, _VerbatimVisitor(create_functions()))
         value = override._value
@@ -77,20 +80,16 @@ def alternatives(word: str, files_of: Callable[[str], Sequence[str]], most: int)
             texts = [
                 text for text in map(_written, islice(found, most)) if end is None or text != _written(end)
             ]
-            return texts or _uncountable_fault(path, text)
+            return texts or uncountable
     except (HydraException, ArithmeticError, ValueError):
-        return (
-            _uncountable_fault(path, text)
-            if overrides.calls_sweep(word)
-            else overrides.unreadable_fault(word)
-        )
+        return unusable or overrides.unreadable_fault(word)
     if isinstance(value, Glob):
         files = files_of(override.key_or_group)
         rule = f"no file of the group {override.key_or_group} matches"
         return value.filter(files) or Fault(path, text, rule, did_you_mean(text, files))
     if isinstance(value, ChoiceSweep | RangeSweep):
         return Fault(path, text, "a sweep runs in the order that is written", "Leave out shuffle.")
-    return _uncountable_fault(path, text) if overrides.calls_sweep(word) else None
+    return unusable
 
 
 def _written(value: Any) -> str:
@@ -98,11 +97,6 @@ def _written(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.12g}"
     return value if isinstance(value, str) else str(Override._get_value_element_as_str(value))
-
-
-def _uncountable_fault(path: str, text: str) -> Fault:
-    rule = "cannot be enumerated: a sweep takes A,B,... or choice(A,B,...) or range(FROM,TO,STEP)"
-    return Fault(path, text, rule, "Give the values one by one.")
 
 
 def _visited(word: str, visitor: HydraOverrideVisitor) -> Override:

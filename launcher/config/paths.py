@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -34,10 +35,7 @@ def value_at(config: LaunchConfig, path: str) -> Any:
     Raises:
         KeyError: when there is no such setting.
     """
-    value: Any = config
-    for name in path.split("."):
-        value = _inner(value, name)
-    return value
+    return reduce(_inner, path.split("."), config)
 
 
 def changed(config: LaunchConfig, values: Mapping[str, Any]) -> LaunchConfig:

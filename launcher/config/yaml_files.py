@@ -94,12 +94,10 @@ def read_document(file: Path, label: str) -> Document:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f":{mark.line + 1}" if mark else ""
         raise LauncherError(f"{label}{line}: not YAML: {problem or error}") from error
-    except OSError as error:
-        raise LauncherError(f"{label}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LauncherError(f"{label}: cannot be read: not UTF-8 text") from error
-    except ValueError as error:
-        raise LauncherError(f"{label}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
+        is_binary = isinstance(error, UnicodeDecodeError)
+        reason = "not UTF-8 text" if is_binary else getattr(error, "strerror", error)
+        raise LauncherError(f"{label}: cannot be read: {reason}") from error
     except RecursionError as error:
         raise LauncherError(f"{label}: is nested too deeply") from error
     if not isinstance(values, dict):

@@ -49,7 +49,6 @@ def _violations(
         yield Violation(
             pp_rank=pp_rank,
             index=here - graph.first[pp_rank],
-            given=str(action),
             rule=f"{kind}: waits for pp_rank {other} to {verb} {awaited}, which comes after {blocked} there",
             fix=f"Let pp_rank {other} {verb} {awaited} before {blocked}.",
         )

@@ -97,7 +97,6 @@ class Inventory:
             yield Violation(
                 pp_rank=pp_rank,
                 index=index,
-                given=str(actions[index]) if index < len(actions) else "end",
                 rule=f"{_some(missing)} missing; each stage runs every microbatch once forward and once "
                 f"backward{weights}, and each message is sent and received once",
                 fix="Add what is missing.",
@@ -111,7 +110,6 @@ def _repeated(actions: Sequence[Action], pp_rank: int) -> Iterator[Violation]:
             yield Violation(
                 pp_rank=pp_rank,
                 index=index,
-                given=str(action),
                 rule=f"repeated; it is already at action {actions.index(action)}",
                 fix="Remove one of them.",
             )

@@ -74,7 +74,6 @@ def _order(lists: ActionLists, graph: DependencyGraph) -> Iterator[Violation]:
             yield Violation(
                 pp_rank=pp_rank,
                 index=early - first,
-                given=str(actions[early - first]),
                 rule=f"needs {actions[needed - first]}, which comes later, at action {needed - first}",
                 fix=f"Put {actions[needed - first]} before it.",
             )
@@ -91,7 +90,6 @@ def _message_order(lists: ActionLists, graph: DependencyGraph) -> Iterator[Viola
                 yield Violation(
                     pp_rank=pp_rank,
                     index=receive - first,
-                    given=str(wrong),
                     rule=f"is posted before {other}, whose message pp_rank {sender} sends first; receives "
                     "from one rank are posted in the order of its sends",
                     fix=f"Put {other} before {wrong}.",

@@ -21,22 +21,20 @@ class Violation:
     pp_rank: int
     index: int
     """Index of the wrong action in its rank's list; its length when the end is meant."""
-    given: str
-    """The wrong actions, as text."""
     rule: str
     fix: str
-
-    @property
-    def fault(self) -> Fault:
-        """The violation as a fault; its path is the position in the lists."""
-        return Fault(f"pp_rank {self.pp_rank}, action {self.index}", self.given, self.rule, self.fix)
+    given: str = ""
+    """The wrong actions, as text; empty: the one at ``index``."""
 
 
 class ScheduleError(PlanError):
     """Action lists that cannot run. The text shows the lists around every violation."""
 
     def __init__(self, lists: ActionLists, violations: Sequence[Violation]) -> None:
-        super().__init__(violation.fault for violation in violations)
+        super().__init__(
+            Fault(f"pp_rank {v.pp_rank}, action {v.index}", v.given or _marked(lists, v), v.rule, v.fix)
+            for v in violations
+        )
         self.args = (f"{faults_text(self.faults)}\n\n{draw_excerpt(lists, violations)}",)
 
 
@@ -45,7 +43,7 @@ def draw_excerpt(lists: ActionLists, violations: Sequence[Violation]) -> str:
 
     >>> from launcher.contract.actions import from_text
     >>> lists = [from_text("0F0 0SF0 0RB0 0B0"), from_text("1RF0 1B0 1F0 1SB0")]
-    >>> wrong = Violation(pp_rank=1, index=1, given="1B0", rule="follows its forward", fix="Move it.")
+    >>> wrong = Violation(pp_rank=1, index=1, rule="follows its forward", fix="Move it.")
     >>> print(draw_excerpt(lists, [wrong]))
       pp_rank 1  1RF0 >1B0< 1F0 1SB0
     """
@@ -57,12 +55,16 @@ def draw_excerpt(lists: ActionLists, violations: Sequence[Violation]) -> str:
     return "\n".join(lines)
 
 
+def _marked(lists: ActionLists, violation: Violation) -> str:
+    actions, index = lists[violation.pp_rank], violation.index
+    return str(actions[index]) if index < len(actions) else "end"
+
+
 def _row(lists: ActionLists, violation: Violation) -> tuple[str, str]:
     """The text left of the marked action, and the text from it on."""
     actions, index = lists[violation.pp_rank], violation.index
     before = [str(action) for action in actions[max(0, index - REACH) : index]]
     after = [str(action) for action in actions[index + 1 : index + 1 + REACH]]
-    marked = str(actions[index]) if index < len(actions) else "end"
     left = ["..."] * (index > REACH) + before
-    right = [f">{marked}<", *after] + ["..."] * (index + 1 + REACH < len(actions))
+    right = [f">{_marked(lists, violation)}<", *after] + ["..."] * (index + 1 + REACH < len(actions))
     return "".join(f"{word} " for word in left), " ".join(right)

@@ -228,9 +228,7 @@ def _end_survivors(handle: JobHandle) -> None:
     """Kills the ranks that survive torchrun's SIGTERM for a while, and logs it."""
     log = Path(handle.run_dir) / EXECUTOR_LOG
     with suppress(OSError):
-        if not log.stat().st_size or time.time() - log.stat().st_mtime < _SURVIVAL_S:
-            return
-        if _CLOSING not in log.read_bytes():
+        if time.time() - log.stat().st_mtime < _SURVIVAL_S or _CLOSING not in log.read_bytes():
             return
         with log.open("a", encoding="utf-8") as file:
             for pid in _rank_pids(handle):
