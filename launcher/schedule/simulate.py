@@ -75,8 +75,6 @@ class Timeline:
     """End of the last action."""
     busy_s: tuple[float, ...]
     """Compute time of each pp_rank."""
-    transfers: int
-    """Messages between ranks."""
 
     @property
     def bubble_fraction(self) -> float:
@@ -96,8 +94,8 @@ def simulate(lists: ActionLists, shape: PipelineShape, costs: Costs | SchedulePl
     >>> shape = PipelineShape(num_pp_ranks=2, num_microbatches=1)
     >>> lists = [from_text("0F0 0B0"), from_text("1F0 1B0")]
     >>> timeline = simulate(lists, shape, Costs(forward_s=(1, 1), backward_s=(2, 2), transfer_s=0.5))
-    >>> timeline.makespan_s, timeline.busy_s, timeline.transfers
-    (7.0, (3, 3), 2)
+    >>> timeline.makespan_s, timeline.busy_s
+    (7.0, (3, 3))
     """
     compute = _compute_only(lists)
     assert bool(costs.weight_s) == has_weight_actions(lists), "weight_s goes with a schedule that has W"
@@ -132,7 +130,6 @@ def _timeline(
     compute: ActionLists, shape: PipelineShape, durations_s: Sequence[Sequence[float]], transfer_s: float
 ) -> Timeline:
     graph = DependencyGraph.of(compute, shape)
-    owner = graph.owner
     starts, ends = _run(graph, list(chain.from_iterable(durations_s)), transfer_s)
     return Timeline(
         spans=tuple(
@@ -141,10 +138,6 @@ def _timeline(
         ),
         makespan_s=max(ends),
         busy_s=tuple(map(sum, durations_s)),
-        transfers=sum(
-            needed_by != ABSENT and owner[needed_by] != rank
-            for rank, needed_by in zip(owner, graph.consumer, strict=True)
-        ),
     )
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from launcher.base import registry
-from launcher.contract.actions import PipelineShape
+from launcher.contract.actions import SB, SF, PipelineShape
 from launcher.contract.strategy import Schedule
 from launcher.schedule.drawing.svg import COLORS, svg_text
 from launcher.schedule.drawing.timeline_files import COLUMNS, csv_text, trace_text
@@ -150,7 +150,8 @@ def test_a_trace_has_an_arrow_per_message_from_inside_its_slice_to_the_start_of_
     slices = [event for event in events if event["ph"] == "X"]
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
     starts = [event for event in events if event["ph"] == "s"]
-    assert len(starts) == len(ends) == timeline_of(name, shape).transfers
+    lists = lower(registry.load(Schedule, name), shape)
+    assert len(starts) == len(ends) == sum(action.kind in (SF, SB) for each in lists for action in each)
     for start in starts:
         end = ends[start["id"]]
         (source,) = [
