@@ -124,14 +124,12 @@ def _choice_fault(files: CachingConfigRepository, override: Override) -> Fault |
     if not files.group_exists(group) or override.is_delete():
         return None
     value, given = override.value(), overrides.split(word)[1]
-    where = f"override {word}"
+    where, fix = f"override {word}", f"Give {group}={given}."
     if override.is_force_add():
-        return Fault(
-            group, given, "a file of a group is selected without ++", f"Give {group}={given}.", where
-        )
+        return Fault(group, given, "a file of a group is selected without ++", fix, where)
     if override.package is not None:
         rule = "files of a group are always placed at the path of the group"
-        return Fault(f"{group}@{override.package}", given, rule, f"Give {group}={given}.", where)
+        return Fault(f"{group}@{override.package}", given, rule, fix, where)
     if isinstance(value, dict):
         return None
     names = value if isinstance(value, list) else [value]

@@ -80,10 +80,8 @@ class NodeReader:
         return None
 
     def _too_much(self, path: str, where: str) -> None:
-        rule, fix = (
-            f"the file holds more than {_MAX_NODES:,} values, those of its aliases counted",
-            "Use fewer.",
-        )
+        rule = f"the file holds more than {_MAX_NODES:,} values, those of its aliases counted"
+        fix = "Use fewer."
         if self.num_nodes <= _MAX_NODES:
             rule = f"is nested more than {overrides.MAX_DEPTH} deep, as an alias inside of its own anchor is"
             fix = "Write it flatter."

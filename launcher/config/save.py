@@ -29,11 +29,8 @@ def scalar_text(value: Any) -> str:
     ['1.0e-05', '3.0', 'null', 'true', '"no"', '"1f1b"', 'bf16', '[1, 2]']
     """
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{scalar_text(str(key))}: {scalar_text(item)}" for key, item in value.items())
-            + "}"
-        )
+        items = (f"{scalar_text(str(key))}: {scalar_text(item)}" for key, item in value.items())
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(scalar_text, value)) + "]"
     if isinstance(value, float):

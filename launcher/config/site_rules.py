@@ -69,9 +69,8 @@ def site_faults(site: SiteConfig) -> Iterator[Fault]:
         yield Fault("site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default.")
     if site.gpu_request == "gres_typed" and site.gpu_type is None:
         rule = "requests GPUs by type, and site.gpu_type is null"
-        yield Fault(
-            "site.gpu_request", site.gpu_request, rule, "Set site.gpu_type, or site.gpu_request=gres."
-        )
+        fix = "Set site.gpu_type, or site.gpu_request=gres."
+        yield Fault("site.gpu_request", site.gpu_request, rule, fix)
     if site.gpu_request != "gres_typed" and site.gpu_type is not None:
         rule = f"has no effect while site.gpu_request is {site.gpu_request}"
         yield Fault("site.gpu_type", site.gpu_type, rule, "Set site.gpu_request=gres_typed.")

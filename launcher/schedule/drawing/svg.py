@@ -171,11 +171,8 @@ def _legend(chart: _Chart) -> Iterator[str]:
     entries = [
         ([chart.color(kind, chunk) for chunk in chunks], 12, name) for kind, name in names if kind in kinds
     ]
-    entries += [
-        ([_IDLE], 12, "idle"),
-        ([_RAMP], _STRIP, "warm-up, cool-down"),
-        ([_STEADY], _STRIP, "steady phase"),
-    ]
+    entries += [([_IDLE], 12, "idle"), ([_RAMP], _STRIP, "warm-up, cool-down")]
+    entries += [([_STEADY], _STRIP, "steady phase")]
     x, y = float(_LEFT), chart.bottom + 24
     for colors, height, name in entries:
         for color in colors:

@@ -66,15 +66,14 @@ class Inventory:
     def _misplaced(self, actions: Sequence[Action], pp_rank: int, wrong: set[Action]) -> Iterator[Violation]:
         indices = [index for index, action in enumerate(actions) if action in wrong]
         if indices:
-            is_split = any(action.kind == W for action in wrong) and not self.splits_backward
+            has_weights = any(action.kind == W for action in wrong) and not self.splits_backward
+            weights_fix = "Set splits_backward = True on the schedule, or remove every W."
             yield Violation(
                 pp_rank=pp_rank,
                 index=indices[0],
                 given=_some(actions[index] for index in indices),
                 rule=f"not among the actions of pp_rank {pp_rank} ({self._belonging(pp_rank)})",
-                fix="Set splits_backward = True on the schedule, or remove every W."
-                if is_split
-                else "Remove it.",
+                fix=weights_fix if has_weights else "Remove it.",
             )
 
     def _belonging(self, pp_rank: int) -> str:

@@ -62,14 +62,13 @@ def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
         fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}."
         yield Fault("executor.continuation", "chain", rule, fix)
     yield from restart_faults(config, settings.max_restarts)
-    most = 0 if settings.continuation == "none" else settings.max_starts - 1
+    most = settings.max_starts - 1
+    rule = f"there are at most executor.max_starts={settings.max_starts} starts"
+    if settings.continuation == "none":
+        rule, most = "nothing starts the ranks again with executor.continuation=none", 0
     if settings.max_restarts > most:
-        rule = "nothing starts the ranks again with executor.continuation=none"
-        if settings.continuation != "none":
-            rule = f"there are at most executor.max_starts={settings.max_starts} starts"
-        yield Fault(
-            "executor.max_restarts", settings.max_restarts, rule, f"Set executor.max_restarts={most}."
-        )
+        fix = f"Set executor.max_restarts={most}."
+        yield Fault("executor.max_restarts", settings.max_restarts, rule, fix)
 
 
 def continuation_notes(config: LaunchConfig) -> Iterator[str]:

@@ -62,13 +62,10 @@ def role_faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
         elif name in others and others[name] > site.ranks_per_node and others[name] % site.ranks_per_node:
             rule = f"{others[name]} ranks do not fill whole nodes of {site.ranks_per_node}"
             near = min(divisors(others[name]), key=lambda size: abs(size - site.ranks_per_node))
-            yield Fault(
-                f"{path}.ranks_per_node", site.ranks_per_node, rule, f"Set {path}.ranks_per_node={near}."
-            )
-    if (
-        others.keys() & config.site.roles.keys()
-        and config.executor.settings(SlurmConfig).starter == "torchrun"
-    ):
+            fix = f"Set {path}.ranks_per_node={near}."
+            yield Fault(f"{path}.ranks_per_node", site.ranks_per_node, rule, fix)
+    starter = config.executor.settings(SlurmConfig).starter
+    if starter == "torchrun" and others.keys() & config.site.roles.keys():
         rule = "torchrun starts equal nodes, and roles have nodes of their own (site.roles)"
         yield Fault("executor.starter", "torchrun", rule, "Set executor.starter=srun, or site.roles={}.")
 

@@ -135,15 +135,12 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"components={1 + len(batch.others)}"
     yield f"host_suffix={shlex.quote(site.host_suffix)}"
     yield f"resume=({'--resume' if request.resume else ''})"
-    cpus = batch.config.site.cpus_per_rank
+    cpus = site.cpus_per_rank
     if not batch.others:
         cpus = cpus and cpus * batch.layout.ranks_per_node // batch.tasks_per_node
         yield f"step=({_words(_step_options(batch, cpus))})"
         return
-    every = [
-        (batch.layout, cpus),
-        *((component.layout, component.site.cpus_per_rank) for component in batch.others),
-    ]
+    every = [(batch.layout, cpus), *((each.layout, each.site.cpus_per_rank) for each in batch.others)]
     for number, (layout, cpus) in enumerate(every):
         nodes, ranks = f"--nodes={layout.num_nodes}", f"--ntasks={layout.num_ranks}"
         size = (nodes, ranks, f"--ntasks-per-node={layout.ranks_per_node}")
