@@ -24,11 +24,10 @@ def secret_values(environment: Mapping[str, str], names: Sequence[str]) -> dict[
         raise JobError(
             f"site.secrets names {listed}, not set here. Set it where you submit: export {missing[0]}=..."
         )
-    found = {name: value for name, value in environment.items() if name in names or is_secret_variable(name)}
     return {
         name: value.encode(errors="surrogateescape")
-        for name, value in found.items()
-        if len(value) >= _MIN_LENGTH
+        for name, value in environment.items()
+        if len(value) >= _MIN_LENGTH and (name in names or is_secret_variable(name))
     }
 
 

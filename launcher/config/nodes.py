@@ -34,10 +34,10 @@ class NodeReader:
         """The plain value of a node: keys stay as written, plain scalars mean what `scalar` says."""
         where = self._where(node)
         self.num_nodes += 1
-        if self.num_nodes > _MAX_NODES or depth > overrides.MAX_DEPTH:
-            return self._too_much(path, where)
         is_plain = node.id == "scalar" and node.style in _PLAIN_STYLES and "${" not in node.value
         self.marks[path] = Source(where=where, text=node.value if is_plain else None)
+        if self.num_nodes > _MAX_NODES or depth > overrides.MAX_DEPTH:
+            return self._too_much(path, where)
         if node.tag not in _TAGS:
             self.faults.append(Fault(path, node.tag, "YAML tags are not supported", "Remove the tag.", where))
         if node.id == "mapping":

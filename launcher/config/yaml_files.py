@@ -162,15 +162,15 @@ def defaults_faults(values: Mapping[str, Any], marks: Mapping[str, Source]) -> I
         return
     entries = values["defaults"]
     if not isinstance(entries, list):
-        yield Fault("defaults", entries, "must be a list of files", _FIX, _where("defaults", marks))
+        yield Fault("defaults", entries, "must be a list of files", _FIX, marks["defaults"].where)
         return
     for index, entry in enumerate(entries):
         path = f"defaults[{index}]"
         if not _is_entry(entry):
             rule = "must be the name of a file, or `group: name`"
-            yield Fault(path, entry, rule, _FIX, _where(path, marks))
+            yield Fault(path, entry, rule, _FIX, marks[path].where)
         elif entry in entries[:index]:
-            yield Fault(path, entry, "is listed twice", "Remove one.", _where(path, marks))
+            yield Fault(path, entry, "is listed twice", "Remove one.", marks[path].where)
 
 
 def _is_entry(entry: Any) -> bool:
@@ -179,7 +179,3 @@ def _is_entry(entry: Any) -> bool:
         return isinstance(entry, str)
     files = [file for value in entry.values() for file in (value if isinstance(value, list) else [value])]
     return len(entry) == 1 and all(isinstance(file, str) or file is None for file in files)
-
-
-def _where(path: str, marks: Mapping[str, Source]) -> str:
-    return marks[path].where if path in marks else ""

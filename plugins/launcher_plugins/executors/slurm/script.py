@@ -205,9 +205,8 @@ def array(scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | No
     """
     heads = [[line for line in script.text.splitlines() if line.startswith(_DIRECTIVE)] for script in scripts]
     heads = [[line for line in head if not line.startswith(_OF_ONE_RUN)] for head in heads]
-    if any(HET_JOB in script.text for script in scripts):
-        return None
-    if any(head != heads[0] for head in heads) or any(script.num_jobs > 1 for script in scripts):
+    is_several = any(HET_JOB in script.text or script.num_jobs > 1 for script in scripts)
+    if is_several or any(head != heads[0] for head in heads):
         return None
     throttle = f"%{request.at_once}" if request.at_once else ""
     output = f"{request.folder}/".replace("%", "%%") + f"%a/{EXECUTOR_LOG}"
