@@ -138,7 +138,7 @@ def test_ways_of_faults_that_hang_together_mend_them_all():
         ),
         (
             f"{LLAMA3_70B} parallel.schedule=1f1b",
-            "parallel.schedule=1f1b: num_chunks = 5; 1f1b runs one model",
+            "parallel.schedule=1f1b: num_chunks = 5; this schedule runs one model",
         ),
         (f"{LLAMA3_8B} precision=bf16 device=v100_32gb", "Set precision=fp16."),
         (f"{LLAMA3_8B} precision.compute=bf16 device=v100_32gb", "Set precision.compute=fp16."),
