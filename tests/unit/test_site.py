@@ -135,6 +135,11 @@ def test_other_options_are_no_secrets(key):
     assert list(secret_faults({"data": {"options": {key: "abc123"}}})) == []
 
 
+def test_a_secret_inside_a_list_is_refused():
+    faults = secret_faults({"data": {"options": {"hubs": [{"api_key": "abc123"}]}}})
+    assert [fault.path for fault in faults] == ["data.options.hubs[0].api_key"]
+
+
 def test_no_shipped_setting_is_taken_for_a_secret():
     composed = compose_sound("quickstart")
     assert list(secret_faults(plain(load(composed.values, composed.sources)))) == []
