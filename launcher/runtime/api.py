@@ -118,7 +118,7 @@ class StepOutcome:
     grad_norm: float
     """Norm of the whole model's gradient before clipping."""
     lr: float
-    skipped: bool = False
+    is_skipped: bool = False
     disagreement: float | None = None
     """Where replicas average their weights: the norm of this one's difference from the average, over the norm
     of the average."""

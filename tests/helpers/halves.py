@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch.distributed as dist
+
 from launcher.contract.plan import Plan
-from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.checkpoint.saving import HasState, Saver, restore
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
@@ -14,6 +16,14 @@ from tests.helpers.equality import CPU
 
 HALF, STEPS = 2, 4
 MODEL = {"vocab_size": 257, "dropout": 0.1}
+
+
+def save(trainer: HasState, root: Path, step: int) -> None:
+    """Writes a checkpoint after ``step`` steps and waits for it. Collective over all ranks."""
+    saver = Saver(trainer, root)
+    saver.save(step)
+    saver.wait()
+    dist.barrier()
 
 
 def first_half(rank: int, plan: Plan, root: Path) -> list[float | None]:

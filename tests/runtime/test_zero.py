@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from launcher.contract.plan import LayerShape, ModelShape, Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import slice_of
-from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.groups import Group
@@ -32,6 +32,7 @@ from launcher_plugins.parallel.zero.runtime.engine import check_alike
 from launcher_plugins.parallel.zero.runtime.state import num_good_steps, set_num_good_steps
 from launcher_plugins.parallel.zero.runtime.update import Zero1Update
 from tests.helpers.equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
+from tests.helpers.halves import save
 from tests.helpers.objects import inside, substitute
 from tests.helpers.ranks import RankError, run_ranks
 

@@ -154,14 +154,6 @@ class HostCopy:
         return copies
 
 
-def save(trainer: HasState, root: Path, step: int) -> None:
-    """Writes a checkpoint after ``step`` steps and waits for it. Collective over all ranks."""
-    saver = Saver(trainer, root)
-    saver.save(step)
-    saver.wait()
-    dist.barrier()
-
-
 def restore(holder: HasState, root: Path, note: Path | None = None) -> int:
     """Loads the newest intact checkpoint; returns its number of steps. Collective over all ranks.
 

@@ -20,8 +20,8 @@ class UnshardedLayers:
     size = 1
     splits_sequence = False
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, split: SplitBackward) -> None:
-        self._device, self._dtype, self._split = device, dtype, split
+    def __init__(self, device: torch.device, dtype: torch.dtype, deferral: SplitBackward) -> None:
+        self._device, self._dtype, self._deferral = device, dtype, deferral
 
     def for_stage(self, stage: StagePlan) -> UnshardedLayers:
         """The same for every stage."""
@@ -42,8 +42,8 @@ class UnshardedLayers:
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
         """(hidden [batch, seq, size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
         if embedding is not None:
-            return Head(cast(Embedding, embedding).weight, self._split)
-        return Head(self._parameter(f"{name}.weight", num_rows, size), self._split)
+            return Head(cast(Embedding, embedding).weight, self._deferral)
+        return Head(self._parameter(f"{name}.weight", num_rows, size), self._deferral)
 
     def positions(self, seq_length: int) -> slice:
         """The whole sequence."""
@@ -51,7 +51,7 @@ class UnshardedLayers:
 
     def _linear(self, name: str, in_size: int, out_size: int, bias: bool) -> Linear:
         weight = self._parameter(f"{name}.weight", out_size, in_size)
-        return Linear(weight, self._parameter(f"{name}.bias", out_size) if bias else None, self._split)
+        return Linear(weight, self._parameter(f"{name}.bias", out_size) if bias else None, self._deferral)
 
     def _parameter(self, name: str, *shape: int) -> nn.Parameter:
         return new_parameter(GlobalSlice.unsharded(name, shape), shape, self._device, self._dtype)
@@ -60,14 +60,14 @@ class UnshardedLayers:
 class Linear(nn.Module):
     """x [..., in] -> [..., out]."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, split: SplitBackward) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, deferral: SplitBackward) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
-        self._split = split
+        self._deferral = deferral
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        return self._split.linear(x, self.weight, self.bias)
+        return self._deferral.linear(x, self.weight, self.bias)
 
 
 class Linears(nn.Module):
@@ -97,14 +97,14 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Projection to the vocabulary and the loss."""
 
-    def __init__(self, weight: nn.Parameter, split: SplitBackward) -> None:
+    def __init__(self, weight: nn.Parameter, deferral: SplitBackward) -> None:
         super().__init__()
         self.weight = weight
-        self._split = split
+        self._deferral = deferral
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(hidden [batch, seq, size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
-        logits = self._split.linear(hidden, self.weight).float()
+        logits = self._deferral.linear(hidden, self.weight).float()
         return functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )

@@ -69,15 +69,15 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
         sample = sample.detach()
         if sample.is_floating_point():
             sample.requires_grad_()
-        before, split = saved.num_elements, SplitBackward(is_enabled=True)
-        split_with(layer, split)
+        before, deferral = saved.num_elements, SplitBackward(is_enabled=True)
+        split_with(layer, deferral)
         with (
             _check_stateless(model, index, layer),
             FlopCounterMode(display=False) as counter,
             saved_tensors_hooks(saved.save, lambda tensor: tensor),
         ):
             sample = layer(sample)
-        weight_flops = _weight_flops(layer, sample, split) if can_split(layer) else 0.0
+        weight_flops = _weight_flops(layer, sample, deferral) if can_split(layer) else 0.0
         num_parameters = sum(param.numel() for param in layer.parameters())
         shapes.append(
             LayerShape(
@@ -97,9 +97,9 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
     )
 
 
-def _weight_flops(layer: nn.Module, output: Tensor, split: SplitBackward) -> float:
+def _weight_flops(layer: nn.Module, output: Tensor, deferral: SplitBackward) -> float:
     """Operations of the weight gradients that the layer's backward defers."""
-    with split.collecting() as deferred:
+    with deferral.collecting() as deferred:
         output.sum().backward()  # type: ignore[no-untyped-call]
     with FlopCounterMode(display=False) as counter:
         for gradient in deferred:

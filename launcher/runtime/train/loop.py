@@ -59,7 +59,7 @@ class Trainer:
         self.update.begin(step)
         over_replicas = self.ctx.replicas is None or not self.ctx.replicas.is_asynchronous
         num_targets = self._num_targets(microbatches, over_replicas=over_replicas)
-        with self.memory.tracking(self.part.modules.values(), self.part.split):
+        with self.memory.tracking(self.part.modules.values(), self.part.deferral):
             result = self.executor.train(
                 microbatches, self.update, lambda: self.update.loss_scale / num_targets.value().clamp(min=1)
             )
@@ -119,7 +119,7 @@ def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> Pipel
         modules={stage.stage: module for stage, module in zip(ctx.plan.stages, modules, strict=True)},
         actions=from_text(ctx.plan.actions),
         input_shapes={stage.stage: local(stage.input_shape) for stage in plan.stages[1:]},
-        split=ctx.split_backward,
+        deferral=ctx.split_backward,
         dtype=DTYPES[plan.config.precision.compute],
         device=ctx.device,
     )
@@ -241,9 +241,9 @@ def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) 
         num_samples=batch.global_size,
         num_tokens=batch.global_size * (batch.seq_length if is_text else 1),
         loss=done.loss,
-        grad_norm=None if done.outcome.skipped else done.outcome.grad_norm,
+        grad_norm=None if done.outcome.is_skipped else done.outcome.grad_norm,
         lr=done.outcome.lr,
-        is_skipped=done.outcome.skipped,
+        is_skipped=done.outcome.is_skipped,
         disagreement=done.outcome.disagreement,
         **times,
     )

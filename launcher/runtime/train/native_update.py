@@ -97,7 +97,7 @@ class NativeUpdate(Update):
             self._buckets.clear()
             if self._scale is not None:
                 self._scale.after_step(overflowed=overflowed)
-        return StepOutcome(grad_norm=norm, lr=lr, skipped=overflowed)
+        return StepOutcome(grad_norm=norm, lr=lr, is_skipped=overflowed)
 
     @property
     def loss_scale(self) -> float:

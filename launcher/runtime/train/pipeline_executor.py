@@ -63,7 +63,7 @@ class PipelinePart:
     actions: Sequence[Action]
     input_shapes: Mapping[int, tuple[int, ...]]
     """Local shape of one microbatch's input, for every stage of the model but the first."""
-    split: SplitBackward
+    deferral: SplitBackward
     """Collects the weight gradients that the modules' backwards defer."""
     dtype: torch.dtype
     """Number format of the messages."""
@@ -199,10 +199,10 @@ class PipelineExecutor:
             grad, grad_buffer = self._receive((RB, stage, index), step)
         forwarded = step.forwarded.pop((stage, index))
         buffers = grad_buffer, forwarded.buffer
-        chunk, split = self._chunk(stage), self._part.split
+        chunk, deferral = self._chunk(stage), self._part.deferral
         with self._clock.action(is_backward=True):
-            if split.is_enabled:
-                with split.collecting() as gradients:
+            if deferral.is_enabled:
+                with deferral.collecting() as gradients:
                     update.backward(forwarded.root, grad, chunk=chunk, last=last)
                 step.deferred[stage, index] = _Deferred(gradients, buffers)
             else:
@@ -213,7 +213,7 @@ class PipelineExecutor:
             if grad_buffer is not None and _share_storage(input_grad, grad_buffer):
                 input_grad = input_grad.clone()  # the buffer is reused before this has been sent
             self._deliver((RB, stage - 1, index), input_grad, step)
-        if not split.is_enabled:
+        if not deferral.is_enabled:
             self._free(buffers)
 
     def _backward_weight(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:

@@ -110,7 +110,7 @@ class _DeepSpeedUpdate(Update):
             return StepOutcome(grad_norm=float(engine.get_global_grad_norm()), lr=lr)
         if config.precision.compute != "fp16":
             raise not_finite(step, torch.inf)
-        return StepOutcome(grad_norm=torch.inf, lr=lr, skipped=True)
+        return StepOutcome(grad_norm=torch.inf, lr=lr, is_skipped=True)
 
     def _parts(self) -> list[OwnedPart]:
         return owned_parts(self._engine.optimizer, self._params)
