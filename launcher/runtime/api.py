@@ -175,6 +175,13 @@ class Handle(Protocol):
         """Returns when the tensor may be used (on CUDA: by the current stream)."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A `Handle` made of a function."""
+
+    wait: Callable[[], Any]
+
+
 class Transport(Protocol):
     """Point-to-point messages between pipeline ranks.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from launcher.base.errors import JobError
@@ -36,6 +37,10 @@ class FileTensor:
         shapes = [shape for _, shape in self.parts]
         joined = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         return joined[::-1] if self.is_transposed else joined
+
+    def numel(self) -> int:
+        """Number of its elements."""
+        return prod(self.shape)
 
 
 def file_tensors(model: ModelConfig, seq_length: int) -> list[FileTensor]:

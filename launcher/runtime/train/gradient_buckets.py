@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from launcher.runtime.api import Handle, Root
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 
-T = TypeVar("T", bound=Tensor)
+
+class HasNumel(Protocol):
+    """A tensor, or what will be one."""
+
+    def numel(self) -> int:
+        """Number of its elements."""
+
+
+T = TypeVar("T", bound=HasNumel)
 
 
 @dataclass
