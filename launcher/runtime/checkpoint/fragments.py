@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
-from launcher.runtime.api import GlobalFragment, GlobalSlice
+from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, by torch's names."""
@@ -27,11 +27,6 @@ def state_name(kind: str, name: str) -> str:
     return f"{kind}/{name}"
 
 
-def state_slice(where: GlobalSlice, kind: str) -> GlobalSlice:
-    """The slice of the global tensor that holds one kind of a parameter's state."""
-    return replace(where, name=state_name(kind, where.name))
-
-
 def scalar_fragment(name: str, value: float) -> GlobalFragment:
     """A number of the optimizer as a fragment without dims."""
     return GlobalFragment(slice=GlobalSlice.unsharded(name, ()), tensor=torch.tensor(value))
@@ -40,8 +35,38 @@ def scalar_fragment(name: str, value: float) -> GlobalFragment:
 def adam_state(optimizer: torch.optim.Optimizer, master: Tensor) -> dict[str, Tensor]:
     """A master weight and Adam's moments of it, by kind; the moments are zero before the first update."""
     known = optimizer.state.get(master, {})
-    moments = {kind: known.get(kind, torch.zeros_like(master)) for kind in MOMENTS}
+    moments = {kind: known[kind] if kind in known else torch.zeros_like(master) for kind in MOMENTS}
     return {"weight": master.detach(), **moments}
+
+
+def state_fragments(
+    where: GlobalSlice, shape: Sequence[int], state: Mapping[str, Tensor], start: int = 0
+) -> Iterator[GlobalFragment]:
+    """A parameter's state as boxes of global tensors, without padding; each a view.
+
+    ``shape``: local shape of the whole parameter; ``state``: by kind, a contiguous tensor of its elements
+    from number ``start`` on.
+    """
+    unpadded = where.unpadded_shape(shape)
+    for kind, tensor in state.items():
+        flat = tensor.view(-1)
+        for box in boxes(shape, start, start + flat.numel()):
+            spans = zip(box.offset, box.shape, unpadded, strict=True)
+            kept = [max(0, min(offset + size, end) - offset) for offset, size, end in spans]
+            if 0 in kept:
+                continue
+            part = flat.narrow(0, box.start - start, box.numel).view(box.shape)
+            corner = tuple(a + b for a, b in zip(where.offset, box.offset, strict=True))
+            part_of = replace(where, name=state_name(kind, where.name), offset=corner)
+            yield GlobalFragment(slice=part_of, tensor=part[tuple(map(slice, kept))])
+
+
+@torch.no_grad()
+def fill(fragments: Iterable[GlobalFragment], read: FragmentReader) -> None:
+    """Reads every fragment into its tensor."""
+    for fragment in fragments:
+        tensor = fragment.tensor
+        tensor.copy_(read(fragment.slice.name, fragment.slice.offset, tensor.shape))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.api import Handle, Root
+from launcher.runtime.api import DTYPES, Handle, RankContext, Root, Update
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 
 
@@ -150,6 +150,28 @@ class GradientBuckets:
         if self.exchange is not None and not bucket.is_started:
             bucket.is_started = True
             bucket.handle = self.exchange(bucket.flat)
+
+
+class BucketedUpdate(Update):
+    """An update of gradients in buckets, which the backward fills and exchanges."""
+
+    def __init__(self, ctx: RankContext, exchange: Callable[[Tensor], Handle | None] | None) -> None:
+        """``exchange``: as of `GradientBuckets`."""
+        self._ctx = ctx
+        self._buckets = GradientBuckets(
+            dtype=DTYPES[ctx.config.precision.gradients],
+            bucket_bytes=ctx.config.parallel.bucket_bytes,
+            exchange=exchange,
+        )
+
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        """Backward of one microbatch, with the exchange of the buckets that it completes."""
+        is_final = last and not self._ctx.split_backward.is_enabled
+        self._buckets.backward(out, grad, chunk=chunk, last=is_final)
+
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has deferred."""
+        self._buckets.backward_weight(deferred, chunk=chunk, last=last)
 
 
 def in_buckets(tensors: Sequence[T], bucket_bytes: int, element_bytes: int) -> list[list[T]]:

@@ -23,6 +23,7 @@ from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.process.log import log
 from launcher.runtime.train.gradient_buckets import in_buckets, unflatten
 from launcher.runtime.train.native_update import NativeUpdate
+from launcher.runtime.train.optimizer import squared_norm
 
 NUM_REPLICAS = "gossip/num_replicas"
 """Name of the number of replicas whose own states a checkpoint holds."""
@@ -151,7 +152,7 @@ class NeighbourExchange:
                 mean.add_(theirs)
             mean.div_(1 + len(received))
             for index, tensor in enumerate((own.sub_(mean), mean)):
-                squares[index] += torch.linalg.vector_norm(tensor).double().square()
+                squares[index] += squared_norm([tensor])
             own.copy_(mean)
         moved, norm = squares.sqrt().tolist()
         return moved / norm if norm else 0.0

@@ -8,7 +8,7 @@ timeout, which then closes the connections to all others, too), while one from t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from launcher.contract.heartbeat import PEERS
 from launcher.runtime.api import RankContext
-from launcher.runtime.train.optimizer import clip_factor, learning_rate
+from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.architectures.parameter_server.config import settings_of
 from launcher_plugins.architectures.parameter_server.runtime.codec import codec_of
 from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout, Shard
@@ -30,6 +30,8 @@ PUSH, DONE, SUM, SYNC, LEAVE, LOST = range(6)
 """Kinds of control messages: a step's gradients follow, bucket by bucket (from a server to itself: one of
 them has arrived); all are pushed; a number to be summed over the workers; ready for an evaluation; the worker
 ends; and, from a server to itself, that a worker has failed."""
+Reply = Callable[[], list[float]]
+"""Waits for a few numbers under way from the first server."""
 _CONTROLS_AHEAD = 16
 _CONTROL, _REPLY, _LAYOUT = range(3)
 """Tags of small messages; those of a bucket have tags of their own."""
@@ -85,20 +87,6 @@ class PendingSends:
             work.wait()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """A few numbers under way from the first server."""
-
-    values: Tensor
-    receive: Any
-
-    def wait(self) -> list[float]:
-        """The numbers; waits for them."""
-        self.receive.wait()
-        found: list[float] = self.values.tolist()
-        return found
-
-
 class Connections:
     """One rank's connections to the others. Collective over all ranks of the run."""
 
@@ -135,9 +123,17 @@ class Connections:
         return self.post(buffer, self.num_workers + server, _parameters(bucket))
 
     def post_reply(self, num_values: int) -> Reply:
-        """Posts the receive of a few numbers from the first server, after those already posted."""
+        """Posts the receive of a few numbers from the first server, after those already posted; returns a
+        function that waits for them."""
         values = torch.empty(num_values, dtype=torch.float64)
-        return Reply(values=values, receive=self.post(values, self.num_workers, _REPLY))
+        receive = self.post(values, self.num_workers, _REPLY)
+
+        def numbers() -> list[float]:
+            receive.wait()
+            found: list[float] = values.tolist()
+            return found
+
+        return numbers
 
     def send_layout(self, layout: ParameterLayout) -> None:
         """Sends the layout to every server."""
@@ -177,7 +173,7 @@ class WorkerChannels:
     """A server's channels to its workers, and their progress. Collective over the servers."""
 
     def __init__(self, ctx: RankContext, connections: Connections, shard: Shard, first_step: int) -> None:
-        self.connections, self.settings, self._config = connections, settings_of(ctx.config), ctx.config
+        self.connections, self.settings, self.config = connections, settings_of(ctx.config), ctx.config
         self.is_first = ctx.plan.rank == connections.num_workers
         self._codec, self._shard, self._clock = codec_of(ctx), shard, ctx.clock
         workers = range(connections.num_workers)
@@ -228,16 +224,7 @@ class WorkerChannels:
     def lr(self, step: int) -> float:
         """The learning rate of an update."""
         scale = self.settings.lr_factor(self.connections.num_workers)
-        return scale * learning_rate(self._config.optim, step, self._config.train.num_steps)
-
-    def clip_factor(self, norm: float) -> float:
-        """Factor of a gradient of this norm."""
-        return clip_factor(norm, self._config.optim.clip_norm)
-
-    @property
-    def clips(self) -> bool:
-        """Whether an update has to wait for the norm of all gradients."""
-        return self._config.optim.clip_norm is not None
+        return scale * learning_rate(self.config.optim, step, self.config.train.num_steps)
 
     def reply(self, worker: int, values: Sequence[float]) -> None:
         """Sends a few numbers, on the first server alone."""

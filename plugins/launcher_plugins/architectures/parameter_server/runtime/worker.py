@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from launcher.base.errors import JobError
 from launcher.contract.records import REPLICATED, SERVER
 from launcher.runtime.api import (
-    DTYPES,
     FragmentReader,
     GlobalFragment,
     Handle,
@@ -33,12 +32,12 @@ from launcher.runtime.api import (
     Root,
     StepOutcome,
     Update,
+    Waiting,
     slice_of,
 )
 from launcher.runtime.checkpoint.fragments import state_name
-from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
-from launcher.runtime.train.gradient_buckets import Bucket, GradientBuckets, unflatten
-from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite
+from launcher.runtime.train.gradient_buckets import Bucket, BucketedUpdate, unflatten
+from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite, squared_norm
 from launcher_plugins.architectures.parameter_server.config import settings_of
 from launcher_plugins.architectures.parameter_server.runtime.codec import ErrorFeedback, codec_of
 from launcher_plugins.architectures.parameter_server.runtime.messages import (
@@ -51,7 +50,7 @@ from launcher_plugins.architectures.parameter_server.runtime.messages import (
     ControlMessage,
     Reply,
 )
-from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout, ParameterShape
+from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout
 
 
 def update(ctx: RankContext) -> Update:
@@ -72,21 +71,17 @@ class Pulled:
     """Under way; empty: the model has the newest parameters."""
 
 
-class ParameterServerUpdate(Update):
+class ParameterServerUpdate(BucketedUpdate):
     """The update and the `Replicas` of a worker."""
 
     loss_scale = 1.0
 
     def __init__(self, ctx: RankContext) -> None:
         config = ctx.config
-        self._ctx, self._settings = ctx, settings_of(config)
+        self._settings = settings_of(config)
+        super().__init__(ctx, self._push_bucket if self._settings.overlap else None)
         self._connections, self._feedback = Connections(ctx), ErrorFeedback(codec_of(ctx))
         self._is_cuda = ctx.device.type == "cuda"
-        self._buckets = GradientBuckets(
-            dtype=DTYPES[config.precision.gradients],
-            bucket_bytes=config.parallel.bucket_bytes,
-            exchange=self._push_bucket if self._settings.overlap else None,
-        )
         self._pulled: list[Pulled] = []
         self._ready: list[tuple[Any, Callable[[], None]]] = []
         """Sends that wait for a copy to the host, with the event of the copy."""
@@ -117,8 +112,8 @@ class ParameterServerUpdate(Update):
                 needed = list({id(pulled_with[param]): pulled_with[param] for param in params}.values())
                 if module is not chunk and needed:
                     module.register_forward_pre_hook(partial(self._before_layer, needed))
-        shapes = (tuple(_shape_of(param) for param in bucket.params) for bucket in buckets)
-        self._layout = ParameterLayout(buckets=tuple(shapes), num_servers=num_servers)
+        slices = (tuple(map(slice_of, bucket.params)) for bucket in buckets)
+        self._layout = ParameterLayout(buckets=tuple(slices), num_servers=num_servers)
         self._first_buckets = [
             min(self._layout.buckets_of(server), default=None) for server in range(num_servers)
         ]
@@ -135,12 +130,7 @@ class ParameterServerUpdate(Update):
     def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Backward of one microbatch; in the last one full buckets are pushed to the servers."""
         self._wait_for(self._pulled)  # of layers that did not run
-        is_final = last and not self._ctx.split_backward.is_enabled
-        self._buckets.backward(out, grad, chunk=chunk, last=is_final)
-
-    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
-        """The weight gradients that a split backward has deferred."""
-        self._buckets.backward_weight(deferred, chunk=chunk, last=last)
+        super().backward(out, grad, chunk=chunk, last=last)
 
     def apply(self, step: int) -> StepOutcome:
         """Pushes the remaining gradients, and receives the norm."""
@@ -156,7 +146,7 @@ class ParameterServerUpdate(Update):
             reply = self._connections.post_reply(2)
             self._send_to_all(ControlMessage(kind=DONE, step=step, value=factor, signal=received))
             self._connections.sends.wait()
-            summed_norm, signal = reply.wait()
+            summed_norm, signal = reply()
         if not self.is_asynchronous:
             norm = summed_norm
             if not isfinite(norm):
@@ -192,13 +182,13 @@ class ParameterServerUpdate(Update):
 
             self._ready.append((event, send))
             self._send_ready(wait=False)
-            return _Sum(self, value, self._connections.post_reply(1))
+            return Waiting(partial(self._wait_for_sum, value, self._connections.post_reply(1)))
 
-    def wait_for_sum(self, value: Tensor, reply: Reply) -> None:
+    def _wait_for_sum(self, value: Tensor, reply: Reply) -> None:
         """Waits for the sum and writes it into ``value``."""
         with self._ctx.clock.section(SERVER), self._watched():
             self._send_ready(wait=True)
-            value.fill_(reply.wait()[0])
+            value.fill_(reply()[0])
 
     def synchronize(self) -> None:
         """Waits for the other workers, then pulls the parameters once more, the same on all."""
@@ -275,8 +265,7 @@ class ParameterServerUpdate(Update):
 
     def _own_norm(self, step: int) -> tuple[float, float]:
         """Norm of this worker's gradient, and the factor that clips it."""
-        squares = [torch.linalg.vector_norm(b.flat, dtype=torch.float32) for b in self._buckets.all()]
-        norm = float(torch.stack(squares).double().square().sum().sqrt())
+        norm = float(squared_norm([bucket.flat for bucket in self._buckets.all()]).sqrt())
         if not isfinite(norm):
             raise not_finite(step, norm)
         return norm, clip_factor(norm, self._ctx.config.optim.clip_norm)
@@ -330,21 +319,3 @@ class ParameterServerUpdate(Update):
                 f"a parameter server does not answer, so this worker cannot continue: {error}. The server's "
                 "log has the reason; `trireme run ... --resume` continues from the newest checkpoint"
             ) from error
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A sum that the first server computes."""
-
-    worker: ParameterServerUpdate
-    value: Tensor
-    reply: Reply
-
-    def wait(self) -> None:
-        """Returns when the value is the sum."""
-        self.worker.wait_for_sum(self.value, self.reply)
-
-
-def _shape_of(param: nn.Parameter) -> ParameterShape:
-    where = slice_of(param)
-    return ParameterShape(name=where.name, shape=where.shape)
