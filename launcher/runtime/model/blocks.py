@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launcher.contract.config import ModelConfig
-from launcher.runtime.api import DTYPES, GlobalSlice, Layers, RankContext, new_parameter
+from launcher.runtime.api import RankContext
 from launcher.runtime.data.microbatches import Microbatch
+from launcher.runtime.model.layers import Layers
 from launcher.runtime.model.randomness import DropoutKey, dropout, token_seeds
 from launcher.runtime.model.selective_recompute import checkpoint_without_output, discarding_output
 
@@ -55,8 +56,8 @@ class Norm(nn.Module):
         self.recomputes = recomputes
         model = ctx.config.model
         self.eps = model.norm_eps
-        self.weight = whole_parameter(ctx, f"{name}.weight", size)
-        self.bias = whole_parameter(ctx, f"{name}.bias", size) if model.family == "gpt" else None
+        self.weight = ctx.layers.replicated(f"{name}.weight", size)
+        self.bias = ctx.layers.replicated(f"{name}.bias", size) if model.family == "gpt" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] -> [..., size]."""
@@ -228,12 +229,6 @@ class Block(nn.Module):
         x = x + self.attention_dropout(self.attention(self.attention_norm(x)), attention_seeds)
         out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), mlp_seeds)
         return out
-
-
-def whole_parameter(ctx: RankContext, name: str, *shape: int) -> nn.Parameter:
-    """A parameter that every tensor-parallel rank holds whole."""
-    where = GlobalSlice.unsharded(name, shape, is_summed_over_tp=ctx.layers.splits_sequence)
-    return new_parameter(where, shape, ctx.device, DTYPES[ctx.config.precision.compute])
 
 
 def _known(size: int | None) -> int:

@@ -23,22 +23,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.checkpoint import checkpoint
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.registry import resolve
-from launcher.contract.config import LaunchConfig, ModelConfig
-from launcher.contract.plan import StagePlan
+from launcher.contract.config import ModelConfig
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, tag
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.compile import layer_calls
 from launcher.runtime.model.deferred_weight_gradients import split_with
+from launcher.runtime.model.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -63,8 +62,7 @@ def load_custom(model: ModelConfig, seed: int) -> LoadedModel:
 
     Raises:
         ConfigError: when it has no layers or no loss, or a layer whose result depends on the layout. Layers
-        of
-            a generator are checked as they are made.
+            of a generator are checked as they are made.
     """
     assert model.target is not None, "a custom model without its target"
     build = resolve(model.target)
@@ -124,40 +122,21 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         rule = f"gives {num_layers} layers here, the plan was made with {len(stage_of)}"
         fault = Fault("model.target", config.model.target, rule, "Plan again with the same code.")
         raise ConfigError([fault])
+    prologues = {stages[0].stage: partial(_inputs, DTYPES[config.precision.compute])}
+    epilogues = {stages[-1].stage: partial(_loss_sum, model.loss)}
     return [
-        CustomStage(own[stage.stage], config, stage, model.loss if stage == stages[-1] else None)
+        Stage(config, stage, prologues.get(stage.stage), own[stage.stage], epilogues.get(stage.stage))
         for stage in ctx.plan.stages
     ]
 
 
-class CustomStage(nn.Module):
-    """Consecutive layers of a user's model; called as `launcher.runtime.model.build.Stage`."""
+def _inputs(dtype: torch.dtype, batch: Microbatch) -> Tensor:
+    """The samples of a microbatch; real numbers in the compute format."""
+    return batch.inputs.to(dtype) if batch.inputs.is_floating_point() else batch.inputs
 
-    def __init__(
-        self, layers: Sequence[nn.Module], config: LaunchConfig, stage: StagePlan, loss: Loss | None
-    ) -> None:
-        """``loss``: that of the model on the last stage, None on the others."""
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.calls = layer_calls(layers, config)
-        """What runs in place of each layer in training."""
-        self.dtype, self.is_first = DTYPES[config.precision.compute], stage.stage == 0
-        self.recomputes = stage.recompute == "full"
-        self.loss = loss
 
-    def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
-        """hidden [micro, ...] -> [micro, ...], or the fp32 sum of the losses on the last stage."""
-        if self.is_first:
-            hidden = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
-        out = hidden
-        assert out is not None, "only the first stage has no input"
-        for call in self.calls if torch.is_grad_enabled() else self.layers:
-            if self.recomputes and torch.is_grad_enabled():
-                out = checkpoint(call, out, use_reentrant=False, preserve_rng_state=False)
-            else:
-                out = call(out)
-        out = cast(Tensor, out)
-        return out if self.loss is None else self.loss(out.float(), batch.targets)
+def _loss_sum(loss: Loss, output: Tensor, batch: Microbatch) -> Tensor:
+    return loss(output.float(), batch.targets)
 
 
 def _prepared(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:

@@ -16,7 +16,7 @@ from launcher.contract.records import OTHER
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
-from launcher.runtime.model.layers import UnshardedLayers
+from launcher.runtime.model.layers import Layers
 from launcher.runtime.process.environment import ProcessRank, prepare_compiler
 from launcher.runtime.process.groups import backend, make_groups, single_rank_groups
 from launcher.runtime.process.heartbeat import HeartbeatWriter, message_timeout_s
@@ -82,7 +82,7 @@ def make_context(
         groups=make_groups(plan, timeout_s) if plan.coordinates else single_rank_groups(plan.rank),
         clock=Clock(device, heartbeat),
         split_backward=deferral,
-        layers=UnshardedLayers(device, DTYPES[plan.plan.config.precision.compute], deferral),
+        layers=Layers(device, DTYPES[plan.plan.config.precision.compute], deferral),
     )
     for apply in plan.plan.parallels if plan.coordinates else ():
         resolve(apply)(ctx)

@@ -23,6 +23,7 @@ from torch.nn import functional
 from launcher.contract.plan import StagePlan
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
+from launcher.runtime.model.layers import Layers
 from launcher_plugins.parallel.tensor.runtime.collectives import (
     TensorParallelGroup,
     copy_to_region,
@@ -39,15 +40,14 @@ def apply(ctx: RankContext) -> None:
     ctx.layers = TensorLayers(ctx)
 
 
-class TensorLayers:
-    """This rank's slice of every layer. See `launcher.runtime.api.Layers`."""
+class TensorLayers(Layers):
+    """This rank's slice of every layer."""
 
     def __init__(self, ctx: RankContext) -> None:
+        super().__init__(ctx.device, DTYPES[ctx.config.precision.compute], ctx.split_backward)
         self.size = ctx.groups.tp.size
         self.splits_sequence = ctx.config.parallel.sequence_parallel
         self._group = TensorParallelGroup(ctx, splits_sequence=self.splits_sequence)
-        self._device, self._dtype = ctx.device, DTYPES[ctx.config.precision.compute]
-        self._deferral = ctx.split_backward
         is_compiled = ctx.config.fusion.compile != "none"
         self._column = _uncompiled(ColumnParallelLinear) if is_compiled else ColumnParallelLinear
         self._row = _uncompiled(RowParallelLinear) if is_compiled else RowParallelLinear
@@ -77,8 +77,7 @@ class TensorLayers:
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
         """[batch, seq, in_size / tp] -> [batch, seq(local), out_size]."""
         weight = self._slice(f"{name}.weight", (out_size, in_size), dim=1)
-        where = GlobalSlice.unsharded(f"{name}.bias", (out_size,), is_summed_over_tp=self.splits_sequence)
-        whole = new_parameter(where, where.shape, self._device, self._dtype) if bias else None
+        whole = self.replicated(f"{name}.bias", out_size) if bias else None
         return self._row(weight, whole, self._group, self._deferral)
 
     def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
