@@ -107,11 +107,8 @@ Root = Tensor | GradientEdge
 as soon as it has been sent."""
 
 
-class FragmentReader(Protocol):
-    """Reads any box of any global tensor from a checkpoint."""
-
-    def __call__(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The box of ``shape`` that begins at ``offset``."""
+FragmentReader = Callable[[str, Sequence[int], Sequence[int]], Tensor]
+"""Reads any box of any global tensor from a checkpoint: by the name, and the offset and shape of the box."""
 
 
 @dataclass(frozen=True, kw_only=True)

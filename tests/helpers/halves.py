@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from launcher.contract.plan import Plan
-from launcher.runtime.checkpoint.saving import HasState, Saver, restore
+from launcher.runtime.checkpoint.saving import Saver, restore
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
@@ -18,9 +18,9 @@ HALF, STEPS = 2, 4
 MODEL = {"vocab_size": 257, "dropout": 0.1}
 
 
-def save(trainer: HasState, root: Path, step: int) -> None:
+def save(trainer: Trainer, root: Path, step: int) -> None:
     """Writes a checkpoint after ``step`` steps and waits for it. Collective over all ranks."""
-    saver = Saver(trainer, root)
+    saver = Saver(trainer.ctx, trainer.update, root)
     saver.save(step)
     saver.wait()
     dist.barrier()
@@ -38,7 +38,7 @@ def second_half(rank: int, plan: Plan, root: Path, restart_from_zero: bool = Fal
     """The other half from the checkpoint; ``restart_from_zero``: with the data of the first."""
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    first_step = restore(trainer, root)
+    first_step = restore(trainer.ctx, trainer.update, root)
     steps = Loader(ctx).steps(0 if restart_from_zero else first_step)
     return [trainer.step(step, next(steps)).loss for step in range(first_step, STEPS)]
 

@@ -205,7 +205,7 @@ def fp16_after_an_overflow(rank: int, plan: Plan, root: Path) -> tuple[float, in
     inside(first.update)._scale.num_good_steps = 5
     save(first, root, 1)
     second = Trainer(make_context(plan.rank(rank), CPU))
-    restore(second, root)
+    restore(second.ctx, second.update, root)
     return second.update.loss_scale, inside(second.update)._scale.num_good_steps
 
 

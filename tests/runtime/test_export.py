@@ -58,7 +58,7 @@ def tokens_and_logits(rank: int, plan: Plan, root: Path | None) -> tuple[Tensor,
     """Of the first microbatch, with the weights of a checkpoint, or of train.init_from."""
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    restore(trainer, root) if root else _load_initial_weights(trainer)
+    restore(trainer.ctx, trainer.update, root) if root else _load_initial_weights(trainer)
     batch, (module,) = next(Loader(ctx).steps(0))[0], trainer.part.modules.values()
     stage = inside(module)
     with torch.no_grad():

@@ -288,7 +288,7 @@ def some_steps(rank: int, plan: Plan, root: Path, first: int, last: int) -> list
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
     if first:
-        assert restore(trainer, root) == first
+        assert restore(trainer.ctx, trainer.update, root) == first
     steps = Loader(ctx).steps(first)
     losses = [trainer.step(step, next(steps)).loss for step in range(first, last)]
     save(trainer, root, last)
@@ -319,7 +319,7 @@ def every_pair_of_stages(rank: int, plans: list[Plan], root: Path) -> dict[tuple
         some_steps(rank, plan, root / str(before), 0, 2)
         for after, other in enumerate(plans):
             trainer = Trainer(ctx := make_context(other.rank(rank), CPU))
-            assert restore(trainer, root / str(before)) == 2
+            assert restore(trainer.ctx, trainer.update, root / str(before)) == 2
             losses[before, after] = trainer.step(2, next(Loader(ctx).steps(2))).loss
     return losses
 
@@ -341,7 +341,7 @@ def loss_after_each(rank: int, plan_of: dict[str, Plan], root: Path) -> dict[str
     losses = {}
     for name, plan in plan_of.items():
         trainer = Trainer(ctx := make_context(plan.rank(rank), CPU))
-        assert restore(trainer, root / name.partition(",")[0]) == 2
+        assert restore(trainer.ctx, trainer.update, root / name.partition(",")[0]) == 2
         losses[name] = trainer.step(2, next(Loader(ctx).steps(2))).loss
     return losses
 
@@ -365,7 +365,7 @@ def test_every_stage_goes_on_from_one_device_to_two_and_back(tmp_path: Path) -> 
 def steps_without_moments(rank: int, plan: Plan, root: Path) -> list[float | None]:
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    first = restore(trainer, root)
+    first = restore(trainer.ctx, trainer.update, root)
     for state in inside(trainer.update)._engine.optimizer.optimizer.state.values():
         state["exp_avg"].zero_()
     steps = Loader(ctx).steps(first)

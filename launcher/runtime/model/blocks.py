@@ -12,7 +12,7 @@ from launcher.contract.config import ModelConfig
 from launcher.runtime.api import RankContext
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.layers import Layers
-from launcher.runtime.model.randomness import DropoutKey, dropout, token_seeds
+from launcher.runtime.model.randomness import dropout, token_seeds
 from launcher.runtime.model.selective_recompute import checkpoint_without_output, discarding_output
 
 
@@ -84,8 +84,7 @@ class Dropout(nn.Module):
         no compiler can follow the hash of a name."""
         if self.p == 0 or not self.training:
             return None
-        key = DropoutKey(seed=self.seed, step=batch.step, site=self.site)
-        return token_seeds(key, batch.samples, self.positions)
+        return token_seeds(batch.samples, self.positions, seed=self.seed, step=batch.step, site=self.site)
 
     def forward(self, x: Tensor, seeds: Tensor | None) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape. ``seeds``: from `seeds`."""

@@ -10,13 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.contract.records import REPLICATED
-from launcher.runtime.api import (
-    FragmentReader,
-    GlobalFragment,
-    RankContext,
-    StepOutcome,
-    Update,
-)
+from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, StepOutcome, Update
 from launcher.runtime.checkpoint.fragments import scalar_fragment
 from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s

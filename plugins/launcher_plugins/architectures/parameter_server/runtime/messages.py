@@ -70,21 +70,16 @@ class ControlMessage:
         return ControlMessage(kind=int(kind), step=int(step), value=value, signal=int(signal))
 
 
-class PendingSends:
-    """Sends under way, with the tensors that they read."""
+PendingSends = list[tuple[Any, Tensor]]
+"""Sends under way, with the tensors that they read."""
 
-    def __init__(self) -> None:
-        self._sends: list[tuple[Any, Tensor]] = []
 
-    def add(self, work: Any, tensor: Tensor) -> None:
-        """Adds a send."""
-        self._sends.append((work, tensor))
-
-    def wait(self) -> None:
-        """Returns when all are done, and the tensors may be written."""
-        sends, self._sends = self._sends, []
-        for work, _ in sends:
-            work.wait()
+def wait_for(sends: PendingSends) -> None:
+    """Returns when all are done, and the tensors may be written."""
+    pending = sends.copy()
+    sends.clear()
+    for work, _ in pending:
+        work.wait()
 
 
 class Connections:
@@ -95,14 +90,14 @@ class Connections:
         self.num_workers, self.num_servers = plan.mesh.num_ranks, settings_of(plan.config).servers
         timeout = timedelta(seconds=plan.config.run.timeout_s)
         self._group: Any = dist.new_group(list(range(plan.world_size)), backend="gloo", timeout=timeout)
-        self.sends = PendingSends()
+        self.sends: PendingSends = []
         """Those of a worker."""
         self._posted: dict[int, deque[tuple[Tensor, Any]]] = {}
         """Posted receives of control messages, by worker."""
 
     def send(self, tensor: Tensor, rank: int, tag: int, sends: PendingSends) -> None:
         """Starts sending a contiguous CPU tensor; those of one tag are received in order."""
-        sends.add(dist.isend(tensor, rank, group=self._group, tag=tag), tensor)
+        sends.append((dist.isend(tensor, rank, group=self._group, tag=tag), tensor))
 
     def post(self, buffer: Tensor, rank: int, tag: int) -> Any:
         """Posts a receive into ``buffer``; returns its handle."""
@@ -191,7 +186,7 @@ class WorkerChannels:
         keys = [(worker, bucket) for worker in workers for bucket in shard.pieces]
         self._posted: dict[tuple[int, int], SimpleQueue[Any]] = {key: SimpleQueue() for key in keys}
         """Receives under way, or the error of posting one, by worker and bucket."""
-        self._sends = [PendingSends() for _ in workers]
+        self._sends: list[PendingSends] = [[] for _ in workers]
         servers = list(range(connections.num_workers, ctx.plan.plan.world_size))
         self.group: Any = dist.new_group(servers, backend="gloo", use_local_synchronization=True)
         """All servers."""
@@ -242,7 +237,7 @@ class WorkerChannels:
     def wait(self, worker: int) -> None:
         """Returns when all that was sent to a worker has arrived; at once when the worker has failed."""
         with suppress(RuntimeError):
-            self._sends[worker].wait()
+            wait_for(self._sends[worker])
 
     def sum_over_servers(self, value: float) -> float:
         """Sums a number. Collective over the servers."""

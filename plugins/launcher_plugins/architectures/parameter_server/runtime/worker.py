@@ -49,6 +49,7 @@ from launcher_plugins.architectures.parameter_server.runtime.messages import (
     Connections,
     ControlMessage,
     Reply,
+    wait_for,
 )
 from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout
 
@@ -145,7 +146,7 @@ class ParameterServerUpdate(BucketedUpdate):
             received = self._ctx.stop.received if self._ctx.stop else 0
             reply = self._connections.post_reply(2)
             self._send_to_all(ControlMessage(kind=DONE, step=step, value=factor, signal=received))
-            self._connections.sends.wait()
+            wait_for(self._connections.sends)
             summed_norm, signal = reply()
         if not self.is_asynchronous:
             norm = summed_norm
@@ -209,7 +210,7 @@ class ParameterServerUpdate(BucketedUpdate):
             self._initialise_servers()
         with self._watched():
             self._send_to_all(ControlMessage(kind=LEAVE, step=num_done, signal=signal))
-            self._connections.sends.wait()
+            wait_for(self._connections.sends)
 
     def _send_to_all(self, message: ControlMessage) -> None:
         for server in range(self._connections.num_servers):
@@ -226,7 +227,7 @@ class ParameterServerUpdate(BucketedUpdate):
                 for server in self._layout.servers_of(index):
                     start, stop = self._layout.span(index, server)
                     self._connections.push(server, index, flat[start:stop])
-            self._connections.sends.wait()
+            wait_for(self._connections.sends)
 
     # Push of gradients.
 
