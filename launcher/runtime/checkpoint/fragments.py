@@ -96,25 +96,19 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     if len(shape) <= 1:
         yield Box(start=start, offset=(start,) if shape else (), shape=(stop - start,) if shape else ())
         return
+    row, inner = prod(shape[1:]), tuple(shape[1:])
+    first_whole = min(stop, -(-start // row) * row)
+    end_of_whole = max(first_whole, stop // row * row)
+    yield from _in_row(shape, start, first_whole)
+    if num_rows := (end_of_whole - first_whole) // row:
+        offset = (first_whole // row, *(0 for _ in inner))
+        yield Box(start=first_whole, offset=offset, shape=(num_rows, *inner))
+    yield from _in_row(shape, end_of_whole, stop)
+
+
+def _in_row(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """Boxes of a range that lies inside one row."""
     row = prod(shape[1:])
-    first, last = start // row, (stop - 1) // row
-    first_is_cut, last_is_cut = start % row != 0, stop % row != 0
-    if first == last and (first_is_cut or last_is_cut):
-        yield from _in_row(shape, first, start, stop)
-        return
-    if first_is_cut:
-        yield from _in_row(shape, first, start, (first + 1) * row)
-        first += 1
-    num_whole = last - first + (not last_is_cut)
-    if num_whole:
-        inner = tuple(shape[1:])
-        yield Box(start=first * row, offset=(first, *(0 for _ in inner)), shape=(num_whole, *inner))
-    if last_is_cut:
-        yield from _in_row(shape, last, last * row, stop)
-
-
-def _in_row(shape: Sequence[int], index: int, start: int, stop: int) -> Iterator[Box]:
-    """Boxes of a range that lies inside row ``index``."""
-    before = index * prod(shape[1:])
-    for box in boxes(shape[1:], start - before, stop - before):
-        yield Box(start=box.start + before, offset=(index, *box.offset), shape=(1, *box.shape))
+    index = start // row
+    for box in boxes(shape[1:], start - index * row, stop - index * row):
+        yield Box(start=box.start + index * row, offset=(index, *box.offset), shape=(1, *box.shape))

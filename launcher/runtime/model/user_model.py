@@ -20,11 +20,9 @@ weights, its part of each.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +38,6 @@ from launcher.runtime.model.deferred_weight_gradients import split_with
 from launcher.runtime.model.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class CustomModel(Protocol):
-    """What a user's ``build`` returns."""
-
-    layers: Iterable[nn.Module]
-    loss: Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +98,7 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         ConfigError: when the layers are not those of the plan, or two stages share a parameter.
     """
     config, stages = ctx.config, ctx.plan.plan.stages
-    model, owners = load_custom(config.model, config.seed), _ParameterOwners(config.model)
+    model = load_custom(config.model, config.seed)
     stage_of = {index: stage.stage for stage in stages for index in stage.layers}
     own: dict[int, list[nn.Module]] = {stage.stage: [] for stage in ctx.plan.stages}
     num_layers = 0
@@ -115,7 +106,7 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         num_layers += 1
         stage = stage_of.get(index)
         if stage is not None:
-            owners.check(index, layer, stage)
+            _check_owner(config.model, index, layer, stage)
         if stage in own:
             own[stage].append(_prepared(layer, index, ctx))
     if num_layers != len(stage_of):
@@ -166,24 +157,16 @@ def _layer_faults(model: ModelConfig, index: int, layer: nn.Module) -> list[Faul
     return faults
 
 
-class _ParameterOwners:
-    """The stage of every parameter, by weak references: copies of one on several stages would silently
-    diverge."""
+def _check_owner(model: ModelConfig, index: int, layer: nn.Module, stage: int) -> None:
+    """Records the stage of a layer's parameters: copies of one on several stages would silently diverge.
 
-    def __init__(self, model: ModelConfig) -> None:
-        self._model = model
-        self._owners: dict[int, tuple[weakref.ref[nn.Parameter], int]] = {}
-
-    def check(self, index: int, layer: nn.Module, stage: int) -> None:
-        """Records a layer's parameters.
-
-        Raises:
-            ConfigError: when another stage has one of them.
-        """
-        for name, param in layer.named_parameters():
-            known, owner = self._owners.get(id(param), (None, stage))
-            if known is not None and known() is param and owner != stage:
-                rule = f"stages {owner} and {stage} share the parameter layers.{index}.{name}"
-                fix = "Set parallel.pp=1, or give each layer its own parameters."
-                raise ConfigError([Fault("model.target", self._model.target, rule, fix)])
-            self._owners[id(param)] = (weakref.ref(param), stage)
+    Raises:
+        ConfigError: when another stage has one of them.
+    """
+    for name, param in layer.named_parameters():
+        owner = getattr(param, "owner_stage", stage)
+        if owner != stage:
+            rule = f"stages {owner} and {stage} share the parameter layers.{index}.{name}"
+            fix = "Set parallel.pp=1, or give each layer its own parameters."
+            raise ConfigError([Fault("model.target", model.target, rule, fix)])
+        param.owner_stage = stage  # type: ignore[attr-defined]

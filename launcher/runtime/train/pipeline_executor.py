@@ -70,16 +70,6 @@ class PipelinePart:
     device: torch.device
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """The result of a step's forwards and backwards."""
-
-    loss_sum: Tensor | None
-    """Sum of the losses of this replica's microbatches; None away from the last stage."""
-    num_receives: int
-    """Messages received from other ranks."""
-
-
 @dataclass(frozen=True)
 class _Forwarded:
     """What a stage keeps of one microbatch between its forward and its backward."""
@@ -102,8 +92,8 @@ class _Deferred:
 
 
 @dataclass
-class _Step:
-    """The state of one step."""
+class Step:
+    """The state of one step, and what comes of it."""
 
     receives: dict[Key, tuple[Handle, Tensor]] = field(default_factory=dict)
     arrived: dict[Key, Tensor] = field(default_factory=dict)
@@ -115,7 +105,9 @@ class _Step:
     forwarded: dict[tuple[int, int], _Forwarded] = field(default_factory=dict)
     deferred: dict[tuple[int, int], _Deferred] = field(default_factory=dict)
     loss_sum: Tensor | None = None
+    """Sum of the losses of this replica's microbatches; None away from the last stage."""
     num_receives: int = 0
+    """Messages received from other ranks."""
 
 
 LossFactor = Callable[[], float | Tensor]
@@ -133,13 +125,13 @@ class PipelineExecutor:
         """Index in the list of a stage's last action of each kind."""
         self.pool = BufferPool(part.dtype, part.device)
 
-    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: LossFactor) -> StepResult:
+    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: LossFactor) -> Step:
         """One step's forwards and backwards.
 
         The sum of losses is multiplied by ``loss_scale()`` before its backward: 1 / (targets in the global
         batch) gives the gradient of the mean. It is called once there is a loss.
         """
-        step = _Step()
+        step = Step()
         with self._clock.section(self._between):
             for index, action in enumerate(self._part.actions):
                 last = index == self._last[action.kind, action.stage]
@@ -154,12 +146,12 @@ class PipelineExecutor:
                 else:
                     self._start_send(action, step)
             self._finish(step)
-        return StepResult(loss_sum=step.loss_sum, num_receives=step.num_receives)
+        return step
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[Any]) -> Tensor | None:
         """The forwards alone, in the schedule's order; returns the sum of losses on the last stage."""
-        step = _Step()
+        step = Step()
         for action in self._part.actions:
             if action.kind == F:
                 self._forward(action, microbatches[action.microbatch], step, loss_scale=None)
@@ -170,7 +162,7 @@ class PipelineExecutor:
         self._finish(step)
         return step.loss_sum
 
-    def _forward(self, action: Action, microbatch: Any, step: _Step, loss_scale: LossFactor | None) -> None:
+    def _forward(self, action: Action, microbatch: Any, step: Step, loss_scale: LossFactor | None) -> None:
         """``loss_scale`` None: no backward follows, and nothing is kept for it."""
         stage, _, index = action
         leaf, buffer = None, None
@@ -192,7 +184,7 @@ class PipelineExecutor:
         if stage < self._last_stage:
             self._deliver((RF, stage + 1, index), output.detach(), step)
 
-    def _backward(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
+    def _backward(self, action: Action, step: Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
         grad, grad_buffer = None, None
         if stage < self._last_stage:
@@ -216,7 +208,7 @@ class PipelineExecutor:
         if not deferral.is_enabled:
             self._free(buffers)
 
-    def _backward_weight(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
+    def _backward_weight(self, action: Action, step: Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
         deferred = step.deferred.pop((stage, index))
         with self._clock.action():
@@ -231,11 +223,11 @@ class PipelineExecutor:
     def _chunk(self, stage: int) -> int:
         return stage // self._part.shape.num_pp_ranks
 
-    def _deliver(self, key: Key, message: Tensor, step: _Step) -> None:
+    def _deliver(self, key: Key, message: Tensor, step: Step) -> None:
         """Passes a result to its stage: at once when that is on this rank, else by the coming send."""
         (step.arrived if key[1] in self._part.modules else step.outgoing)[key] = message
 
-    def _receive(self, key: Key, step: _Step) -> tuple[Tensor, Tensor | None]:
+    def _receive(self, key: Key, step: Step) -> tuple[Tensor, Tensor | None]:
         """Waits for a message; returns it, and its pool buffer when it came from another rank."""
         if key in step.arrived:
             return step.arrived.pop(key), None
@@ -244,7 +236,7 @@ class PipelineExecutor:
         step.num_receives += 1
         return buffer, buffer
 
-    def _post_receive(self, action: Action, step: _Step) -> None:
+    def _post_receive(self, action: Action, step: Step) -> None:
         stage, kind, index = action
         shape, source = (stage, stage - 1) if kind == RF else (stage + 1, stage + 1)
         key = (kind, stage, index)
@@ -252,7 +244,7 @@ class PipelineExecutor:
         handle = self._required_transport.receive(buffer, self._part.shape.pp_rank(source), self._tag(key))
         step.receives[key] = handle, buffer
 
-    def _start_send(self, action: Action, step: _Step) -> None:
+    def _start_send(self, action: Action, step: Step) -> None:
         stage, kind, index = action
         key = (RF, stage + 1, index) if kind == SF else (RB, stage - 1, index)
         message = step.outgoing.pop(key).contiguous()
@@ -274,8 +266,9 @@ class PipelineExecutor:
                 f"{self._part.dtype}: its layers must return the planned shapes and precision"
             )
 
-    def _finish(self, step: _Step) -> None:
-        for handle, _ in step.sends:
+    def _finish(self, step: Step) -> None:
+        while step.sends:
+            handle, _ = step.sends.popleft()
             handle.wait()
 
     @property

@@ -112,7 +112,7 @@ class ParameterServerUpdate(BucketedUpdate):
                 params = [param for param in module.parameters() if param in pulled_with]
                 needed = list({id(pulled_with[param]): pulled_with[param] for param in params}.values())
                 if module is not chunk and needed:
-                    module.register_forward_pre_hook(partial(self._before_layer, needed))
+                    module.register_forward_pre_hook(lambda *_, needed=needed: self._wait_for(needed))
         slices = (tuple(map(slice_of, bucket.params)) for bucket in buckets)
         self._layout = ParameterLayout(buckets=tuple(slices), num_servers=num_servers)
         self._first_buckets = [
@@ -289,9 +289,6 @@ class ParameterServerUpdate(BucketedUpdate):
         for server in self._layout.servers_of(index):
             start, stop = self._layout.span(index, server)
             pulled.receives.append(self._connections.post_pull(server, index, pulled.buffer[start:stop]))
-
-    def _before_layer(self, needed: Sequence[Pulled], *_: Any) -> None:
-        self._wait_for(needed)
 
     @torch.no_grad()
     def _wait_for(self, wanted: Sequence[Pulled]) -> None:
