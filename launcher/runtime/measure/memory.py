@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +148,9 @@ class SavedBytes:
         self._deferral.save_hook = lambda tensor: _Saved(self, tensor, by_autograd=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._deferral.save_hook = self._save_hook
-        self._hooks.__exit__(kind, error, trace)
+        self._hooks.__exit__(*error)
 
     def add(self, storage: torch.UntypedStorage, *, by_autograd: bool) -> None:
         """One more use of a storage, by autograd or by a deferred weight gradient."""

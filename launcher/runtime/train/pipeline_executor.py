@@ -47,9 +47,11 @@ class BufferPool:
         self.num_allocated += 1
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def put_back(self, buffer: Tensor) -> None:
-        """Returns a buffer to the pool."""
-        self._free[buffer.shape].append(buffer)
+    def put_back(self, *buffers: Tensor | None) -> None:
+        """Returns buffers to the pool."""
+        for buffer in buffers:
+            if buffer is not None:
+                self._free[buffer.shape].append(buffer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +182,7 @@ class PipelineExecutor:
         else:
             if buffer is not None and _share_storage(output, buffer):
                 output = output.clone()  # the buffer is reused before this output is read
-            self._free((buffer,))
+            self.pool.put_back(buffer)
         if stage < self._last_stage:
             self._deliver((RF, stage + 1, index), output.detach(), step)
 
@@ -206,19 +208,14 @@ class PipelineExecutor:
                 input_grad = input_grad.clone()  # the buffer is reused before this has been sent
             self._deliver((RB, stage - 1, index), input_grad, step)
         if not deferral.is_enabled:
-            self._free(buffers)
+            self.pool.put_back(*buffers)
 
     def _backward_weight(self, action: Action, step: Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
         deferred = step.deferred.pop((stage, index))
         with self._clock.action():
             update.backward_weight(deferred.gradients, chunk=self._chunk(stage), last=last)
-        self._free(deferred.buffers)
-
-    def _free(self, buffers: tuple[Tensor | None, ...]) -> None:
-        for buffer in buffers:
-            if buffer is not None:
-                self.pool.put_back(buffer)
+        self.pool.put_back(*deferred.buffers)
 
     def _chunk(self, stage: int) -> int:
         return stage // self._part.shape.num_pp_ranks
