@@ -52,10 +52,10 @@ class ParameterLayout:
         spans = [self.span(bucket, server) for bucket in range(len(self.buckets))]
         return tuple(bucket for bucket, (start, stop) in enumerate(spans) if start < stop)
 
-    def servers_of(self, bucket: int) -> tuple[int, ...]:
-        """The servers that hold a part of a bucket."""
+    def parts_of(self, bucket: int) -> tuple[tuple[int, slice], ...]:
+        """The servers that hold a part of a bucket, each with its range."""
         spans = [self.span(bucket, server) for server in range(self.num_servers)]
-        return tuple(server for server, (start, stop) in enumerate(spans) if start < stop)
+        return tuple((server, slice(*span)) for server, span in enumerate(spans) if span[0] < span[1])
 
     def to_json(self) -> str:
         """As a worker sends it to the servers, which build no model."""

@@ -61,7 +61,7 @@ def update(ctx: RankContext) -> Update:
     return worker
 
 
-@dataclass
+@dataclass(eq=False)
 class Pulled:
     """Parameters of a bucket that are pulled."""
 
@@ -110,7 +110,7 @@ class ParameterServerUpdate(BucketedUpdate):
         for chunk in chunks if self._pulls_by_layer else ():
             for module in chunk.modules():
                 params = [param for param in module.parameters() if param in pulled_with]
-                needed = list({id(pulled_with[param]): pulled_with[param] for param in params}.values())
+                needed = list(dict.fromkeys(pulled_with[param] for param in params))
                 if module is not chunk and needed:
                     module.register_forward_pre_hook(lambda *_, needed=needed: self._wait_for(needed))
         slices = (tuple(map(slice_of, bucket.params)) for bucket in buckets)
@@ -122,9 +122,7 @@ class ParameterServerUpdate(BucketedUpdate):
 
     def begin(self, step: int) -> None:
         """Waits for the parameters, unless each layer waits for its own."""
-        if not self._is_initialised:
-            self._is_initialised = True
-            self._initialise_servers()
+        self._initialise_servers()
         if not self._pulls_by_layer:
             self._wait_for(self._pulled)
 
@@ -206,8 +204,7 @@ class ParameterServerUpdate(BucketedUpdate):
         """Waits for the last parameters, and tells every server that this worker ends."""
         self._wait_for(self._pulled)
         signal = self._ctx.stop.agreed if self._ctx.stop else 0
-        if not self._is_initialised:
-            self._initialise_servers()
+        self._initialise_servers()
         with self._watched():
             self._send_to_all(ControlMessage(kind=LEAVE, step=num_done, signal=signal))
             wait_for(self._connections.sends)
@@ -217,16 +214,16 @@ class ParameterServerUpdate(BucketedUpdate):
             self._connections.send_control(server, message)
 
     def _initialise_servers(self) -> None:
-        """The first worker sends the servers the layout and its initial weights."""
-        if self._ctx.plan.rank != 0:
+        """The first worker once sends the servers the layout and its initial weights."""
+        was_initialised, self._is_initialised = self._is_initialised, True
+        if was_initialised or self._ctx.plan.rank != 0:
             return
         with self._watched():
             self._connections.send_layout(self._layout)
             for index, bucket in enumerate(self._buckets.all()):
                 flat = torch.cat([param.detach().flatten() for param in bucket.params]).cpu()
-                for server in self._layout.servers_of(index):
-                    start, stop = self._layout.span(index, server)
-                    self._connections.push(server, index, flat[start:stop])
+                for server, span in self._layout.parts_of(index):
+                    self._connections.push(server, index, flat[span])
             wait_for(self._connections.sends)
 
     # Push of gradients.
@@ -235,11 +232,10 @@ class ParameterServerUpdate(BucketedUpdate):
         """Pushes a bucket, and posts the receives of its parameters."""
         index = self._index_of[flat.data_ptr()]
         self._post_pulls(index)
-        for server in self._layout.servers_of(index):
-            start, stop = self._layout.span(index, server)
+        for server, span in self._layout.parts_of(index):
             if index == self._first_buckets[server]:
                 self._connections.send_control(server, ControlMessage(kind=PUSH))
-            event, host = self._to_host(self._feedback.pack(flat[start:stop], (index, server)))
+            event, host = self._to_host(self._feedback.pack(flat[span], (index, server)))
             push = partial(self._connections.push, server, index, host)
             self._ready.append((event, push))
         self._send_ready(wait=False)
@@ -286,9 +282,8 @@ class ParameterServerUpdate(BucketedUpdate):
         pulled = self._pulled[index]
         if not self._is_cuda:
             torch.autograd.graph.increment_version(pulled.params)
-        for server in self._layout.servers_of(index):
-            start, stop = self._layout.span(index, server)
-            pulled.receives.append(self._connections.post_pull(server, index, pulled.buffer[start:stop]))
+        for server, span in self._layout.parts_of(index):
+            pulled.receives.append(self._connections.post_pull(server, index, pulled.buffer[span]))
 
     @torch.no_grad()
     def _wait_for(self, wanted: Sequence[Pulled]) -> None:
