@@ -12,6 +12,7 @@ import argparse
 import json
 import shutil
 import sys
+from math import prod
 from pathlib import Path
 
 import torch
@@ -66,7 +67,11 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
     folder.mkdir(parents=True)
     config = config_of(model, seq_length, str(dtype).removeprefix("torch."))
     _write_json(folder / CONFIG, config)
-    files = in_buckets(tensors, file_bytes, dtype.itemsize)
+
+    def num_bytes(tensor: FileTensor) -> int:
+        return prod(tensor.shape) * dtype.itemsize
+
+    files = in_buckets(tensors, num_bytes, file_bytes)
     stem, _, ending = WEIGHTS.partition(".")
     numbered = [f"{stem}-{number:05d}-of-{len(files):05d}.{ending}" for number in range(1, len(files) + 1)]
     names = numbered if len(files) > 1 else [WEIGHTS]
@@ -75,7 +80,7 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
         save_file(weights, folder / name, metadata={"format": "pt"})
         shutil.copymode(folder / CONFIG, folder / name)  # safetensors lets only the owner read its files
     if len(files) > 1:
-        total = sum(tensor.numel() for tensor in tensors) * dtype.itemsize
+        total = sum(map(num_bytes, tensors))
         where = {tensor.name: name for name, content in zip(names, files, strict=True) for tensor in content}
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
     return step, len(files)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +78,7 @@ def load_custom(model: ModelConfig, seed: int) -> LoadedModel:
 
 def _one_by_one(model: ModelConfig, layers: Iterator[nn.Module], generator: Tensor) -> Iterator[nn.Module]:
     """The layers, each initialised from the generator state that the one before it left."""
-    index = 0
-    while True:
+    for index in count():
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(generator)
             layer = next(layers, None)
@@ -88,7 +88,6 @@ def _one_by_one(model: ModelConfig, layers: Iterator[nn.Module], generator: Tens
         if faults := _layer_faults(model, index, layer):
             raise ConfigError(faults)
         yield layer
-        index += 1
 
 
 def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:

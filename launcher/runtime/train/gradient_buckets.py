@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,7 @@ from torch import Tensor, nn
 from launcher.runtime.api import DTYPES, Handle, RankContext, Root, Update
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 
-
-class HasNumel(Protocol):
-    """A tensor, or what will be one."""
-
-    def numel(self) -> int:
-        """Number of its elements."""
-
-
-T = TypeVar("T", bound=HasNumel)
+T = TypeVar("T")
 
 
 @dataclass
@@ -63,7 +55,7 @@ class GradientBuckets:
     def add_chunk(self, chunk: nn.Module) -> None:
         """Makes the buckets of the next chunk's parameters."""
         params = [p for p in chunk.parameters() if p.requires_grad and p not in self._views]
-        parts = in_buckets(params[::-1], self.bucket_bytes, self.dtype.itemsize)
+        parts = in_buckets(params[::-1], lambda p: p.numel() * self.dtype.itemsize, self.bucket_bytes)
         self._chunks.append([self._bucket(part, len(self._chunks)) for part in parts])
 
     def view(self, param: nn.Parameter) -> Tensor:
@@ -174,18 +166,16 @@ class BucketedUpdate(Update):
         self._buckets.backward_weight(deferred, chunk=chunk, last=last)
 
 
-def in_buckets(tensors: Sequence[T], bucket_bytes: int, element_bytes: int) -> list[list[T]]:
-    """The tensors in their order, in parts of at most ``bucket_bytes``; a larger tensor is a part of its
-    own."""
+def in_buckets(items: Sequence[T], num_bytes: Callable[[T], int], bucket_bytes: int) -> list[list[T]]:
+    """The items in their order, in parts of at most ``bucket_bytes``; a larger item is a part of its own."""
     parts: list[list[T]] = []
     room = 0
-    for tensor in tensors:
-        num_bytes = tensor.numel() * element_bytes
-        if not parts or num_bytes > room:
+    for item in items:
+        if not parts or num_bytes(item) > room:
             parts.append([])
             room = bucket_bytes
-        parts[-1].append(tensor)
-        room -= num_bytes
+        parts[-1].append(item)
+        room -= num_bytes(item)
     return parts
 
 

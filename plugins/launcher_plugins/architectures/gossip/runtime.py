@@ -111,7 +111,7 @@ class NeighbourExchange:
 
     def flatten(self, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
         """Moves the tensors' data into flat buckets, each sent as one message."""
-        for part in in_buckets(tensors, bucket_bytes, torch.float32.itemsize):
+        for part in in_buckets(tensors, lambda tensor: tensor.nbytes, bucket_bytes):
             flat = torch.cat([tensor.detach().flatten() for tensor in part])
             for tensor, view in zip(part, unflatten(flat, part), strict=True):
                 tensor.data = view

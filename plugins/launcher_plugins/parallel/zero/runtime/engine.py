@@ -122,19 +122,18 @@ def time_collectives(backend: Any, kinds: dict[Any, str], ctx: RankContext) -> N
     """Times every collective of a backend whose group is in ``kinds``, as that kind: else the clock would
     count it as compute."""
     for name in _COLLECTIVES:
-        setattr(backend, name, _timed(getattr(backend, name), kinds, ctx))
+        setattr(backend, name, partial(_timed, getattr(backend, name), kinds, ctx))
 
 
-def _timed(send: Callable[..., Any], kinds: dict[Any, str], ctx: RankContext) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        kind = kinds.get(kwargs.get("group"))
-        if kind is None:
-            return send(*args, **kwargs)
-        with ctx.clock.section(kind):
-            handle = send(*args, **kwargs)
-        return _TimedHandle(handle, kind, ctx) if kwargs.get("async_op") else handle
-
-    return timed
+def _timed(
+    send: Callable[..., Any], kinds: dict[Any, str], ctx: RankContext, *args: Any, **kwargs: Any
+) -> Any:
+    kind = kinds.get(kwargs.get("group"))
+    if kind is None:
+        return send(*args, **kwargs)
+    with ctx.clock.section(kind):
+        handle = send(*args, **kwargs)
+    return _TimedHandle(handle, kind, ctx) if kwargs.get("async_op") else handle
 
 
 class _TimedHandle:
