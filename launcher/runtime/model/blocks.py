@@ -118,17 +118,10 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        layers: Layers,
-        name: str,
-        sizes: Sizes,
-        rotary: Rotary | None,
-        *,
-        is_fused: bool,
-        recomputes: bool,
+        self, ctx: RankContext, name: str, sizes: Sizes, rotary: Rotary | None, *, recomputes: bool
     ) -> None:
         super().__init__()
-        bias = rotary is None
+        layers, bias = ctx.layers, rotary is None
         keys = sizes.num_kv_heads * sizes.head
         outs = {"q": sizes.hidden, "k": keys, "v": keys}
         self.inputs = layers.column(name, sizes.hidden, outs, bias=bias)
@@ -136,7 +129,7 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_size = sizes.head
         self.is_grouped = sizes.num_kv_heads != sizes.num_heads
-        self.is_fused, self.recomputes = is_fused, recomputes
+        self.is_fused, self.recomputes = ctx.config.fusion.attention == "fused", recomputes
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
@@ -210,10 +203,7 @@ class Block(nn.Module):
         super().__init__()
         name = f"layers.{index}"
         self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden, recomputes=recomputes)
-        is_fused = ctx.config.fusion.attention == "fused"
-        self.attention = Attention(
-            ctx.layers, f"{name}.attention", sizes, rotary, is_fused=is_fused, recomputes=recomputes
-        )
+        self.attention = Attention(ctx, f"{name}.attention", sizes, rotary, recomputes=recomputes)
         self.attention_dropout = Dropout(ctx, site=1 + 2 * index)
         self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden, recomputes=recomputes)
         self.mlp = MLP(ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None, recomputes=recomputes)

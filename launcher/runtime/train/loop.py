@@ -132,16 +132,13 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     """
     config = ctx.config
     trainer, loader = Trainer(ctx), Loader(ctx)
-    root = run_dir / "checkpoints"
+    root, note = run_dir / "checkpoints", run_dir / RESUME_NOTE
     ctx.stop, saver = _stop_request(ctx), Saver(ctx, trainer.update, root)
     if config.device.limits_memory:
         limit_memory(ctx.device, config.device.memory_bytes)
     if ctx.replicas is None:
         saver.check_writable()
-    if resume:
-        first_step = restore(ctx, trainer.update, root, run_dir / RESUME_NOTE)
-    else:
-        first_step = _load_initial_weights(trainer)
+    first_step = restore(ctx, trainer.update, root, note) if resume else _load_initial_weights(trainer)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
     writer = RecordWriter(run_dir / "metrics", header)

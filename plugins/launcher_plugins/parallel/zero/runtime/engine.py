@@ -97,11 +97,7 @@ def topology(groups: Groups) -> SimpleNamespace:
         values[f"get_{axis}_group"] = _handle(group)
         values[f"get_{axis}_rank"] = rank
         values[f"get_{axis}_world_size"] = group.size
-    return SimpleNamespace(**{name: partial(_same, value) for name, value in values.items()})
-
-
-def _same(value: Any) -> Any:
-    return value
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
 
 
 def _handle(group: Group) -> dist.ProcessGroup:
