@@ -78,15 +78,13 @@ class Saver:
         num_shards = torch.tensor(int(bool(fragments)), device=self._ctx.device)
         with self._ctx.clock.doing(PEERS):
             dist.all_reduce(num_shards, group=self._group)  # also a barrier: the folder exists
-        if not self._settings.async_checkpoint:
-            self._write(step, fragments, int(num_shards))
-            self.wait()
-            with self._ctx.clock.doing(PEERS):
-                dist.barrier(self._group)
-            return
         arguments = (step, fragments, int(num_shards))
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
+        if not self._settings.async_checkpoint:
+            self.wait()
+            with self._ctx.clock.doing(PEERS):
+                dist.barrier(self._group)
 
     def check(self) -> None:
         """Raises the error of a save that has failed.

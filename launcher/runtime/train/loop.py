@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from launcher.base.registry import resolve
 from launcher.contract.actions import from_text
@@ -48,8 +48,8 @@ class Trainer:
         self.update: Update = resolve(ctx.plan.plan.update)(ctx)
         with ctx.clock.doing(BUILDING):
             chunks = build_chunks(ctx)
-        modules = self.update.prepare(chunks)
-        self.part = pipeline_part(ctx, modules)
+        self._modules = nn.ModuleList(self.update.prepare(chunks))
+        self.part = pipeline_part(ctx, list(self._modules))
         self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
         self.memory.model_built()
         self._has_loss = self.part.shape.num_stages - 1 in self.part.modules
@@ -75,17 +75,13 @@ class Trainer:
         last stage."""
         if self.ctx.replicas is not None:
             self.ctx.replicas.synchronize()
-        self._set_training(False)
+        self._modules.train(False)
         sums = [self.executor.evaluate(microbatches) for microbatches in batches]
-        self._set_training(True)
+        self._modules.train()
         num_targets = self._num_targets([m for batch in batches for m in batch], over_replicas=True)
         loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._has_loss else None
         loss = _mean(self._loss_sum(loss_sum, over_replicas=True), num_targets)
         return loss, int(num_targets.value())
-
-    def _set_training(self, is_training: bool) -> None:
-        for module in self.part.modules.values():
-            module.train(is_training)
 
     def _num_targets(self, microbatches: Sequence[Microbatch], *, over_replicas: bool) -> PendingSum:
         """Targets of some microbatches, of every replica or of this one alone; 1 away from the last stage,
@@ -104,7 +100,7 @@ def _mean(loss_sum: PendingSum | None, num_targets: PendingSum) -> float | None:
     return float(loss_sum.value()) / max(1.0, float(num_targets.value())) if loss_sum else None
 
 
-def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> PipelinePart:
+def pipeline_part(ctx: RankContext, modules: Sequence[nn.Module]) -> PipelinePart:
     """The rank's part of the pipeline, from its plan."""
     plan = ctx.plan.plan
     parallel, batch = plan.config.parallel, plan.batch
