@@ -59,9 +59,8 @@ def test_head_sums_the_cross_entropies_and_skips_ignored_targets(layers: Layers)
 
 
 def test_a_tied_head_holds_the_very_same_parameter(layers: Layers) -> None:
-    embedding = layers.embedding("embedding", 5, 4)
-    head = layers.head("embedding", 5, 4, embedding)
-    (shared,), (weight,) = head.parameters(), embedding.parameters()
+    (weight,) = layers.embedding("embedding", 5, 4).parameters()
+    (shared,) = layers.head("embedding", 5, 4, weight).parameters()
     assert shared is weight
 
 

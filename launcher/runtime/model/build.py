@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -75,7 +75,7 @@ class Epilogue(nn.Module):
     def __init__(self, ctx: RankContext, sizes: Sizes, prologue: Prologue | None) -> None:
         super().__init__()
         is_tied = ctx.config.model.tied_embeddings
-        shared = prologue.embedding if is_tied and prologue is not None else None
+        shared = cast(nn.Parameter, prologue.embedding.weight) if is_tied and prologue is not None else None
         self.norm = Norm(ctx, "norm", sizes.hidden)
         self.head = ctx.layers.head(EMBEDDING if is_tied else "head", sizes.vocab, sizes.hidden, shared)
         if is_tied and shared is None:

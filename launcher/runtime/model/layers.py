@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +47,12 @@ class Layers:
         """[batch, seq, in(local)] -> [batch, seq(local), out_size], summed over the ranks."""
         return self._linear(name, in_size, out_size, bias)
 
-    def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
+    def head(self, name: str, num_rows: int, size: int, tied: nn.Parameter | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum over tokens of the
-        cross-entropy (fp32 scalar); targets of `IGNORE_INDEX` add nothing. ``embedding``: shares its
-        weight when tied."""
-        if embedding is not None:
-            return Head(cast(Embedding, embedding).weight, self._deferral)
-        return Head(self.replicated(f"{name}.weight", num_rows, size), self._deferral)
+        cross-entropy (fp32 scalar); targets of `IGNORE_INDEX` add nothing. ``tied``: the embedding's weight,
+        where the head shares it."""
+        weight = self.replicated(f"{name}.weight", num_rows, size) if tied is None else tied
+        return Head(weight, self._deferral)
 
     def positions(self, seq_length: int) -> slice:
         """The positions of the sequence that this rank's activations cover outside tensor-parallel

@@ -80,12 +80,9 @@ class TensorLayers(Layers):
         whole = self.replicated(f"{name}.bias", out_size) if bias else None
         return self._row(weight, whole, self._group, self._deferral)
 
-    def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
+    def head(self, name: str, num_rows: int, size: int, tied: nn.Parameter | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
-        if embedding is not None:
-            weight = cast(VocabParallelEmbedding, embedding).weight
-        else:
-            weight = self._slice(f"{name}.weight", (num_rows, size), dim=0)
+        weight = self._slice(f"{name}.weight", (num_rows, size), dim=0) if tied is None else tied
         return VocabParallelHead(weight, num_rows, self._group, self._deferral)
 
     def positions(self, seq_length: int) -> slice:
