@@ -136,9 +136,8 @@ class _SavedElements:
     def __init__(self) -> None:
         self.num_elements = 0
         self._parameters: set[int] = set()
-        self._known: set[int] = set()
-        self._alive: list[Tensor] = []
-        """Keeps addresses from being reused."""
+        self._known: dict[int, Tensor] = {}
+        """By address, which is not reused while the tensor lives."""
 
     def enter(self, layer: nn.Module) -> None:
         """Counts none of this layer's parameters. Those of the layers before it may be freed, and their
@@ -148,9 +147,8 @@ class _SavedElements:
     def save(self, tensor: Tensor) -> Tensor:
         """Counts a tensor that autograd saves."""
         address = tensor.untyped_storage().data_ptr()
-        if address not in self._known | self._parameters:
-            self._known.add(address)
-            self._alive.append(tensor)
+        if address not in self._known and address not in self._parameters:
+            self._known[address] = tensor
             self.num_elements += tensor.numel()
         return tensor
 
