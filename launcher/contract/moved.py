@@ -8,7 +8,8 @@ _ARCHITECTURES, _PARALLEL = "launcher_plugins.architectures", "launcher_plugins.
 _MOVED = {
     "launcher.runtime.bench_collectives": "launcher.runtime.measure.collectives",
     "launcher.runtime.rank": "launcher.runtime.process.rank",
-    "launcher.runtime.slow_device": "launcher.runtime.model.slow_device",
+    "launcher.runtime.slow_device": "launcher.runtime.model.simulated_device",
+    "launcher.runtime.model.slow_device": "launcher.runtime.model.simulated_device",
     f"{_ARCHITECTURES}.decentralized": f"{_ARCHITECTURES}.decentralized.plan",
     f"{_ARCHITECTURES}.decentralized_runtime": f"{_ARCHITECTURES}.decentralized.runtime",
     f"{_ARCHITECTURES}.gossip": f"{_ARCHITECTURES}.gossip.plan",
@@ -32,9 +33,9 @@ _EXCHANGE_OF = "parameter_server"
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """A stored plan of the present version with what older launchers wrote in other places, or not at all."""
-    if "exchange" not in values:
-        return values
     plan: dict[str, Any] = with_current_names(values)
+    if "exchange" not in plan:
+        return plan
     exchange, parallel = plan.pop("exchange"), plan["config"]["parallel"]
     section = {"plugin": _EXCHANGE_OF, "title": "", "lines": [], "values": exchange}
     plan["sections"] = [section] if exchange else []

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import RankPlan, StagePlan
+from launcher.contract.plan import RankPlan
 from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient, SplitBackward
 from launcher.runtime.process.groups import Groups
 from launcher.runtime.process.stop import StopRequest
+
+if TYPE_CHECKING:
+    from launcher.runtime.model.layers import Layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +107,8 @@ Root = Tensor | GradientEdge
 as soon as it has been sent."""
 
 
-class FragmentReader(Protocol):
-    """Reads any box of any global tensor from a checkpoint."""
-
-    def __call__(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The box of ``shape`` that begins at ``offset``."""
+FragmentReader = Callable[[str, Sequence[int], Sequence[int]], Tensor]
+"""Reads any box of any global tensor from a checkpoint: by the name, and the offset and shape of the box."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class StepOutcome:
     grad_norm: float
     """Norm of the whole model's gradient before clipping."""
     lr: float
-    skipped: bool = False
+    is_skipped: bool = False
     disagreement: float | None = None
     """Where replicas average their weights: the norm of this one's difference from the average, over the norm
     of the average."""
@@ -175,6 +175,13 @@ class Handle(Protocol):
         """Returns when the tensor may be used (on CUDA: by the current stream)."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A `Handle` made of a function."""
+
+    wait: Callable[[], Any]
+
+
 class Transport(Protocol):
     """Point-to-point messages between pipeline ranks.
 
@@ -187,43 +194,6 @@ class Transport(Protocol):
 
     def send(self, tensor: Tensor, destination: int, tag: int) -> Handle:
         """Starts sending a contiguous tensor to a pp_rank, without blocking."""
-
-
-class Layers(Protocol):
-    """Makes the layers that tensor parallelism may split. Shapes in and out are those of one device
-    except for dims marked as local.
-
-    Parameters are uninitialised (the model fills them, each value by its global position) and carry
-    their `GlobalSlice`.
-    """
-
-    size: int
-    """Number of tensor-parallel ranks (1: layers are whole)."""
-    splits_sequence: bool
-    """Sequence parallelism: whether activations outside the tensor-parallel regions cover only `positions`
-    of the sequence. Whole parameters used there are marked ``is_summed_over_tp``."""
-
-    def for_stage(self, stage: StagePlan) -> Layers:
-        """The layers for one stage: what they save for the backward may depend on its recomputation."""
-
-    def embedding(self, name: str, num_rows: int, size: int) -> nn.Module:
-        """tokens [batch, seq] -> [batch, seq(local), size]."""
-
-    def column(self, name: str, in_size: int, outs: Mapping[str, int], *, bias: bool) -> nn.Module:
-        """[batch, seq(local), in_size] -> one [batch, seq, out(local)] per entry of ``outs`` (name
-        and size of each output, such as q, k, v), each split on its own."""
-
-    def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
-        """[batch, seq, in(local)] -> [batch, seq(local), out_size], summed over the ranks."""
-
-    def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
-        """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum over tokens of the
-        cross-entropy (fp32 scalar); targets of `IGNORE_INDEX` add nothing. ``embedding``: shares its
-        weight when tied."""
-
-    def positions(self, seq_length: int) -> slice:
-        """The positions of the sequence that this rank's activations cover outside tensor-parallel
-        regions."""
 
 
 class Replicas(Protocol):
@@ -258,7 +228,7 @@ class RankContext:
     split_backward: SplitBackward
     """Defers weight gradients where the schedule splits the backward."""
     layers: Layers
-    """Unsharded layers; tensor parallelism replaces them by its own."""
+    """Whole layers; tensor parallelism replaces them by its own."""
     transport: Transport | None = None
     """Set by pipeline parallelism."""
     exchange_gradients: Callable[[Tensor], Handle] | None = None

@@ -60,14 +60,14 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         stage: SleepingStage = ctx.stage
-        if stage.split.is_enabled:
+        if stage.deferral.is_enabled:
             stage.times.sleep(stage.costs.input_s)
 
             def weight_gradient() -> Tensor:
                 stage.times.sleep(stage.costs.weight_s)
                 return grads[0]
 
-            stage.split.defer(stage.weight, weight_gradient, grads)
+            stage.deferral.defer(stage.weight, weight_gradient, grads)
         else:
             stage.times.sleep(stage.costs.input_s + stage.costs.weight_s)
         return grads[0].contiguous(), torch.zeros(1), None
@@ -76,10 +76,12 @@ class _Sleep(torch.autograd.Function):
 class SleepingStage(nn.Module):
     """x -> x, taking its time, and little else. The last stage returns the sum where ``sums`` says so."""
 
-    def __init__(self, costs: Costs, times: SleepTimes, split: SplitBackward, *, sums: bool = False) -> None:
+    def __init__(
+        self, costs: Costs, times: SleepTimes, deferral: SplitBackward, *, sums: bool = False
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self.costs, self.times, self.split, self.sums = costs, times, split, sums
+        self.costs, self.times, self.deferral, self.sums = costs, times, deferral, sums
 
     def forward(self, x: Tensor | None, microbatch: Any = None) -> Tensor:
         inputs = microbatch if x is None else x
@@ -117,17 +119,17 @@ class SleepingPipeline:
         plugin = load(Schedule, schedule)
         v = shape.num_chunks
         each = Costs(costs.forward_s / v, costs.input_s / v, costs.weight_s / v)
-        split = SplitBackward(is_enabled=plugin.splits_backward)
+        deferral = SplitBackward(is_enabled=plugin.splits_backward)
         last = shape.num_stages - 1
         part = PipelinePart(
             shape=shape,
             modules={
-                stage: SleepingStage(each, self.times, split, sums=stage == last)
+                stage: SleepingStage(each, self.times, deferral, sums=stage == last)
                 for stage in shape.stages(self.rank)
             },
             actions=lower(plugin, shape)[self.rank],
             input_shapes=dict.fromkeys(range(1, shape.num_stages), message),
-            split=split,
+            deferral=deferral,
             dtype=torch.float32,
             device=CPU,
         )

@@ -12,7 +12,7 @@ from launcher.contract.plan import Plan, RankPlan
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
-from launcher.runtime.model.layers import UnshardedLayers
+from launcher.runtime.model.layers import Layers
 from launcher.runtime.process.groups import Group, Groups, make_groups
 from tests.helpers.configs import launch_config, with_settings
 
@@ -35,7 +35,7 @@ def make_context(plan: Plan, rank: int = 0) -> RankContext:
         groups=_lonely_groups(rank) if is_alone else _groups(plan.mesh, rank, rank_plan),
         clock=Clock(CPU),
         split_backward=WHOLE,
-        layers=UnshardedLayers(CPU, DTYPES[plan.config.precision.compute], WHOLE),
+        layers=Layers(CPU, DTYPES[plan.config.precision.compute], WHOLE),
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch.distributed as dist
+
 from launcher.contract.plan import Plan
-from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.checkpoint.saving import Saver, restore
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
@@ -14,6 +16,14 @@ from tests.helpers.equality import CPU
 
 HALF, STEPS = 2, 4
 MODEL = {"vocab_size": 257, "dropout": 0.1}
+
+
+def save(trainer: Trainer, root: Path, step: int) -> None:
+    """Writes a checkpoint after ``step`` steps and waits for it. Collective over all ranks."""
+    saver = Saver(trainer.ctx, trainer.update, root)
+    saver.save(step)
+    saver.wait()
+    dist.barrier()
 
 
 def first_half(rank: int, plan: Plan, root: Path) -> list[float | None]:
@@ -28,7 +38,7 @@ def second_half(rank: int, plan: Plan, root: Path, restart_from_zero: bool = Fal
     """The other half from the checkpoint; ``restart_from_zero``: with the data of the first."""
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    first_step = restore(trainer, root)
+    first_step = restore(trainer.ctx, trainer.update, root)
     steps = Loader(ctx).steps(0 if restart_from_zero else first_step)
     return [trainer.step(step, next(steps)).loss for step in range(first_step, STEPS)]
 

@@ -96,7 +96,7 @@ def rank_of_servers(
         resolve(ctx.plan.role.serve)(ctx, run_dir, resume=resume)
         return None
     trainer, loader = Trainer(ctx), Loader(ctx)
-    first = restore(trainer, run_dir / "checkpoints") if resume else 0
+    first = restore(trainer.ctx, trainer.update, run_dir / "checkpoints") if resume else 0
     steps, done = loader.steps(first), []
     for step in range(first, num_steps):
         if before_step is not None and before_step(trainer, loader, step) == GONE:

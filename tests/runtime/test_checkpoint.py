@@ -14,7 +14,7 @@ from launcher.base.errors import JobError
 from launcher.contract.plan import Plan
 from launcher.runtime.api import GlobalFragment, GlobalSlice
 from launcher.runtime.checkpoint import store as checkpoint
-from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.checkpoint.shard import save_shard, sha256_of
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
@@ -24,6 +24,7 @@ from tests.helpers.halves import (
     MODEL,
     first_half,
     losses_of,
+    save,
     second_half,
     started,
     uninterrupted,
@@ -148,7 +149,7 @@ def test_a_save_that_was_cut_is_not_a_checkpoint_and_does_not_leak_into_the_next
     where = GlobalSlice(name="w", shape=(1,), offset=(0,), is_sharded=False)
     fragment = GlobalFragment(slice=where, tensor=torch.zeros(1))
     save_shard(checkpoint.unfinished_folder(tmp_path, 300), 7, [fragment])
-    with pytest.raises(JobError, match=r"no good checkpoint in .*set train\.checkpoint_interval"):
+    with pytest.raises(JobError, match=r"no intact checkpoint in .*set train\.checkpoint_interval"):
         checkpoint.newest(tmp_path)
     assert [path.name for path in write(tmp_path, 300, 1.0).glob("shard-*.json")] == ["shard-00000.json"]
 
@@ -200,11 +201,11 @@ def fp16_after_an_overflow(rank: int, plan: Plan, root: Path) -> tuple[float, in
     """The loss scale and its counter, restored from a checkpoint made before any update."""
     first, steps = started(rank, plan)
     inside(first.update)._scale.value = 2.0**40
-    assert first.step(0, next(steps)).outcome.skipped
+    assert first.step(0, next(steps)).outcome.is_skipped
     inside(first.update)._scale.num_good_steps = 5
     save(first, root, 1)
     second = Trainer(make_context(plan.rank(rank), CPU))
-    restore(second, root)
+    restore(second.ctx, second.update, root)
     return second.update.loss_scale, inside(second.update)._scale.num_good_steps
 
 

@@ -17,12 +17,13 @@ from launcher.base.errors import JobError, PlanError
 from launcher.contract.data_files import CONFIG, INDEX, WEIGHTS
 from launcher.contract.plan import Plan
 from launcher.runtime.checkpoint.export import export, main
-from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.pretrained import Pretrained
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer, _load_initial_weights
 from tests.helpers.equality import CPU, job
+from tests.helpers.halves import save
 from tests.helpers.objects import inside
 from tests.helpers.ranks import RankError, run_ranks
 
@@ -57,7 +58,7 @@ def tokens_and_logits(rank: int, plan: Plan, root: Path | None) -> tuple[Tensor,
     """Of the first microbatch, with the weights of a checkpoint, or of train.init_from."""
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    restore(trainer, root) if root else _load_initial_weights(trainer)
+    restore(trainer.ctx, trainer.update, root) if root else _load_initial_weights(trainer)
     batch, (module,) = next(Loader(ctx).steps(0))[0], trainer.part.modules.values()
     stage = inside(module)
     with torch.no_grad():
@@ -153,7 +154,7 @@ def test_a_run_without_a_checkpoint_is_told_in_one_line(
 ) -> None:
     (tmp_path / "plan.json").write_text(a_model("gpt2").to_json())
     assert main([str(tmp_path), str(tmp_path / "model")]) == 1
-    assert capsys.readouterr().err.startswith("no good checkpoint in ")
+    assert capsys.readouterr().err.startswith("no intact checkpoint in ")
     assert not (tmp_path / "model").exists()
 
 

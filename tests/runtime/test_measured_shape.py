@@ -25,11 +25,11 @@ def no_layers(width):
     return []
 
 class Linear(torch.nn.Linear):
-    def split_with(self, split):
-        self.split = split
+    def split_with(self, deferral):
+        self.deferral = deferral
 
     def forward(self, x):
-        return self.split.linear(x, self.weight, self.bias)
+        return self.deferral.linear(x, self.weight, self.bias)
 
 def split_layers(width):
     layers = [torch.nn.Sequential(Linear(4, width), torch.nn.ReLU()), torch.nn.ReLU(), Linear(width, 2)]

@@ -111,7 +111,7 @@ def half_with_servers(rank: int, plan: Plan, root: Path, resume: bool) -> list[f
         return [None]
     trainer = Trainer(ctx)
     half = STEPS // 2
-    first = restore(trainer, root) if resume else 0
+    first = restore(trainer.ctx, trainer.update, root) if resume else 0
     steps = Loader(ctx).steps(first)
     losses = [trainer.step(step, next(steps)).loss for step in range(first, first + half)]
     assert ctx.replicas is not None, "workers are replicas"

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from launcher.runtime.api import GlobalSlice
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.fragments import STEP
 from launcher.runtime.checkpoint.shard import save_shard
 from launcher.runtime.process.rank import make_context
-from launcher_plugins.architectures.parameter_server.runtime.shard import (
-    ParameterLayout,
-    ParameterShape,
-    Shard,
-)
+from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout, Shard
 from tests.helpers.equality import CPU
 from tests.helpers.servers import servers_job
 
-LAYOUT = ParameterLayout(buckets=((ParameterShape(name="w", shape=(4, 3)),),), num_servers=2)
+LAYOUT = ParameterLayout(buckets=((GlobalSlice.unsharded("w", (4, 3)),),), num_servers=2)
 NUM_UPDATES = (2, 5)
 """Of the two servers: a worker's gradients come to one of them sooner than to the other."""
 

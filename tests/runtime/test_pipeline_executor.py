@@ -75,7 +75,7 @@ def executor(rank: int, schedule: str, shape: PipelineShape, weights: list[float
         modules={stage: Stage(weights[stage], is_last=stage == last) for stage in shape.stages(rank)},
         actions=lower(load(Schedule, schedule), shape)[rank],
         input_shapes=dict.fromkeys(range(1, shape.num_stages), SIZE),
-        split=SplitBackward(is_enabled=False),
+        deferral=SplitBackward(is_enabled=False),
         dtype=torch.float32,
         device=CPU,
     )

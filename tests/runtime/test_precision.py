@@ -72,7 +72,7 @@ def overflow_once(rank: int, plan: Plan) -> list[tuple[bool, float, bool]]:
         moved = any(
             not torch.equal(a, b) for a, b in zip(before, inside(trainer.update)._masters, strict=True)
         )
-        seen.append((done.outcome.skipped, trainer.update.loss_scale, moved))
+        seen.append((done.outcome.is_skipped, trainer.update.loss_scale, moved))
         if inside(trainer.update)._scale is not None:
             inside(trainer.update)._scale.value = 2.0**10
     return seen

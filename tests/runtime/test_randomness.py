@@ -11,11 +11,11 @@ from torch import Tensor
 
 from launcher.runtime.api import GlobalSlice
 from launcher.runtime.model import randomness
-from launcher.runtime.model.randomness import DropoutKey, dropout, init_slice, token_seeds
+from launcher.runtime.model.randomness import dropout, init_slice, token_seeds
 
 SHAPE = (150, 12)
 """Two whole row blocks and a part of a third."""
-KEY = DropoutKey(seed=1, step=2, site=3)
+KEY = {"seed": 1, "step": 2, "site": 3}
 
 
 def filled(
@@ -88,20 +88,20 @@ def test_bf16_values_are_the_rounded_fp32_ones() -> None:
 
 
 def masks(
-    key: DropoutKey = KEY, p: float = 0.25, samples: int = 16, length: int = 32, size: int = 64
+    key: dict[str, int] = KEY, p: float = 0.25, samples: int = 16, length: int = 32, size: int = 64
 ) -> Tensor:
     return dropout(torch.ones(samples, length, size), p, rows(key, samples, length))
 
 
-def rows(key: DropoutKey, samples: int, length: int) -> Tensor:
-    return token_seeds(key, torch.arange(samples), slice(0, length))
+def rows(key: dict[str, int], samples: int, length: int) -> Tensor:
+    return token_seeds(torch.arange(samples), slice(0, length), **key)
 
 
 def test_dropout_of_a_slice_of_samples_and_positions_is_that_slice() -> None:
     x = torch.randn(8, 10, 6)
     samples = torch.arange(100, 108)
-    whole = dropout(x, 0.5, token_seeds(KEY, samples, slice(0, 10)))
-    part = dropout(x[2:5, 4:9], 0.5, token_seeds(KEY, samples[2:5], slice(4, 9)))
+    whole = dropout(x, 0.5, token_seeds(samples, slice(0, 10), **KEY))
+    part = dropout(x[2:5, 4:9], 0.5, token_seeds(samples[2:5], slice(4, 9), **KEY))
     assert torch.equal(part, whole[2:5, 4:9])
 
 
@@ -126,7 +126,7 @@ def test_neighbouring_elements_are_dropped_independently(shift: tuple[int, int, 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"step": 3}, {"site": 4}])
 def test_seeds_steps_and_sites_drop_independently(other: dict[str, int]) -> None:
     one = masks(p=0.5) - 1
-    two = masks(DropoutKey(**{"seed": 1, "step": 2, "site": 3} | other), p=0.5) - 1
+    two = masks(KEY | other, p=0.5) - 1
     assert (one * two).mean().abs() < 4 * one.numel() ** -0.5
 
 
@@ -144,9 +144,9 @@ def mixed(value: int, bits: int, rounds: list[tuple[int, int]], last_shift: int)
     return value ^ value >> last_shift
 
 
-def is_kept(key: DropoutKey, p: float, sample: int, position: int, feature: int) -> bool:
+def is_kept(key: dict[str, int], p: float, sample: int, position: int, feature: int) -> bool:
     """The definition in whole numbers, one element at a time."""
-    digest = hashlib.blake2b(f"{key.seed}/{key.step}/{key.site}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{key['seed']}/{key['step']}/{key['site']}".encode(), digest_size=8).digest()
     row = (sample << 32 | position) ^ int.from_bytes(digest, "little")
     row = mixed(row, 64, [(30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)], 31)
     low, high = (row ^ 1 << 31) % 2**32, (row >> 32) ^ 1 << 31
@@ -156,7 +156,7 @@ def is_kept(key: DropoutKey, p: float, sample: int, position: int, feature: int)
 
 
 def test_dropout_is_the_hash_that_it_is_said_to_be() -> None:
-    places = token_seeds(KEY, torch.tensor([0, 9, 70_000]), slice(6, 10))
+    places = token_seeds(torch.tensor([0, 9, 70_000]), slice(6, 10), **KEY)
     out = dropout(torch.ones(3, 4, 5), 0.4, places)
     expected = [
         [[is_kept(KEY, 0.4, sample, position, feature) for feature in range(5)] for position in range(6, 10)]

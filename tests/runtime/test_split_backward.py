@@ -98,10 +98,10 @@ def test_a_linear_gives_the_gradients_of_torchs() -> None:
         torch.randn(3),
         torch.randn(2, 5, 4, requires_grad=True),
     )
-    split = SplitBackward(is_enabled=True)
+    deferral = SplitBackward(is_enabled=True)
     expected = torch.autograd.grad(functional.linear(x, weight, bias).square().sum(), (x, weight))
-    out = split.linear(x, weight, bias).square().sum()
-    with split.collecting() as put_off:
+    out = deferral.linear(x, weight, bias).square().sum()
+    with deferral.collecting() as put_off:
         out.backward()
     assert weight.grad is None
     torch.testing.assert_close(x.grad, expected[0])
@@ -111,21 +111,21 @@ def test_a_linear_gives_the_gradients_of_torchs() -> None:
 
 
 def test_a_frozen_weight_puts_nothing_off() -> None:
-    split, frozen = SplitBackward(is_enabled=True), nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    deferral, frozen = SplitBackward(is_enabled=True), nn.Parameter(torch.ones(2, 2), requires_grad=False)
     x = torch.ones(1, 1, 2, requires_grad=True)
-    out = split.linear(x, frozen).sum()
-    with split.collecting() as put_off:
+    out = deferral.linear(x, frozen).sum()
+    with deferral.collecting() as put_off:
         out.backward()
     assert put_off == []
     assert x.grad is not None
 
 
 def test_the_gradient_of_a_weight_that_is_computed_from_a_parameter_reaches_the_parameter() -> None:
-    split, weight = SplitBackward(is_enabled=True), nn.Parameter(torch.randn(2, 3))
+    deferral, weight = SplitBackward(is_enabled=True), nn.Parameter(torch.randn(2, 3))
     mask, x = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.randn(4, 3)
     (expected,) = torch.autograd.grad(functional.linear(x, weight * mask).square().sum(), weight)
-    out = split.linear(x, weight * mask).square().sum()
-    with split.collecting() as put_off:
+    out = deferral.linear(x, weight * mask).square().sum()
+    with deferral.collecting() as put_off:
         out.backward()
     assert put_off == []
     torch.testing.assert_close(weight.grad, expected)

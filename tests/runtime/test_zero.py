@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from launcher.contract.plan import LayerShape, ModelShape, Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import slice_of
-from launcher.runtime.checkpoint.saving import restore, save
+from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.groups import Group
@@ -32,6 +32,7 @@ from launcher_plugins.parallel.zero.runtime.engine import check_alike
 from launcher_plugins.parallel.zero.runtime.state import num_good_steps, set_num_good_steps
 from launcher_plugins.parallel.zero.runtime.update import Zero1Update
 from tests.helpers.equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
+from tests.helpers.halves import save
 from tests.helpers.objects import inside, substitute
 from tests.helpers.ranks import RankError, run_ranks
 
@@ -287,7 +288,7 @@ def some_steps(rank: int, plan: Plan, root: Path, first: int, last: int) -> list
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
     if first:
-        assert restore(trainer, root) == first
+        assert restore(trainer.ctx, trainer.update, root) == first
     steps = Loader(ctx).steps(first)
     losses = [trainer.step(step, next(steps)).loss for step in range(first, last)]
     save(trainer, root, last)
@@ -318,7 +319,7 @@ def every_pair_of_stages(rank: int, plans: list[Plan], root: Path) -> dict[tuple
         some_steps(rank, plan, root / str(before), 0, 2)
         for after, other in enumerate(plans):
             trainer = Trainer(ctx := make_context(other.rank(rank), CPU))
-            assert restore(trainer, root / str(before)) == 2
+            assert restore(trainer.ctx, trainer.update, root / str(before)) == 2
             losses[before, after] = trainer.step(2, next(Loader(ctx).steps(2))).loss
     return losses
 
@@ -340,7 +341,7 @@ def loss_after_each(rank: int, plan_of: dict[str, Plan], root: Path) -> dict[str
     losses = {}
     for name, plan in plan_of.items():
         trainer = Trainer(ctx := make_context(plan.rank(rank), CPU))
-        assert restore(trainer, root / name.partition(",")[0]) == 2
+        assert restore(trainer.ctx, trainer.update, root / name.partition(",")[0]) == 2
         losses[name] = trainer.step(2, next(Loader(ctx).steps(2))).loss
     return losses
 
@@ -364,7 +365,7 @@ def test_every_stage_goes_on_from_one_device_to_two_and_back(tmp_path: Path) -> 
 def steps_without_moments(rank: int, plan: Plan, root: Path) -> list[float | None]:
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    first = restore(trainer, root)
+    first = restore(trainer.ctx, trainer.update, root)
     for state in inside(trainer.update)._engine.optimizer.optimizer.state.values():
         state["exp_avg"].zero_()
     steps = Loader(ctx).steps(first)

@@ -12,7 +12,6 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from launcher.runtime.api import DTYPES, FragmentReader
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.fragments import state_name
 from launcher.runtime.model.hugging_face import FileTensor, config_of, file_tensors
+from launcher.runtime.train.gradient_buckets import in_buckets
 
 _FILE_BYTES = 5_000_000_000
 """Most bytes of a file, as in Hugging Face's own tools."""
@@ -67,7 +67,11 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
     folder.mkdir(parents=True)
     config = config_of(model, seq_length, str(dtype).removeprefix("torch."))
     _write_json(folder / CONFIG, config)
-    files = list(_files(tensors, dtype, file_bytes))
+
+    def num_bytes(tensor: FileTensor) -> int:
+        return prod(tensor.shape) * dtype.itemsize
+
+    files = in_buckets(tensors, num_bytes, file_bytes)
     stem, _, ending = WEIGHTS.partition(".")
     numbered = [f"{stem}-{number:05d}-of-{len(files):05d}.{ending}" for number in range(1, len(files) + 1)]
     names = numbered if len(files) > 1 else [WEIGHTS]
@@ -76,7 +80,7 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
         save_file(weights, folder / name, metadata={"format": "pt"})
         shutil.copymode(folder / CONFIG, folder / name)  # safetensors lets only the owner read its files
     if len(files) > 1:
-        total = sum(_num_bytes(tensor, dtype) for tensor in tensors)
+        total = sum(map(num_bytes, tensors))
         where = {tensor.name: name for name, content in zip(names, files, strict=True) for tensor in content}
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
     return step, len(files)
@@ -87,24 +91,6 @@ def joined(tensor: FileTensor, read: FragmentReader) -> Tensor:
     parts = [read(state_name("weight", name), (0,) * len(shape), shape) for name, shape in tensor.parts]
     rows = torch.cat(parts)
     return rows.T.contiguous() if tensor.is_transposed else rows
-
-
-def _files(tensors: Sequence[FileTensor], dtype: torch.dtype, file_bytes: int) -> Iterator[list[FileTensor]]:
-    """The tensors of each file, of as many as fit into it."""
-    content: list[FileTensor] = []
-    size = 0
-    for tensor in tensors:
-        num_bytes = _num_bytes(tensor, dtype)
-        if content and size + num_bytes > file_bytes:
-            yield content
-            content, size = [], 0
-        content.append(tensor)
-        size += num_bytes
-    yield content
-
-
-def _num_bytes(tensor: FileTensor, dtype: torch.dtype) -> int:
-    return prod(tensor.shape) * dtype.itemsize
 
 
 def _write_json(path: Path, content: object) -> None:

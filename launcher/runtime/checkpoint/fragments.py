@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
-from launcher.runtime.api import GlobalFragment, GlobalSlice
+from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, by torch's names."""
@@ -27,11 +27,6 @@ def state_name(kind: str, name: str) -> str:
     return f"{kind}/{name}"
 
 
-def state_slice(where: GlobalSlice, kind: str) -> GlobalSlice:
-    """The slice of the global tensor that holds one kind of a parameter's state."""
-    return replace(where, name=state_name(kind, where.name))
-
-
 def scalar_fragment(name: str, value: float) -> GlobalFragment:
     """A number of the optimizer as a fragment without dims."""
     return GlobalFragment(slice=GlobalSlice.unsharded(name, ()), tensor=torch.tensor(value))
@@ -40,8 +35,38 @@ def scalar_fragment(name: str, value: float) -> GlobalFragment:
 def adam_state(optimizer: torch.optim.Optimizer, master: Tensor) -> dict[str, Tensor]:
     """A master weight and Adam's moments of it, by kind; the moments are zero before the first update."""
     known = optimizer.state.get(master, {})
-    moments = {kind: known.get(kind, torch.zeros_like(master)) for kind in MOMENTS}
+    moments = {kind: known[kind] if kind in known else torch.zeros_like(master) for kind in MOMENTS}
     return {"weight": master.detach(), **moments}
+
+
+def state_fragments(
+    where: GlobalSlice, shape: Sequence[int], state: Mapping[str, Tensor], start: int = 0
+) -> Iterator[GlobalFragment]:
+    """A parameter's state as boxes of global tensors, without padding; each a view.
+
+    ``shape``: local shape of the whole parameter; ``state``: by kind, a contiguous tensor of its elements
+    from number ``start`` on.
+    """
+    unpadded = where.unpadded_shape(shape)
+    for kind, tensor in state.items():
+        flat = tensor.view(-1)
+        for box in boxes(shape, start, start + flat.numel()):
+            spans = zip(box.offset, box.shape, unpadded, strict=True)
+            kept = [max(0, min(offset + size, end) - offset) for offset, size, end in spans]
+            if 0 in kept:
+                continue
+            part = flat.narrow(0, box.start - start, box.numel).view(box.shape)
+            corner = tuple(a + b for a, b in zip(where.offset, box.offset, strict=True))
+            part_of = replace(where, name=state_name(kind, where.name), offset=corner)
+            yield GlobalFragment(slice=part_of, tensor=part[tuple(map(slice, kept))])
+
+
+@torch.no_grad()
+def fill(fragments: Iterable[GlobalFragment], read: FragmentReader) -> None:
+    """Reads every fragment into its tensor."""
+    for fragment in fragments:
+        tensor = fragment.tensor
+        tensor.copy_(read(fragment.slice.name, fragment.slice.offset, tensor.shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,25 +96,19 @@ def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     if len(shape) <= 1:
         yield Box(start=start, offset=(start,) if shape else (), shape=(stop - start,) if shape else ())
         return
+    row, inner = prod(shape[1:]), tuple(shape[1:])
+    first_whole = min(stop, -(-start // row) * row)
+    end_of_whole = max(first_whole, stop // row * row)
+    yield from _in_row(shape, start, first_whole)
+    if num_rows := (end_of_whole - first_whole) // row:
+        offset = (first_whole // row, *(0 for _ in inner))
+        yield Box(start=first_whole, offset=offset, shape=(num_rows, *inner))
+    yield from _in_row(shape, end_of_whole, stop)
+
+
+def _in_row(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """Boxes of a range that lies inside one row."""
     row = prod(shape[1:])
-    first, last = start // row, (stop - 1) // row
-    first_is_cut, last_is_cut = start % row != 0, stop % row != 0
-    if first == last and (first_is_cut or last_is_cut):
-        yield from _in_row(shape, first, start, stop)
-        return
-    if first_is_cut:
-        yield from _in_row(shape, first, start, (first + 1) * row)
-        first += 1
-    num_whole = last - first + (not last_is_cut)
-    if num_whole:
-        inner = tuple(shape[1:])
-        yield Box(start=first * row, offset=(first, *(0 for _ in inner)), shape=(num_whole, *inner))
-    if last_is_cut:
-        yield from _in_row(shape, last, last * row, stop)
-
-
-def _in_row(shape: Sequence[int], index: int, start: int, stop: int) -> Iterator[Box]:
-    """Boxes of a range that lies inside row ``index``."""
-    before = index * prod(shape[1:])
-    for box in boxes(shape[1:], start - before, stop - before):
-        yield Box(start=box.start + before, offset=(index, *box.offset), shape=(1, *box.shape))
+    index = start // row
+    for box in boxes(shape[1:], start - index * row, stop - index * row):
+        yield Box(start=box.start + index * row, offset=(index, *box.offset), shape=(1, *box.shape))

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,28 +32,19 @@ from launcher.runtime.checkpoint.shard import save_shard, write_failure
 from launcher.runtime.process.log import log
 
 
-class HasState(Protocol):
-    """What can be saved: a `Trainer`, or a rank that serves and holds the state."""
-
-    @property
-    def ctx(self) -> RankContext:
-        """Its rank and plan."""
-
-    @property
-    def update(self) -> Stateful:
-        """Has the state of the run."""
-
-
 class Saver:
     """One rank's part in the checkpoints of a run, of which one is under way at a time.
 
     The ranks that save are those of ``group`` (None: all), and the first of them completes.
     """
 
-    def __init__(self, holder: HasState, root: Path, group: dist.ProcessGroup | None = None) -> None:
-        self._ctx, self._update, self._root, self._group = holder.ctx, holder.update, root, group
-        self._is_first = holder.ctx.plan.rank == (dist.get_global_rank(group, 0) if group else 0)
-        self._settings = holder.ctx.config.train
+    def __init__(
+        self, ctx: RankContext, update: Stateful, root: Path, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """``update``: has the state of the run."""
+        self._ctx, self._update, self._root, self._group = ctx, update, root, group
+        self._is_first = ctx.plan.rank == (dist.get_global_rank(group, 0) if group else 0)
+        self._settings = ctx.config.train
         self._copy = HostCopy()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -88,15 +78,13 @@ class Saver:
         num_shards = torch.tensor(int(bool(fragments)), device=self._ctx.device)
         with self._ctx.clock.doing(PEERS):
             dist.all_reduce(num_shards, group=self._group)  # also a barrier: the folder exists
-        if not self._settings.async_checkpoint:
-            self._write(step, fragments, int(num_shards))
-            self.wait()
-            with self._ctx.clock.doing(PEERS):
-                dist.barrier(self._group)
-            return
         arguments = (step, fragments, int(num_shards))
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
+        if not self._settings.async_checkpoint:
+            self.wait()
+            with self._ctx.clock.doing(PEERS):
+                dist.barrier(self._group)
 
     def check(self) -> None:
         """Raises the error of a save that has failed.
@@ -154,22 +142,14 @@ class HostCopy:
         return copies
 
 
-def save(trainer: HasState, root: Path, step: int) -> None:
-    """Writes a checkpoint after ``step`` steps and waits for it. Collective over all ranks."""
-    saver = Saver(trainer, root)
-    saver.save(step)
-    saver.wait()
-    dist.barrier()
-
-
-def restore(holder: HasState, root: Path, note: Path | None = None) -> int:
+def restore(ctx: RankContext, update: Stateful, root: Path, note: Path | None = None) -> int:
     """Loads the newest intact checkpoint; returns its number of steps. Collective over all ranks.
 
     ``note``: a file that tells the launcher which one it is, and which newer ones are damaged.
     """
-    with holder.ctx.clock.doing(RESTORING):
-        step = chosen_step(holder.ctx, root, note)
-        holder.update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
+    with ctx.clock.doing(RESTORING):
+        step = chosen_step(ctx, root, note)
+        update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
     log(f"resumed after step {step}")
     return step
 

@@ -32,24 +32,18 @@ def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> 
         OSError: when it cannot be written.
         JobError: when the disk does not return what was written.
     """
-    keys = [f"{number}:{fragment.slice.name}" for number, fragment in enumerate(fragments)]
-    tensors = {
-        key: piece.tensor.detach().cpu().contiguous() for key, piece in zip(keys, fragments, strict=True)
-    }
     shard = folder / f"shard-{rank:05d}.safetensors"
+    tensors: dict[str, Tensor] = {}
+    pieces = []
+    for number, fragment in enumerate(fragments):
+        where, shape = fragment.slice, list(fragment.tensor.shape)
+        key = f"{number}:{where.name}"
+        tensors[key] = fragment.tensor.detach().cpu().contiguous()
+        box = {"global_shape": where.shape, "offset": where.offset, "shape": shape}
+        pieces.append({"key": key, "name": where.name, **box})
     save_file(tensors, shard)
     bring_to_disk(shard)
     _check_written(shard, tensors)
-    pieces = [
-        {
-            "key": key,
-            "name": piece.slice.name,
-            "global_shape": piece.slice.shape,
-            "offset": piece.slice.offset,
-            "shape": list(piece.tensor.shape),
-        }
-        for key, piece in zip(keys, fragments, strict=True)
-    ]
     index = {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}
     write_whole(shard.with_suffix(".json"), json.dumps(index), is_durable=True)
     return sum(tensor.nbytes for tensor in tensors.values())

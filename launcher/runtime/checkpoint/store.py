@@ -81,7 +81,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def prune(root: Path, step: int, keep: int) -> None:
-    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest good one.
+    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest intact one.
 
     Newer ones are not removed: they are from before a resume, and may be damaged.
     """
@@ -196,7 +196,7 @@ def newest(root: Path) -> tuple[int, list[str]]:
         raise JobError(
             "\n".join([f"no checkpoint in {root} is whole; start anew with --overwrite", *skipped])
         )
-    raise JobError(f"no good checkpoint in {root}; set train.checkpoint_interval and run anew")
+    raise JobError(f"no intact checkpoint in {root}; set train.checkpoint_interval and start a new run")
 
 
 def _overlap(

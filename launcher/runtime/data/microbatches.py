@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -81,10 +82,8 @@ class Loader:
             self._running = None
 
     def _make_steps(self, first_step: int) -> Generator[list[Microbatch], None, None]:
-        step = first_step
-        while True:
+        for step in count(first_step):
             yield self._microbatches(self._training, self._order.sample, step)
-            step += 1
 
     def _microbatches(self, samples: Samples, sample_at: Callable[[int], int], step: int) -> list[Microbatch]:
         """This replica's part of one global batch."""

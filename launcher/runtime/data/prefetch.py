@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Generator
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,47 +19,22 @@ class Prefetcher(Generic[T]):
     def __init__(self, source: Generator[T, None, None], num_ahead: int) -> None:
         assert num_ahead > 0, "without items ahead, iterate the source itself"
         self._source = source
-        self._room = threading.Semaphore(num_ahead)
-        self._ready: SimpleQueue[T | _End] = SimpleQueue()
-        self._end: _End | None = None
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+        self._ahead: deque[Future[T]] = deque(self._thread.submit(next, source) for _ in range(num_ahead))
 
     def __iter__(self) -> Prefetcher[T]:
         return self
 
     def __next__(self) -> T:
-        if self._end is None:
-            item = self._ready.get()
-            if not isinstance(item, _End):
-                self._room.release()
-                return item
-            self._end = item
-        raise self._end.error or StopIteration
+        if not self._ahead:
+            raise StopIteration
+        item = self._ahead[0].result()  # an error stays the first, to be raised again
+        self._ahead.popleft()
+        self._ahead.append(self._thread.submit(next, self._source))
+        return item
 
     def close(self) -> None:
         """Ends the thread, after its current item, and closes the source."""
-        self._is_closed = True
-        self._room.release()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
+        self._ahead.clear()
         self._source.close()
-        self._end = self._end or _End(None)
-
-    def _fill(self) -> None:
-        error: BaseException | None = None
-        try:
-            while self._room.acquire() and not self._is_closed:
-                self._ready.put(next(self._source))
-        except StopIteration:
-            pass
-        except BaseException as raised:  # of any kind: the consumer has to see it
-            error = raised
-        self._ready.put(_End(error))
-
-
-class _End:
-    """The last item; ``error``: why the source ended, None at its normal end."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import socket
 import time
 from collections import defaultdict
@@ -15,6 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
+from launcher.base.machine import cpu_model, num_cores
 from launcher.contract.plan import RankPlan
 from launcher.contract.records import COLLECTIVE_KINDS, COMPUTE, OTHER, Header
 from launcher.runtime.process.heartbeat import HeartbeatWriter
@@ -204,10 +203,7 @@ def device_name(device: torch.device) -> str:
     """The product name of the device, from the driver or the operating system."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return cpu_model()
 
 
 def rank_header(plan: RankPlan, device: torch.device, p2p_latency_ns: int = 0) -> Header:
@@ -223,6 +219,6 @@ def rank_header(plan: RankPlan, device: torch.device, p2p_latency_ns: int = 0) -
         p2p_latency_ns=p2p_latency_ns,
         hostname=socket.gethostname(),
         num_threads=torch.get_num_threads(),
-        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cores=num_cores(),
         torch_version=torch.__version__,
     )

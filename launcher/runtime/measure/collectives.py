@@ -70,8 +70,7 @@ def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWri
 class _Key:
     """Identifies one measurement."""
 
-    placement: int
-    """Index of the placement."""
+    placement: Placement
     operation: str
     num_bytes: int
 
@@ -82,11 +81,11 @@ class Bench:
     def __init__(self, request: BenchRequest, rank: int, device: torch.device, timeout: timedelta) -> None:
         """Makes the groups. Collective over all ranks."""
         self._request, self._rank, self._device = request, rank, device
-        self._groups = [_own_group(placement, rank, timeout) for placement in request.placements]
+        self._groups = {each: _own_group(each, rank, timeout) for each in request.placements}
         # The results so far, the same on every rank.
         self._num_calls: dict[_Key, int] = {}
         self._times_s: dict[_Key, list[float]] = defaultdict(list)
-        self._not_measured: dict[tuple[int, str], NotMeasured] = {}
+        self._not_measured: dict[tuple[Placement, str], NotMeasured] = {}
 
     def result(self) -> BenchResult:
         """Checks and measures everything."""
@@ -111,10 +110,10 @@ class Bench:
         )
 
     def _keys(self) -> Iterator[_Key]:
-        for index, placement in enumerate(self._request.placements):
+        for placement in self._request.placements:
             sizes = dict.fromkeys(real_bytes(size, placement.num_ranks) for size in self._request.sizes)
             for operation in self._request.operations:
-                yield from (_Key(index, operation, size) for size in sizes)
+                yield from (_Key(placement, operation, size) for size in sizes)
 
     def _prepare(self, key: _Key) -> None:
         """Checks the result of the first call, and chooses the number of calls of a time."""
@@ -149,10 +148,10 @@ class Bench:
 
     def _note(self, key: _Key, reason: str, *, is_wrong: bool) -> None:
         """Records why an operation has no times; the ranks outside of its groups know no reason."""
-        placement = self._request.placements[key.placement]
+        placement = key.placement
         if is_wrong:
             reason = f"a wrong value for {key.num_bytes} bytes"
-        self._not_measured[key.placement, key.operation] = NotMeasured(
+        self._not_measured[placement, key.operation] = NotMeasured(
             operation=key.operation,
             link=placement.link,
             num_ranks=placement.num_ranks,
@@ -188,11 +187,10 @@ class Bench:
 
     def _measurements(self) -> Iterator[Measurement]:
         for key, times_s in self._times_s.items():
-            placement = self._request.placements[key.placement]
             yield Measurement(
                 operation=key.operation,
-                link=placement.link,
-                num_ranks=placement.num_ranks,
+                link=key.placement.link,
+                num_ranks=key.placement.num_ranks,
                 num_bytes=key.num_bytes,
                 times_s=tuple(times_s),
             )

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +38,13 @@ class MemoryGauge:
         """Called when the model is built: from now on the process grows by what the training takes."""
         self._built = resident_bytes()
 
-    def tracking(self, modules: Iterable[nn.Module], split: SplitBackward) -> AbstractContextManager[object]:
+    def tracking(
+        self, modules: Iterable[nn.Module], deferral: SplitBackward
+    ) -> AbstractContextManager[object]:
         """A context for the schedule of every step."""
         if not self._tracks_saved or self._num_steps + 1 != _SAMPLED_STEP:
             return nullcontext()
-        self._saved = SavedBytes((param for module in modules for param in module.parameters()), split)
+        self._saved = SavedBytes((param for module in modules for param in module.parameters()), deferral)
         return self._saved
 
     def sample(self) -> None:
@@ -128,14 +129,14 @@ class SavedBytes:
     """Counts the bytes that autograd saves inside this context, and those that deferred weight gradients
     still read: from storages, each once, parameters not at all."""
 
-    def __init__(self, parameters: Iterable[Tensor], split: SplitBackward) -> None:
+    def __init__(self, parameters: Iterable[Tensor], deferral: SplitBackward) -> None:
         self.now = 0
         self.peak = 0
         self.total = 0
         """Bytes of all storages that autograd ever saved; one that is saved again after it was freed counts
         again."""
-        self._split = split
-        self._save_hook = split.save_hook
+        self._deferral = deferral
+        self._save_hook = deferral.save_hook
         self._uses: dict[int, int] = {}
         self._own = {param.untyped_storage().data_ptr() for param in parameters}
         self._hooks = saved_tensors_hooks(
@@ -144,14 +145,12 @@ class SavedBytes:
 
     def __enter__(self) -> SavedBytes:
         self._hooks.__enter__()
-        self._split.save_hook = lambda tensor: _Saved(self, tensor, by_autograd=False)
+        self._deferral.save_hook = lambda tensor: _Saved(self, tensor, by_autograd=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._split.save_hook = self._save_hook
-        self._hooks.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._deferral.save_hook = self._save_hook
+        self._hooks.__exit__(*error)
 
     def add(self, storage: torch.UntypedStorage, *, by_autograd: bool) -> None:
         """One more use of a storage, by autograd or by a deferred weight gradient."""

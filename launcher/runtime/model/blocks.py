@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launcher.contract.config import ModelConfig
-from launcher.runtime.api import DTYPES, GlobalSlice, Layers, RankContext, new_parameter
+from launcher.runtime.api import RankContext
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.randomness import DropoutKey, dropout, token_seeds
+from launcher.runtime.model.layers import Layers
+from launcher.runtime.model.randomness import dropout, token_seeds
 from launcher.runtime.model.selective_recompute import checkpoint_without_output, discarding_output
 
 
@@ -55,8 +56,8 @@ class Norm(nn.Module):
         self.recomputes = recomputes
         model = ctx.config.model
         self.eps = model.norm_eps
-        self.weight = whole_parameter(ctx, f"{name}.weight", size)
-        self.bias = whole_parameter(ctx, f"{name}.bias", size) if model.family == "gpt" else None
+        self.weight = ctx.layers.replicated(f"{name}.weight", size)
+        self.bias = ctx.layers.replicated(f"{name}.bias", size) if model.family == "gpt" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] -> [..., size]."""
@@ -83,8 +84,7 @@ class Dropout(nn.Module):
         no compiler can follow the hash of a name."""
         if self.p == 0 or not self.training:
             return None
-        key = DropoutKey(seed=self.seed, step=batch.step, site=self.site)
-        return token_seeds(key, batch.samples, self.positions)
+        return token_seeds(batch.samples, self.positions, seed=self.seed, step=batch.step, site=self.site)
 
     def forward(self, x: Tensor, seeds: Tensor | None) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape. ``seeds``: from `seeds`."""
@@ -118,17 +118,10 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self,
-        layers: Layers,
-        name: str,
-        sizes: Sizes,
-        rotary: Rotary | None,
-        *,
-        is_fused: bool,
-        recomputes: bool,
+        self, ctx: RankContext, name: str, sizes: Sizes, rotary: Rotary | None, *, recomputes: bool
     ) -> None:
         super().__init__()
-        bias = rotary is None
+        layers, bias = ctx.layers, rotary is None
         keys = sizes.num_kv_heads * sizes.head
         outs = {"q": sizes.hidden, "k": keys, "v": keys}
         self.inputs = layers.column(name, sizes.hidden, outs, bias=bias)
@@ -136,7 +129,7 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_size = sizes.head
         self.is_grouped = sizes.num_kv_heads != sizes.num_heads
-        self.is_fused, self.recomputes = is_fused, recomputes
+        self.is_fused, self.recomputes = ctx.config.fusion.attention == "fused", recomputes
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq(local), hidden] -> the same shape."""
@@ -210,10 +203,7 @@ class Block(nn.Module):
         super().__init__()
         name = f"layers.{index}"
         self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden, recomputes=recomputes)
-        is_fused = ctx.config.fusion.attention == "fused"
-        self.attention = Attention(
-            ctx.layers, f"{name}.attention", sizes, rotary, is_fused=is_fused, recomputes=recomputes
-        )
+        self.attention = Attention(ctx, f"{name}.attention", sizes, rotary, recomputes=recomputes)
         self.attention_dropout = Dropout(ctx, site=1 + 2 * index)
         self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden, recomputes=recomputes)
         self.mlp = MLP(ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None, recomputes=recomputes)
@@ -228,12 +218,6 @@ class Block(nn.Module):
         x = x + self.attention_dropout(self.attention(self.attention_norm(x)), attention_seeds)
         out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), mlp_seeds)
         return out
-
-
-def whole_parameter(ctx: RankContext, name: str, *shape: int) -> nn.Parameter:
-    """A parameter that every tensor-parallel rank holds whole."""
-    where = GlobalSlice.unsharded(name, shape, is_summed_over_tp=ctx.layers.splits_sequence)
-    return new_parameter(where, shape, ctx.device, DTYPES[ctx.config.precision.compute])
 
 
 def _known(size: int | None) -> int:

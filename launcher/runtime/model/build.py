@@ -1,26 +1,17 @@
-"""Builds this rank's part of the model: one module for each of its stages, with this rank's slices alone.
-
-A stage is called as ``stage(hidden, batch)``: the first stage takes its input from the batch and
-ignores ``hidden`` (None); the last one returns the sum of the microbatch's losses in fp32.
-"""
+"""Builds this rank's part of the model: one module for each of its stages, with this rank's slices alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import StagePlan
 from launcher.runtime.api import RankContext, slice_of, tag
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.blocks import Block, Dropout, Norm, Rotary, Sizes, whole_parameter
-from launcher.runtime.model.compile import layer_calls
+from launcher.runtime.model.blocks import Block, Dropout, Norm, Rotary, Sizes
 from launcher.runtime.model.randomness import init_slice
+from launcher.runtime.model.stage import Stage
 from launcher.runtime.model.user_model import build_custom_chunks
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -55,49 +46,6 @@ def build_chunks(ctx: RankContext) -> list[nn.Module]:
     return chunks
 
 
-class Stage(nn.Module):
-    """Consecutive layers, with the embedding before the first and the loss after the last."""
-
-    def __init__(
-        self,
-        config: LaunchConfig,
-        stage: StagePlan,
-        prologue: nn.Module | None,
-        blocks: list[Block],
-        epilogue: nn.Module | None,
-    ) -> None:
-        super().__init__()
-        self.prologue = prologue
-        self.blocks = nn.ModuleList(blocks)
-        self.epilogue = epilogue
-        self.calls = layer_calls(blocks, config)
-        """What runs in place of each block in training; not a module, so that its parameters count once."""
-        self.recomputes = stage.recompute == "full"
-
-    def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
-        """hidden [micro, seq(local), hidden] -> the same shape, or a scalar on the last stage."""
-        if self.prologue is not None:
-            hidden = self.prologue(batch)
-        assert hidden is not None, "only the first stage has no input"
-        for block, call in zip(self.blocks, self.calls, strict=True):
-            hidden = self._run(cast(Block, block), call, hidden, batch)
-        out: Tensor = hidden if self.epilogue is None else self.epilogue(hidden, batch)
-        return out
-
-    def _run(self, block: Block, call: Callable[..., Any], hidden: Tensor, batch: Microbatch) -> Tensor:
-        if not torch.is_grad_enabled():
-            return cast(Tensor, block(hidden, *block.seeds(batch)))
-
-        def forward(hidden: Tensor) -> Tensor:
-            return cast(Tensor, call(hidden, *block.seeds(batch)))
-
-        if not self.recomputes:
-            return forward(hidden)
-        # Dropout depends on positions only, so there is no generator state to restore.
-        out = checkpoint(forward, hidden, use_reentrant=False, preserve_rng_state=False)
-        return cast(Tensor, out)
-
-
 class Prologue(nn.Module):
     """Token embedding and, for gpt, learned positions."""
 
@@ -107,7 +55,7 @@ class Prologue(nn.Module):
         self.slice = ctx.layers.positions(sizes.seq_length)
         has_positions = ctx.config.model.family == "gpt"
         shape = (sizes.seq_length, sizes.hidden)
-        self.positions = whole_parameter(ctx, "positions.weight", *shape) if has_positions else None
+        self.positions = ctx.layers.replicated("positions.weight", *shape) if has_positions else None
         self.dropout = Dropout(ctx, site=0)
         if ctx.config.model.tied_embeddings:
             _mark_tied(self.embedding, is_copy=False)
@@ -127,7 +75,7 @@ class Epilogue(nn.Module):
     def __init__(self, ctx: RankContext, sizes: Sizes, prologue: Prologue | None) -> None:
         super().__init__()
         is_tied = ctx.config.model.tied_embeddings
-        shared = prologue.embedding if is_tied and prologue is not None else None
+        shared = cast(nn.Parameter, prologue.embedding.weight) if is_tied and prologue is not None else None
         self.norm = Norm(ctx, "norm", sizes.hidden)
         self.head = ctx.layers.head(EMBEDDING if is_tied else "head", sizes.vocab, sizes.hidden, shared)
         if is_tied and shared is None:

@@ -7,11 +7,11 @@ matrix products are deferred; norms, biases and embeddings cost little and stay 
 A user's layer takes part by a method ``split_with``, which is given the rank's `SplitBackward`:
 
     class Linear(nn.Linear):
-        def split_with(self, split):
-            self.split = split
+        def split_with(self, deferral):
+            self.deferral = deferral
 
         def forward(self, x):
-            return self.split.linear(x, self.weight, self.bias)
+            return self.deferral.linear(x, self.weight, self.bias)
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism (2023), section 2.
 """
@@ -89,18 +89,18 @@ def can_split(layer: nn.Module) -> bool:
     return any(hasattr(module, METHOD) for module in layer.modules())
 
 
-def split_with(layer: nn.Module, split: SplitBackward) -> None:
-    """Passes ``split`` to every part of a user's layer that takes it."""
+def split_with(layer: nn.Module, deferral: SplitBackward) -> None:
+    """Passes ``deferral`` to every part of a user's layer that takes it."""
     for module in layer.modules():
         if hasattr(module, METHOD):
-            getattr(module, METHOD)(split)
+            getattr(module, METHOD)(deferral)
 
 
 class _SplitLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, split: SplitBackward) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, deferral: SplitBackward) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.split, ctx.weight = split, weight
+        ctx.deferral, ctx.weight = deferral, weight
         return functional.linear(x, weight)
 
     @staticmethod
@@ -112,5 +112,5 @@ class _SplitLinear(torch.autograd.Function):
         def compute() -> Tensor:
             return torch.mm(grad.flatten(0, -2).T, x.flatten(0, -2))
 
-        grad_weight = ctx.split.defer(ctx.weight, compute, (grad, x)) if ctx.needs_input_grad[1] else None
+        grad_weight = ctx.deferral.defer(ctx.weight, compute, (grad, x)) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None

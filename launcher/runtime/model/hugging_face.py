@@ -44,8 +44,7 @@ def file_tensors(model: ModelConfig, seq_length: int) -> list[FileTensor]:
     Raises:
         JobError: when the format cannot hold such a model.
     """
-    _check_supported(model)
-    sizes = Sizes.of(model, seq_length)
+    sizes = _supported_sizes(model, seq_length)
     tensors = list((_gpt_tensors if model.family == "gpt" else _llama_tensors)(sizes))
     if not model.tied_embeddings:
         tensors.append(_one("lm_head.weight", "head.weight", sizes.vocab, sizes.hidden))
@@ -58,8 +57,7 @@ def config_of(model: ModelConfig, seq_length: int, dtype: str) -> dict[str, Any]
     Raises:
         JobError: when the format cannot hold such a model.
     """
-    _check_supported(model)
-    sizes = Sizes.of(model, seq_length)
+    sizes = _supported_sizes(model, seq_length)
     common = {"vocab_size": sizes.vocab, "tie_word_embeddings": model.tied_embeddings, "dtype": dtype}
     common |= {"initializer_range": model.init_std, "bos_token_id": None, "eos_token_id": None}
     return common | (_gpt_config if model.family == "gpt" else _llama_config)(model, sizes)
@@ -108,7 +106,7 @@ _DEFAULTS = {
 """What the format means where a file has no such entry."""
 
 
-def _check_supported(model: ModelConfig) -> None:
+def _supported_sizes(model: ModelConfig, seq_length: int) -> Sizes:
     if model.family == "custom":
         raise JobError("a model of family custom has no Hugging Face format: its layers are your own")
     if model.family == "gpt" and model.num_kv_heads not in (None, model.num_heads):
@@ -116,6 +114,7 @@ def _check_supported(model: ModelConfig) -> None:
             f"GPT-2 has a key and a value for every head, and model.num_kv_heads={model.num_kv_heads} of "
             f"{model.num_heads}: its format has no place for shared ones"
         )
+    return Sizes.of(model, seq_length)
 
 
 def _gpt_config(model: ModelConfig, sizes: Sizes) -> dict[str, Any]:

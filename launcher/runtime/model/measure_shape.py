@@ -69,15 +69,15 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
         sample = sample.detach()
         if sample.is_floating_point():
             sample.requires_grad_()
-        before, split = saved.num_elements, SplitBackward(is_enabled=True)
-        split_with(layer, split)
+        before, deferral = saved.num_elements, SplitBackward(is_enabled=True)
+        split_with(layer, deferral)
         with (
             _check_stateless(model, index, layer),
             FlopCounterMode(display=False) as counter,
             saved_tensors_hooks(saved.save, lambda tensor: tensor),
         ):
             sample = layer(sample)
-        weight_flops = _weight_flops(layer, sample, split) if can_split(layer) else 0.0
+        weight_flops = _weight_flops(layer, sample, deferral) if can_split(layer) else 0.0
         num_parameters = sum(param.numel() for param in layer.parameters())
         shapes.append(
             LayerShape(
@@ -97,9 +97,9 @@ def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
     )
 
 
-def _weight_flops(layer: nn.Module, output: Tensor, split: SplitBackward) -> float:
+def _weight_flops(layer: nn.Module, output: Tensor, deferral: SplitBackward) -> float:
     """Operations of the weight gradients that the layer's backward defers."""
-    with split.collecting() as deferred:
+    with deferral.collecting() as deferred:
         output.sum().backward()  # type: ignore[no-untyped-call]
     with FlopCounterMode(display=False) as counter:
         for gradient in deferred:
@@ -136,9 +136,8 @@ class _SavedElements:
     def __init__(self) -> None:
         self.num_elements = 0
         self._parameters: set[int] = set()
-        self._known: set[int] = set()
-        self._alive: list[Tensor] = []
-        """Keeps addresses from being reused."""
+        self._known: dict[int, Tensor] = {}
+        """By address, which is not reused while the tensor lives."""
 
     def enter(self, layer: nn.Module) -> None:
         """Counts none of this layer's parameters. Those of the layers before it may be freed, and their
@@ -148,9 +147,8 @@ class _SavedElements:
     def save(self, tensor: Tensor) -> Tensor:
         """Counts a tensor that autograd saves."""
         address = tensor.untyped_storage().data_ptr()
-        if address not in self._known | self._parameters:
-            self._known.add(address)
-            self._alive.append(tensor)
+        if address not in self._known and address not in self._parameters:
+            self._known[address] = tensor
             self.num_elements += tensor.numel()
         return tensor
 

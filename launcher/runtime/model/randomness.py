@@ -8,7 +8,6 @@ forward drops the same elements, and a checkpoint needs only the seed and the st
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,16 +50,6 @@ def philox_generator(key: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DropoutKey:
-    """Identifies one use of dropout."""
-
-    seed: int
-    step: int
-    site: int
-    """Index of the dropout in the model, the same under every layout."""
-
-
 def dropout(x: Tensor, p: float, seeds: Tensor) -> Tensor:
     """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p).
 
@@ -70,13 +59,14 @@ def dropout(x: Tensor, p: float, seeds: Tensor) -> Tensor:
     return torch.where(keep, x * (1 / (1 - p)), 0)
 
 
-def token_seeds(key: DropoutKey, samples: Tensor, positions: slice) -> Tensor:
+def token_seeds(samples: Tensor, positions: slice, *, seed: int, step: int, site: int) -> Tensor:
     """A 64-bit seed for each token, from which `dropout` derives a number for each element.
 
     Shapes: ``samples`` int64 [batch], the sample's slot in the step's global batch; ``positions``: this
-    rank's part of the sequence. Returns int64 [batch, seq(local)].
+    rank's part of the sequence. Returns int64 [batch, seq(local)]. ``site``: index of the dropout in the
+    model, the same under every layout.
     """
-    digest = hashlib.blake2b(f"{key.seed}/{key.step}/{key.site}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{step}/{site}".encode(), digest_size=8).digest()
     scalar_key = int.from_bytes(digest, "little", signed=True)
     indices = torch.arange(positions.start, positions.stop, device=samples.device)
     return _mix64((samples[:, None] << 32 | indices) ^ scalar_key)

@@ -20,34 +20,25 @@ weights, its part of each.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.checkpoint import checkpoint
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.registry import resolve
-from launcher.contract.config import LaunchConfig, ModelConfig
-from launcher.contract.plan import StagePlan
+from launcher.contract.config import ModelConfig
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, tag
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.compile import layer_calls
 from launcher.runtime.model.deferred_weight_gradients import split_with
+from launcher.runtime.model.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class CustomModel(Protocol):
-    """What a user's ``build`` returns."""
-
-    layers: Iterable[nn.Module]
-    loss: Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +54,7 @@ def load_custom(model: ModelConfig, seed: int) -> LoadedModel:
 
     Raises:
         ConfigError: when it has no layers or no loss, or a layer whose result depends on the layout. Layers
-        of
-            a generator are checked as they are made.
+            of a generator are checked as they are made.
     """
     assert model.target is not None, "a custom model without its target"
     build = resolve(model.target)
@@ -88,8 +78,7 @@ def load_custom(model: ModelConfig, seed: int) -> LoadedModel:
 
 def _one_by_one(model: ModelConfig, layers: Iterator[nn.Module], generator: Tensor) -> Iterator[nn.Module]:
     """The layers, each initialised from the generator state that the one before it left."""
-    index = 0
-    while True:
+    for index in count():
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(generator)
             layer = next(layers, None)
@@ -99,7 +88,6 @@ def _one_by_one(model: ModelConfig, layers: Iterator[nn.Module], generator: Tens
         if faults := _layer_faults(model, index, layer):
             raise ConfigError(faults)
         yield layer
-        index += 1
 
 
 def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
@@ -109,7 +97,7 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         ConfigError: when the layers are not those of the plan, or two stages share a parameter.
     """
     config, stages = ctx.config, ctx.plan.plan.stages
-    model, owners = load_custom(config.model, config.seed), _ParameterOwners(config.model)
+    model = load_custom(config.model, config.seed)
     stage_of = {index: stage.stage for stage in stages for index in stage.layers}
     own: dict[int, list[nn.Module]] = {stage.stage: [] for stage in ctx.plan.stages}
     num_layers = 0
@@ -117,47 +105,28 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         num_layers += 1
         stage = stage_of.get(index)
         if stage is not None:
-            owners.check(index, layer, stage)
+            _check_owner(config.model, index, layer, stage)
         if stage in own:
             own[stage].append(_prepared(layer, index, ctx))
     if num_layers != len(stage_of):
         rule = f"gives {num_layers} layers here, the plan was made with {len(stage_of)}"
         fault = Fault("model.target", config.model.target, rule, "Plan again with the same code.")
         raise ConfigError([fault])
+    prologues = {stages[0].stage: partial(_inputs, DTYPES[config.precision.compute])}
+    epilogues = {stages[-1].stage: partial(_loss_sum, model.loss)}
     return [
-        CustomStage(own[stage.stage], config, stage, model.loss if stage == stages[-1] else None)
+        Stage(config, stage, prologues.get(stage.stage), own[stage.stage], epilogues.get(stage.stage))
         for stage in ctx.plan.stages
     ]
 
 
-class CustomStage(nn.Module):
-    """Consecutive layers of a user's model; called as `launcher.runtime.model.build.Stage`."""
+def _inputs(dtype: torch.dtype, batch: Microbatch) -> Tensor:
+    """The samples of a microbatch; real numbers in the compute format."""
+    return batch.inputs.to(dtype) if batch.inputs.is_floating_point() else batch.inputs
 
-    def __init__(
-        self, layers: Sequence[nn.Module], config: LaunchConfig, stage: StagePlan, loss: Loss | None
-    ) -> None:
-        """``loss``: that of the model on the last stage, None on the others."""
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.calls = layer_calls(layers, config)
-        """What runs in place of each layer in training."""
-        self.dtype, self.is_first = DTYPES[config.precision.compute], stage.stage == 0
-        self.recomputes = stage.recompute == "full"
-        self.loss = loss
 
-    def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
-        """hidden [micro, ...] -> [micro, ...], or the fp32 sum of the losses on the last stage."""
-        if self.is_first:
-            hidden = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
-        out = hidden
-        assert out is not None, "only the first stage has no input"
-        for call in self.calls if torch.is_grad_enabled() else self.layers:
-            if self.recomputes and torch.is_grad_enabled():
-                out = checkpoint(call, out, use_reentrant=False, preserve_rng_state=False)
-            else:
-                out = call(out)
-        out = cast(Tensor, out)
-        return out if self.loss is None else self.loss(out.float(), batch.targets)
+def _loss_sum(loss: Loss, output: Tensor, batch: Microbatch) -> Tensor:
+    return loss(output.float(), batch.targets)
 
 
 def _prepared(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:
@@ -187,24 +156,16 @@ def _layer_faults(model: ModelConfig, index: int, layer: nn.Module) -> list[Faul
     return faults
 
 
-class _ParameterOwners:
-    """The stage of every parameter, by weak references: copies of one on several stages would silently
-    diverge."""
+def _check_owner(model: ModelConfig, index: int, layer: nn.Module, stage: int) -> None:
+    """Records the stage of a layer's parameters: copies of one on several stages would silently diverge.
 
-    def __init__(self, model: ModelConfig) -> None:
-        self._model = model
-        self._owners: dict[int, tuple[weakref.ref[nn.Parameter], int]] = {}
-
-    def check(self, index: int, layer: nn.Module, stage: int) -> None:
-        """Records a layer's parameters.
-
-        Raises:
-            ConfigError: when another stage has one of them.
-        """
-        for name, param in layer.named_parameters():
-            known, owner = self._owners.get(id(param), (None, stage))
-            if known is not None and known() is param and owner != stage:
-                rule = f"stages {owner} and {stage} share the parameter layers.{index}.{name}"
-                fix = "Set parallel.pp=1, or give each layer its own parameters."
-                raise ConfigError([Fault("model.target", self._model.target, rule, fix)])
-            self._owners[id(param)] = (weakref.ref(param), stage)
+    Raises:
+        ConfigError: when another stage has one of them.
+    """
+    for name, param in layer.named_parameters():
+        owner = getattr(param, "owner_stage", stage)
+        if owner != stage:
+            rule = f"stages {owner} and {stage} share the parameter layers.{index}.{name}"
+            fix = "Set parallel.pp=1, or give each layer its own parameters."
+            raise ConfigError([Fault("model.target", model.target, rule, fix)])
+        param.owner_stage = stage  # type: ignore[attr-defined]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache, partial
 from typing import cast
 
 import torch.distributed as dist
@@ -69,16 +70,16 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
 def make_groups(plan: RankPlan, timeout_s: float) -> Groups:
     """Creates all groups of this rank. Every rank makes its own in the same order of axes."""
     mesh, rank = plan.plan.mesh, plan.rank
-    factory = _GroupFactory(rank, timeout_s)
-    down, up = (factory.make(mesh.group("pp", rank)) for _ in range(2))
-    factory.reuses = True  # groups of the same ranks can be one, but for those of the messages
+    make = partial(_own_group, rank, timeout_s)
+    down, up = (make(mesh.group("pp", rank)) for _ in range(2))
+    shared = cache(make)  # groups of the same ranks can be one, but for those of the messages
     return Groups(
         pp=down,
         pp_up=up,
-        dp=factory.make(mesh.group("dp", rank)),
-        tp=factory.make(mesh.group("tp", rank)),
-        model=factory.make(mesh.group(("pp", "tp"), rank)),
-        tied=factory.make(_tied_ranks(plan)),
+        dp=shared(mesh.group("dp", rank)),
+        tp=shared(mesh.group("tp", rank)),
+        model=shared(mesh.group(("pp", "tp"), rank)),
+        tied=shared(_tied_ranks(plan)),
     )
 
 
@@ -90,20 +91,7 @@ def _tied_ranks(plan: RankPlan) -> tuple[int, ...]:
     return holders if is_tied and plan.rank in holders else (plan.rank,)
 
 
-@dataclass
-class _GroupFactory:
-    """Makes groups of which this rank is a member; the other ranks need not take part."""
-
-    rank: int
-    timeout_s: float
-    reuses: bool = False
-    _made: dict[tuple[int, ...], Group] = field(default_factory=dict)
-
-    def make(self, ranks: tuple[int, ...]) -> Group:
-        if self.reuses and ranks in self._made:
-            return self._made[ranks]
-        handle = new_group(ranks, self.timeout_s) if len(ranks) > 1 else None
-        group = Group(ranks=ranks, rank=ranks.index(self.rank), handle=handle)
-        if self.reuses:
-            self._made[ranks] = group
-        return group
+def _own_group(rank: int, timeout_s: float, ranks: tuple[int, ...]) -> Group:
+    """A group of this rank; the ranks that are not in it need not take part."""
+    handle = new_group(ranks, timeout_s) if len(ranks) > 1 else None
+    return Group(ranks=ranks, rank=ranks.index(rank), handle=handle)

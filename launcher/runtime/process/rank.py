@@ -16,7 +16,7 @@ from launcher.contract.records import OTHER
 from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.measure.clock import Clock
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
-from launcher.runtime.model.layers import UnshardedLayers
+from launcher.runtime.model.layers import Layers
 from launcher.runtime.process.environment import ProcessRank, prepare_compiler
 from launcher.runtime.process.groups import backend, make_groups, single_rank_groups
 from launcher.runtime.process.heartbeat import HeartbeatWriter, message_timeout_s
@@ -74,15 +74,15 @@ def make_context(
 ) -> RankContext:
     """The rank's context; where it trains, with what the plan's parallel plugins add. Collective over all
     ranks."""
-    split = SplitBackward(is_enabled=plan.plan.schedule.splits_backward)
+    deferral = SplitBackward(is_enabled=plan.plan.schedule.splits_backward)
     timeout_s = message_timeout_s(plan.plan.config.run)
     ctx = RankContext(
         plan=plan,
         device=device,
         groups=make_groups(plan, timeout_s) if plan.coordinates else single_rank_groups(plan.rank),
         clock=Clock(device, heartbeat),
-        split_backward=split,
-        layers=UnshardedLayers(device, DTYPES[plan.plan.config.precision.compute], split),
+        split_backward=deferral,
+        layers=Layers(device, DTYPES[plan.plan.config.precision.compute], deferral),
     )
     for apply in plan.plan.parallels if plan.coordinates else ():
         resolve(apply)(ctx)

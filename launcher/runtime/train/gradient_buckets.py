@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.api import Handle, Root
+from launcher.runtime.api import DTYPES, Handle, RankContext, Root, Update
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 
-T = TypeVar("T", bound=Tensor)
+T = TypeVar("T")
 
 
 @dataclass
@@ -55,7 +55,7 @@ class GradientBuckets:
     def add_chunk(self, chunk: nn.Module) -> None:
         """Makes the buckets of the next chunk's parameters."""
         params = [p for p in chunk.parameters() if p.requires_grad and p not in self._views]
-        parts = in_buckets(params[::-1], self.bucket_bytes, self.dtype.itemsize)
+        parts = in_buckets(params[::-1], lambda p: p.numel() * self.dtype.itemsize, self.bucket_bytes)
         self._chunks.append([self._bucket(part, len(self._chunks)) for part in parts])
 
     def view(self, param: nn.Parameter) -> Tensor:
@@ -144,18 +144,38 @@ class GradientBuckets:
             bucket.handle = self.exchange(bucket.flat)
 
 
-def in_buckets(tensors: Sequence[T], bucket_bytes: int, element_bytes: int) -> list[list[T]]:
-    """The tensors in their order, in parts of at most ``bucket_bytes``; a larger tensor is a part of its
-    own."""
+class BucketedUpdate(Update):
+    """An update of gradients in buckets, which the backward fills and exchanges."""
+
+    def __init__(self, ctx: RankContext, exchange: Callable[[Tensor], Handle | None] | None) -> None:
+        """``exchange``: as of `GradientBuckets`."""
+        self._ctx = ctx
+        self._buckets = GradientBuckets(
+            dtype=DTYPES[ctx.config.precision.gradients],
+            bucket_bytes=ctx.config.parallel.bucket_bytes,
+            exchange=exchange,
+        )
+
+    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
+        """Backward of one microbatch, with the exchange of the buckets that it completes."""
+        is_final = last and not self._ctx.split_backward.is_enabled
+        self._buckets.backward(out, grad, chunk=chunk, last=is_final)
+
+    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
+        """The weight gradients that a split backward has deferred."""
+        self._buckets.backward_weight(deferred, chunk=chunk, last=last)
+
+
+def in_buckets(items: Sequence[T], num_bytes: Callable[[T], int], bucket_bytes: int) -> list[list[T]]:
+    """The items in their order, in parts of at most ``bucket_bytes``; a larger item is a part of its own."""
     parts: list[list[T]] = []
     room = 0
-    for tensor in tensors:
-        num_bytes = tensor.numel() * element_bytes
-        if not parts or num_bytes > room:
+    for item in items:
+        if not parts or num_bytes(item) > room:
             parts.append([])
             room = bucket_bytes
-        parts[-1].append(tensor)
-        room -= num_bytes
+        parts[-1].append(item)
+        room -= num_bytes(item)
     return parts
 
 

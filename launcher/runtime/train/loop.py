@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from launcher.base.registry import resolve
 from launcher.contract.actions import from_text
@@ -48,8 +48,8 @@ class Trainer:
         self.update: Update = resolve(ctx.plan.plan.update)(ctx)
         with ctx.clock.doing(BUILDING):
             chunks = build_chunks(ctx)
-        modules = self.update.prepare(chunks)
-        self.part = pipeline_part(ctx, modules)
+        self._modules = nn.ModuleList(self.update.prepare(chunks))
+        self.part = pipeline_part(ctx, list(self._modules))
         self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
         self.memory.model_built()
         self._has_loss = self.part.shape.num_stages - 1 in self.part.modules
@@ -59,7 +59,7 @@ class Trainer:
         self.update.begin(step)
         over_replicas = self.ctx.replicas is None or not self.ctx.replicas.is_asynchronous
         num_targets = self._num_targets(microbatches, over_replicas=over_replicas)
-        with self.memory.tracking(self.part.modules.values(), self.part.split):
+        with self.memory.tracking(self.part.modules.values(), self.part.deferral):
             result = self.executor.train(
                 microbatches, self.update, lambda: self.update.loss_scale / num_targets.value().clamp(min=1)
             )
@@ -75,17 +75,13 @@ class Trainer:
         last stage."""
         if self.ctx.replicas is not None:
             self.ctx.replicas.synchronize()
-        self._set_training(False)
+        self._modules.train(False)
         sums = [self.executor.evaluate(microbatches) for microbatches in batches]
-        self._set_training(True)
+        self._modules.train()
         num_targets = self._num_targets([m for batch in batches for m in batch], over_replicas=True)
         loss_sum = torch.stack([s for s in sums if s is not None]).sum() if self._has_loss else None
         loss = _mean(self._loss_sum(loss_sum, over_replicas=True), num_targets)
         return loss, int(num_targets.value())
-
-    def _set_training(self, is_training: bool) -> None:
-        for module in self.part.modules.values():
-            module.train(is_training)
 
     def _num_targets(self, microbatches: Sequence[Microbatch], *, over_replicas: bool) -> PendingSum:
         """Targets of some microbatches, of every replica or of this one alone; 1 away from the last stage,
@@ -104,7 +100,7 @@ def _mean(loss_sum: PendingSum | None, num_targets: PendingSum) -> float | None:
     return float(loss_sum.value()) / max(1.0, float(num_targets.value())) if loss_sum else None
 
 
-def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> PipelinePart:
+def pipeline_part(ctx: RankContext, modules: Sequence[nn.Module]) -> PipelinePart:
     """The rank's part of the pipeline, from its plan."""
     plan = ctx.plan.plan
     parallel, batch = plan.config.parallel, plan.batch
@@ -119,7 +115,7 @@ def pipeline_part(ctx: RankContext, modules: Sequence[torch.nn.Module]) -> Pipel
         modules={stage.stage: module for stage, module in zip(ctx.plan.stages, modules, strict=True)},
         actions=from_text(ctx.plan.actions),
         input_shapes={stage.stage: local(stage.input_shape) for stage in plan.stages[1:]},
-        split=ctx.split_backward,
+        deferral=ctx.split_backward,
         dtype=DTYPES[plan.config.precision.compute],
         device=ctx.device,
     )
@@ -132,13 +128,13 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     """
     config = ctx.config
     trainer, loader = Trainer(ctx), Loader(ctx)
-    root = run_dir / "checkpoints"
-    ctx.stop, saver = _stop_request(ctx), Saver(trainer, root)
+    root, note = run_dir / "checkpoints", run_dir / RESUME_NOTE
+    ctx.stop, saver = _stop_request(ctx), Saver(ctx, trainer.update, root)
     if config.device.limits_memory:
         limit_memory(ctx.device, config.device.memory_bytes)
     if ctx.replicas is None:
         saver.check_writable()
-    first_step = restore(trainer, root, run_dir / RESUME_NOTE) if resume else _load_initial_weights(trainer)
+    first_step = restore(ctx, trainer.update, root, note) if resume else _load_initial_weights(trainer)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
     writer = RecordWriter(run_dir / "metrics", header)
@@ -241,9 +237,9 @@ def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) 
         num_samples=batch.global_size,
         num_tokens=batch.global_size * (batch.seq_length if is_text else 1),
         loss=done.loss,
-        grad_norm=None if done.outcome.skipped else done.outcome.grad_norm,
+        grad_norm=None if done.outcome.is_skipped else done.outcome.grad_norm,
         lr=done.outcome.lr,
-        is_skipped=done.outcome.skipped,
+        is_skipped=done.outcome.is_skipped,
         disagreement=done.outcome.disagreement,
         **times,
     )

@@ -10,46 +10,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.contract.records import REPLICATED
-from launcher.runtime.api import (
-    DTYPES,
-    FragmentReader,
-    GlobalFragment,
-    RankContext,
-    Root,
-    StepOutcome,
-    Update,
-    slice_of,
-)
+from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, StepOutcome, slice_of
 from launcher.runtime.checkpoint.fragments import (
     KINDS,
     LOSS_SCALE,
     NUM_GOOD_STEPS,
     STEP,
     adam_state,
+    fill,
     scalar_fragment,
-    state_slice,
+    state_fragments,
 )
-from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
-from launcher.runtime.train.gradient_buckets import GradientBuckets
-from launcher.runtime.train.optimizer import LossScale, adamw, clip_factor, learning_rate, not_finite
+from launcher.runtime.train.gradient_buckets import BucketedUpdate
+from launcher.runtime.train.optimizer import (
+    LossScale,
+    adamw,
+    clip_factor,
+    learning_rate,
+    not_finite,
+    squared_norm,
+)
 from launcher.runtime.train.reductions import sum_gradients_of_copies
 
 
-class NativeUpdate(Update):
+class NativeUpdate(BucketedUpdate):
     """Each replica has the whole state of its part of the model and updates it itself."""
 
     def __init__(self, ctx: RankContext) -> None:
-        self._ctx = ctx
-        config = ctx.config
-        self._buckets = GradientBuckets(
-            dtype=DTYPES[config.precision.gradients],
-            bucket_bytes=config.parallel.bucket_bytes,
-            exchange=ctx.exchange_gradients,
-        )
+        super().__init__(ctx, ctx.exchange_gradients)
         self._masters: dict[nn.Parameter, Tensor] = {}
         """What the optimizer updates: the parameter itself, or its fp32 copy."""
         self._num_updates = 0
-        self._scale = LossScale() if config.precision.compute == "fp16" else None
+        self._scale = LossScale() if ctx.config.precision.compute == "fp16" else None
 
     def prepare(self, chunks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Takes over the chunks' parameters; returns the modules to run."""
@@ -68,15 +60,6 @@ class NativeUpdate(Update):
         One that a subclass makes keeps AdamW's state by tensor in ``state``.
         """
         return adamw(tensors, self._ctx.config)
-
-    def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
-        """Backward of one microbatch, with the exchange of the buckets that it completes."""
-        is_final = last and not self._ctx.split_backward.is_enabled
-        self._buckets.backward(out, grad, chunk=chunk, last=is_final)
-
-    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
-        """The weight gradients that a split backward has deferred."""
-        self._buckets.backward_weight(deferred, chunk=chunk, last=last)
 
     def apply(self, step: int) -> StepOutcome:
         """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""
@@ -97,7 +80,7 @@ class NativeUpdate(Update):
             self._buckets.clear()
             if self._scale is not None:
                 self._scale.after_step(overflowed=overflowed)
-        return StepOutcome(grad_norm=norm, lr=lr, skipped=overflowed)
+        return StepOutcome(grad_norm=norm, lr=lr, is_skipped=overflowed)
 
     @property
     def loss_scale(self) -> float:
@@ -116,9 +99,8 @@ class NativeUpdate(Update):
             if not where.is_owned_by(self._ctx.groups.tp.rank):
                 continue
             assert self._optimizer is not None, "a parameter without an optimizer"
-            unpadded = tuple(map(slice, where.unpadded_shape(param.shape)))
-            for kind, tensor in adam_state(self._optimizer, master).items():
-                yield GlobalFragment(slice=state_slice(where, kind), tensor=tensor[unpadded])
+            state = adam_state(self._optimizer, master).items()
+            yield from state_fragments(where, param.shape, {kind: each.contiguous() for kind, each in state})
         if self._ctx.groups.model.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)
             if self._scale is not None:
@@ -132,18 +114,15 @@ class NativeUpdate(Update):
             self._scale.value = float(read(LOSS_SCALE, (), ()))
             self._scale.num_good_steps = int(read(NUM_GOOD_STEPS, (), ()))
         for param, master in self._masters.items():
-            where = slice_of(param)
-            tensors = {kind: torch.zeros_like(master) for kind in KINDS}
-            shape = where.unpadded_shape(param.shape)
-            for kind, tensor in tensors.items() if 0 not in shape else ():
-                tensor[tuple(map(slice, shape))] = read(state_slice(where, kind).name, where.offset, shape)
+            state = {kind: torch.zeros_like(master, memory_format=torch.contiguous_format) for kind in KINDS}
+            fill(state_fragments(slice_of(param), param.shape, state), read)
             with torch.no_grad():
-                master.copy_(tensors.pop("weight"))
+                master.copy_(state.pop("weight"))
                 if master is not param:
                     param.copy_(master)
             if self._optimizer is not None:
                 step = torch.tensor(float(self._num_updates), device=master.device)
-                self._optimizer.state[master] = {"step": step, **tensors}
+                self._optimizer.state[master] = {"step": step, **state}
 
     def _master(self, param: nn.Parameter) -> Tensor:
         if param.dtype == torch.float32 or not self._ctx.config.precision.master_weights:
@@ -153,14 +132,10 @@ class NativeUpdate(Update):
     def _grad_norm(self) -> float:
         """Norm over the whole model, in fp32 or better: each global element counts once."""
         tp_rank = self._ctx.groups.tp.rank
-        norms = [
-            torch.linalg.vector_norm(self._buckets.view(param), dtype=torch.float32)
-            for param in self._masters
-            if slice_of(param).is_owned_by(tp_rank)
-        ]
+        owned = [param for param in self._masters if slice_of(param).is_owned_by(tp_rank)]
         squares = torch.zeros((), dtype=torch.float64, device=self._ctx.device)
-        if norms:
-            squares += torch.stack(norms).double().square().sum()
+        if owned:
+            squares += squared_norm([self._buckets.view(param) for param in owned])
         if self._ctx.groups.model.size > 1:
             with self._ctx.clock.section("model"):
                 dist.all_reduce(squares, group=self._ctx.groups.model.handle)

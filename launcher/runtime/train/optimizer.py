@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Any
@@ -42,6 +42,12 @@ def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.o
 def not_finite(step: int, norm: float) -> JobError:
     """The error of a run whose gradient is infinite or not a number."""
     return JobError(f"the gradient of step {step} is not finite ({norm}); try a smaller optim.lr")
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Sum of the squares of all elements of some tensors, fp64; from norms in fp32."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
+    return torch.stack(norms).double().square().sum()
 
 
 def clip_factor(norm: float, clip_norm: float | None) -> float:

@@ -47,9 +47,11 @@ class BufferPool:
         self.num_allocated += 1
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def put_back(self, buffer: Tensor) -> None:
-        """Returns a buffer to the pool."""
-        self._free[buffer.shape].append(buffer)
+    def put_back(self, *buffers: Tensor | None) -> None:
+        """Returns buffers to the pool."""
+        for buffer in buffers:
+            if buffer is not None:
+                self._free[buffer.shape].append(buffer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,21 +65,11 @@ class PipelinePart:
     actions: Sequence[Action]
     input_shapes: Mapping[int, tuple[int, ...]]
     """Local shape of one microbatch's input, for every stage of the model but the first."""
-    split: SplitBackward
+    deferral: SplitBackward
     """Collects the weight gradients that the modules' backwards defer."""
     dtype: torch.dtype
     """Number format of the messages."""
     device: torch.device
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """The result of a step's forwards and backwards."""
-
-    loss_sum: Tensor | None
-    """Sum of the losses of this replica's microbatches; None away from the last stage."""
-    num_receives: int
-    """Messages received from other ranks."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +94,8 @@ class _Deferred:
 
 
 @dataclass
-class _Step:
-    """The state of one step."""
+class Step:
+    """The state of one step, and what comes of it."""
 
     receives: dict[Key, tuple[Handle, Tensor]] = field(default_factory=dict)
     arrived: dict[Key, Tensor] = field(default_factory=dict)
@@ -115,7 +107,9 @@ class _Step:
     forwarded: dict[tuple[int, int], _Forwarded] = field(default_factory=dict)
     deferred: dict[tuple[int, int], _Deferred] = field(default_factory=dict)
     loss_sum: Tensor | None = None
+    """Sum of the losses of this replica's microbatches; None away from the last stage."""
     num_receives: int = 0
+    """Messages received from other ranks."""
 
 
 LossFactor = Callable[[], float | Tensor]
@@ -133,13 +127,13 @@ class PipelineExecutor:
         """Index in the list of a stage's last action of each kind."""
         self.pool = BufferPool(part.dtype, part.device)
 
-    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: LossFactor) -> StepResult:
+    def train(self, microbatches: Sequence[Any], update: Update, loss_scale: LossFactor) -> Step:
         """One step's forwards and backwards.
 
         The sum of losses is multiplied by ``loss_scale()`` before its backward: 1 / (targets in the global
         batch) gives the gradient of the mean. It is called once there is a loss.
         """
-        step = _Step()
+        step = Step()
         with self._clock.section(self._between):
             for index, action in enumerate(self._part.actions):
                 last = index == self._last[action.kind, action.stage]
@@ -154,12 +148,12 @@ class PipelineExecutor:
                 else:
                     self._start_send(action, step)
             self._finish(step)
-        return StepResult(loss_sum=step.loss_sum, num_receives=step.num_receives)
+        return step
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[Any]) -> Tensor | None:
         """The forwards alone, in the schedule's order; returns the sum of losses on the last stage."""
-        step = _Step()
+        step = Step()
         for action in self._part.actions:
             if action.kind == F:
                 self._forward(action, microbatches[action.microbatch], step, loss_scale=None)
@@ -170,7 +164,7 @@ class PipelineExecutor:
         self._finish(step)
         return step.loss_sum
 
-    def _forward(self, action: Action, microbatch: Any, step: _Step, loss_scale: LossFactor | None) -> None:
+    def _forward(self, action: Action, microbatch: Any, step: Step, loss_scale: LossFactor | None) -> None:
         """``loss_scale`` None: no backward follows, and nothing is kept for it."""
         stage, _, index = action
         leaf, buffer = None, None
@@ -188,21 +182,21 @@ class PipelineExecutor:
         else:
             if buffer is not None and _share_storage(output, buffer):
                 output = output.clone()  # the buffer is reused before this output is read
-            self._free((buffer,))
+            self.pool.put_back(buffer)
         if stage < self._last_stage:
             self._deliver((RF, stage + 1, index), output.detach(), step)
 
-    def _backward(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
+    def _backward(self, action: Action, step: Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
         grad, grad_buffer = None, None
         if stage < self._last_stage:
             grad, grad_buffer = self._receive((RB, stage, index), step)
         forwarded = step.forwarded.pop((stage, index))
         buffers = grad_buffer, forwarded.buffer
-        chunk, split = self._part.shape.chunk(stage), self._part.split
+        chunk, deferral = self._part.shape.chunk(stage), self._part.deferral
         with self._clock.action(is_backward=True):
-            if split.is_enabled:
-                with split.collecting() as gradients:
+            if deferral.is_enabled:
+                with deferral.collecting() as gradients:
                     update.backward(forwarded.root, grad, chunk=chunk, last=last)
                 step.deferred[stage, index] = _Deferred(gradients, buffers)
             else:
@@ -213,26 +207,21 @@ class PipelineExecutor:
             if grad_buffer is not None and _share_storage(input_grad, grad_buffer):
                 input_grad = input_grad.clone()  # the buffer is reused before this has been sent
             self._deliver((RB, stage - 1, index), input_grad, step)
-        if not split.is_enabled:
-            self._free(buffers)
+        if not deferral.is_enabled:
+            self.pool.put_back(*buffers)
 
-    def _backward_weight(self, action: Action, step: _Step, update: Update, *, last: bool) -> None:
+    def _backward_weight(self, action: Action, step: Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
         deferred = step.deferred.pop((stage, index))
         with self._clock.action():
             update.backward_weight(deferred.gradients, chunk=self._part.shape.chunk(stage), last=last)
-        self._free(deferred.buffers)
+        self.pool.put_back(*deferred.buffers)
 
-    def _free(self, buffers: tuple[Tensor | None, ...]) -> None:
-        for buffer in buffers:
-            if buffer is not None:
-                self.pool.put_back(buffer)
-
-    def _deliver(self, key: Key, message: Tensor, step: _Step) -> None:
+    def _deliver(self, key: Key, message: Tensor, step: Step) -> None:
         """Passes a result to its stage: at once when that is on this rank, else by the coming send."""
         (step.arrived if key[1] in self._part.modules else step.outgoing)[key] = message
 
-    def _receive(self, key: Key, step: _Step) -> tuple[Tensor, Tensor | None]:
+    def _receive(self, key: Key, step: Step) -> tuple[Tensor, Tensor | None]:
         """Waits for a message; returns it, and its pool buffer when it came from another rank."""
         if key in step.arrived:
             return step.arrived.pop(key), None
@@ -241,7 +230,7 @@ class PipelineExecutor:
         step.num_receives += 1
         return buffer, buffer
 
-    def _post_receive(self, action: Action, step: _Step) -> None:
+    def _post_receive(self, action: Action, step: Step) -> None:
         stage, kind, index = action
         shape, source = (stage, stage - 1) if kind == RF else (stage + 1, stage + 1)
         key = (kind, stage, index)
@@ -249,7 +238,7 @@ class PipelineExecutor:
         handle = self._required_transport.receive(buffer, self._part.shape.pp_rank(source), self._tag(key))
         step.receives[key] = handle, buffer
 
-    def _start_send(self, action: Action, step: _Step) -> None:
+    def _start_send(self, action: Action, step: Step) -> None:
         stage, kind, index = action
         key = (RF, stage + 1, index) if kind == SF else (RB, stage - 1, index)
         message = step.outgoing.pop(key).contiguous()
@@ -271,8 +260,9 @@ class PipelineExecutor:
                 f"{self._part.dtype}: its layers must return the planned shapes and precision"
             )
 
-    def _finish(self, step: _Step) -> None:
-        for handle, _ in step.sends:
+    def _finish(self, step: Step) -> None:
+        while step.sends:
+            handle, _ = step.sends.popleft()
             handle.wait()
 
     @property

@@ -11,14 +11,15 @@ Four replicas on two nodes, one bucket of two halves:
 from __future__ import annotations
 
 from collections import defaultdict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from launcher.contract.mesh import Cluster
-from launcher.runtime.api import Handle, RankContext, Update
+from launcher.runtime.api import Handle, RankContext, Update, Waiting
 from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.train.native_update import NativeUpdate
@@ -47,66 +48,39 @@ class HierarchicalSum:
     def __call__(self, bucket: Tensor) -> Handle:
         """Starts summing a flat bucket over the replicas, in place."""
         if self._stream is None:
-            return _Later(self._thread.submit(self._finish, bucket, *self._start(bucket)))
+            later = self._thread.submit(self._finish, bucket, *self._start(bucket))
+            return Waiting(lambda: later.result().wait())
         self._stream.wait_stream(torch.cuda.current_stream(bucket.device))
         with torch.cuda.stream(self._stream):  # waiting blocks this stream alone
             self._finish(bucket, *self._start(bucket)).wait()
-        return _OnStream(self._stream)
+        event = self._stream.record_event()
+        return Waiting(lambda: torch.cuda.current_stream().wait_event(event))
 
-    def _start(self, bucket: Tensor) -> tuple[Tensor, Tensor, dist.Work]:
+    def _start(self, bucket: Tensor) -> tuple[Tensor, Tensor, Handle]:
         """Starts the sum inside the node. Returns the bucket, or a copy padded so that the node's replicas
         can share it evenly; this rank's part; and the handle of the part."""
         padding = -bucket.numel() % self._num_local
         whole = torch.nn.functional.pad(bucket, (0, padding)) if padding else bucket
         part = whole.new_empty(whole.numel() // self._num_local)
-        work = dist.reduce_scatter_tensor(part, whole, group=self._scatter, async_op=True)
-        return whole, part, _started(work)
+        scattered = dist.reduce_scatter_tensor(part, whole, group=self._scatter, async_op=True)
+        return whole, part, cast(Handle, scattered)
 
-    def _finish(self, bucket: Tensor, whole: Tensor, part: Tensor, scattered: dist.Work) -> Handle:
+    def _finish(self, bucket: Tensor, whole: Tensor, part: Tensor, scattered: Handle) -> Handle:
         """Waits for it, sums the part over the nodes, and starts collecting the parts inside the node."""
         scattered.wait()
         self.sum_across(part)
-        work = dist.all_gather_into_tensor(whole, part, group=self._gather, async_op=True)
-        return _Gathered(_started(work), whole, bucket)
+        gathered = cast(Handle, dist.all_gather_into_tensor(whole, part, group=self._gather, async_op=True))
+
+        def wait() -> None:
+            gathered.wait()
+            if whole is not bucket:
+                bucket.copy_(whole[: bucket.numel()])
+
+        return Waiting(wait)
 
     def sum_across(self, part: Tensor) -> None:
         """Sums a part over the nodes."""
         dist.all_reduce(part, group=self._across)
-
-
-class _Gathered:
-    """A bucket whose last level is under way."""
-
-    def __init__(self, work: dist.Work, whole: Tensor, bucket: Tensor) -> None:
-        self._work, self._whole, self._bucket = work, whole, bucket
-
-    def wait(self) -> None:
-        """Returns when the sum is in the bucket."""
-        self._work.wait()
-        if self._whole is not self._bucket:
-            self._bucket.copy_(self._whole[: self._bucket.numel()])
-
-
-class _Later:
-    """A handle that another thread will return."""
-
-    def __init__(self, handle: Future[Handle]) -> None:
-        self._handle = handle
-
-    def wait(self) -> None:
-        """Returns when the tensor may be used; raises what the thread raised."""
-        self._handle.result().wait()
-
-
-class _OnStream:
-    """Work on a stream of its own."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = stream.record_event()
-
-    def wait(self) -> None:
-        """Blocks the current stream until the work is done."""
-        torch.cuda.current_stream().wait_event(self._event)
 
 
 def _members(ctx: RankContext) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -118,11 +92,6 @@ def _members(ctx: RankContext) -> tuple[tuple[int, ...], tuple[int, ...]]:
     inside = on_node[cluster.node(ctx.plan.rank)]
     index = inside.index(ctx.plan.rank)
     return tuple(inside), tuple(ranks[index] for ranks in on_node.values())
-
-
-def _started(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this rank is not a member of its own group"
-    return work
 
 
 def update(ctx: RankContext) -> Update:

@@ -10,19 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.contract.records import REPLICATED
-from launcher.runtime.api import (
-    FragmentReader,
-    GlobalFragment,
-    RankContext,
-    StepOutcome,
-    Update,
-)
+from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, StepOutcome, Update
 from launcher.runtime.checkpoint.fragments import scalar_fragment
 from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.process.log import log
 from launcher.runtime.train.gradient_buckets import in_buckets, unflatten
 from launcher.runtime.train.native_update import NativeUpdate
+from launcher.runtime.train.optimizer import squared_norm
 
 NUM_REPLICAS = "gossip/num_replicas"
 """Name of the number of replicas whose own states a checkpoint holds."""
@@ -116,7 +111,7 @@ class NeighbourExchange:
 
     def flatten(self, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
         """Moves the tensors' data into flat buckets, each sent as one message."""
-        for part in in_buckets(tensors, bucket_bytes, torch.float32.itemsize):
+        for part in in_buckets(tensors, lambda tensor: tensor.nbytes, bucket_bytes):
             flat = torch.cat([tensor.detach().flatten() for tensor in part])
             for tensor, view in zip(part, unflatten(flat, part), strict=True):
                 tensor.data = view
@@ -151,7 +146,7 @@ class NeighbourExchange:
                 mean.add_(theirs)
             mean.div_(1 + len(received))
             for index, tensor in enumerate((own.sub_(mean), mean)):
-                squares[index] += torch.linalg.vector_norm(tensor).double().square()
+                squares[index] += squared_norm([tensor])
             own.copy_(mean)
         moved, norm = squares.sqrt().tolist()
         return moved / norm if norm else 0.0

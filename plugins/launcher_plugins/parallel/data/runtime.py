@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -13,8 +15,6 @@ def apply(ctx: RankContext) -> None:
     group = ctx.groups.dp.handle
 
     def all_reduce(bucket: Tensor) -> Handle:
-        work: dist.Work | None = dist.all_reduce(bucket, group=group, async_op=True)
-        assert work is not None, "this rank is not a member of the data-parallel group"
-        return work
+        return cast(Handle, dist.all_reduce(bucket, group=group, async_op=True))
 
     ctx.exchange_gradients = all_reduce

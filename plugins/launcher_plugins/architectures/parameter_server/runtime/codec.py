@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,54 +11,24 @@ from launcher.runtime.api import DTYPES, RankContext
 from launcher_plugins.architectures.parameter_server.config import settings_of
 
 
-class Codec(Protocol):
-    """Packs a flat part of the gradients on a worker, and unpacks it on the server."""
+class Cast:
+    """All gradients, in one number format."""
 
-    is_lossless: bool
-    """Whether nothing is lost, so that error feedback has nothing to add."""
+    def __init__(self, dtype: torch.dtype, *, is_lossless: bool) -> None:
+        """``is_lossless``: it is the gradients' own format, so that error feedback has nothing to add."""
+        self._dtype, self.is_lossless = dtype, is_lossless
 
     def empty(self, numel: int) -> Tensor:
         """A buffer for the packed form of so many gradients."""
-
-    def pack(self, values: Tensor) -> Tensor:
-        """The packed form; it may share the memory of ``values``."""
-
-    def unpack(self, packed: Tensor, numel: int) -> Tensor:
-        """The gradients of a packed form, fp32."""
-
-
-class Uncompressed:
-    """The gradients as they are."""
-
-    is_lossless = True
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def empty(self, numel: int) -> Tensor:
-        """A buffer for so many gradients."""
         return torch.empty(numel, dtype=self._dtype)
 
     def pack(self, values: Tensor) -> Tensor:
-        """The gradients themselves."""
-        return values
+        """The gradients of a flat tensor, rounded to the nearest; themselves where nothing is lost."""
+        return values.to(self._dtype)
 
     def unpack(self, packed: Tensor, numel: int) -> Tensor:
-        """The gradients in fp32."""
+        """The gradients of a packed form, fp32."""
         return packed.float()
-
-
-class Bf16(Uncompressed):
-    """Gradients in bf16."""
-
-    is_lossless = False
-
-    def __init__(self) -> None:
-        super().__init__(torch.bfloat16)
-
-    def pack(self, values: Tensor) -> Tensor:
-        """Rounded to the nearest."""
-        return values.to(torch.bfloat16)
 
 
 class TopK:
@@ -95,15 +64,19 @@ def num_kept(numel: int, fraction: float) -> int:
     return max(1, ceil(numel * fraction))
 
 
+Codec = Cast | TopK
+"""Packs a flat part of the gradients on a worker, and unpacks it on the server."""
+
+
 def codec_of(ctx: RankContext) -> Codec:
     """The codec of the run."""
     settings = settings_of(ctx.config)
     if settings.compression == "bf16":
-        return Bf16()
+        return Cast(torch.bfloat16, is_lossless=False)
     if settings.compression == "top_k":
         assert settings.top_k_fraction is not None, "the plan rejects top_k without its fraction"
         return TopK(settings.top_k_fraction)
-    return Uncompressed(DTYPES[ctx.config.precision.gradients])
+    return Cast(DTYPES[ctx.config.precision.gradients], is_lossless=True)
 
 
 class ErrorFeedback:

@@ -8,7 +8,7 @@ timeout, which then closes the connections to all others, too), while one from t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from launcher.contract.heartbeat import PEERS
 from launcher.runtime.api import RankContext
-from launcher.runtime.train.optimizer import clip_factor, learning_rate
+from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.architectures.parameter_server.config import settings_of
 from launcher_plugins.architectures.parameter_server.runtime.codec import codec_of
 from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout, Shard
@@ -30,6 +30,8 @@ PUSH, DONE, SUM, SYNC, LEAVE, LOST = range(6)
 """Kinds of control messages: a step's gradients follow, bucket by bucket (from a server to itself: one of
 them has arrived); all are pushed; a number to be summed over the workers; ready for an evaluation; the worker
 ends; and, from a server to itself, that a worker has failed."""
+Reply = Callable[[], list[float]]
+"""Waits for a few numbers under way from the first server."""
 _CONTROLS_AHEAD = 16
 _CONTROL, _REPLY, _LAYOUT = range(3)
 """Tags of small messages; those of a bucket have tags of their own."""
@@ -68,35 +70,16 @@ class ControlMessage:
         return ControlMessage(kind=int(kind), step=int(step), value=value, signal=int(signal))
 
 
-class PendingSends:
-    """Sends under way, with the tensors that they read."""
-
-    def __init__(self) -> None:
-        self._sends: list[tuple[Any, Tensor]] = []
-
-    def add(self, work: Any, tensor: Tensor) -> None:
-        """Adds a send."""
-        self._sends.append((work, tensor))
-
-    def wait(self) -> None:
-        """Returns when all are done, and the tensors may be written."""
-        sends, self._sends = self._sends, []
-        for work, _ in sends:
-            work.wait()
+PendingSends = list[tuple[Any, Tensor]]
+"""Sends under way, with the tensors that they read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """A few numbers under way from the first server."""
-
-    values: Tensor
-    receive: Any
-
-    def wait(self) -> list[float]:
-        """The numbers; waits for them."""
-        self.receive.wait()
-        found: list[float] = self.values.tolist()
-        return found
+def wait_for(sends: PendingSends) -> None:
+    """Returns when all are done, and the tensors may be written."""
+    pending = sends.copy()
+    sends.clear()
+    for work, _ in pending:
+        work.wait()
 
 
 class Connections:
@@ -107,14 +90,14 @@ class Connections:
         self.num_workers, self.num_servers = plan.mesh.num_ranks, settings_of(plan.config).servers
         timeout = timedelta(seconds=plan.config.run.timeout_s)
         self._group: Any = dist.new_group(list(range(plan.world_size)), backend="gloo", timeout=timeout)
-        self.sends = PendingSends()
+        self.sends: PendingSends = []
         """Those of a worker."""
         self._posted: dict[int, deque[tuple[Tensor, Any]]] = {}
         """Posted receives of control messages, by worker."""
 
     def send(self, tensor: Tensor, rank: int, tag: int, sends: PendingSends) -> None:
         """Starts sending a contiguous CPU tensor; those of one tag are received in order."""
-        sends.add(dist.isend(tensor, rank, group=self._group, tag=tag), tensor)
+        sends.append((dist.isend(tensor, rank, group=self._group, tag=tag), tensor))
 
     def post(self, buffer: Tensor, rank: int, tag: int) -> Any:
         """Posts a receive into ``buffer``; returns its handle."""
@@ -135,9 +118,17 @@ class Connections:
         return self.post(buffer, self.num_workers + server, _parameters(bucket))
 
     def post_reply(self, num_values: int) -> Reply:
-        """Posts the receive of a few numbers from the first server, after those already posted."""
+        """Posts the receive of a few numbers from the first server, after those already posted; returns a
+        function that waits for them."""
         values = torch.empty(num_values, dtype=torch.float64)
-        return Reply(values=values, receive=self.post(values, self.num_workers, _REPLY))
+        receive = self.post(values, self.num_workers, _REPLY)
+
+        def numbers() -> list[float]:
+            receive.wait()
+            found: list[float] = values.tolist()
+            return found
+
+        return numbers
 
     def send_layout(self, layout: ParameterLayout) -> None:
         """Sends the layout to every server."""
@@ -177,7 +168,7 @@ class WorkerChannels:
     """A server's channels to its workers, and their progress. Collective over the servers."""
 
     def __init__(self, ctx: RankContext, connections: Connections, shard: Shard, first_step: int) -> None:
-        self.connections, self.settings, self._config = connections, settings_of(ctx.config), ctx.config
+        self.connections, self.settings, self.config = connections, settings_of(ctx.config), ctx.config
         self.is_first = ctx.plan.rank == connections.num_workers
         self._codec, self._shard, self._clock = codec_of(ctx), shard, ctx.clock
         workers = range(connections.num_workers)
@@ -195,7 +186,7 @@ class WorkerChannels:
         keys = [(worker, bucket) for worker in workers for bucket in shard.pieces]
         self._posted: dict[tuple[int, int], SimpleQueue[Any]] = {key: SimpleQueue() for key in keys}
         """Receives under way, or the error of posting one, by worker and bucket."""
-        self._sends = [PendingSends() for _ in workers]
+        self._sends: list[PendingSends] = [[] for _ in workers]
         servers = list(range(connections.num_workers, ctx.plan.plan.world_size))
         self.group: Any = dist.new_group(servers, backend="gloo", use_local_synchronization=True)
         """All servers."""
@@ -228,16 +219,7 @@ class WorkerChannels:
     def lr(self, step: int) -> float:
         """The learning rate of an update."""
         scale = self.settings.lr_factor(self.connections.num_workers)
-        return scale * learning_rate(self._config.optim, step, self._config.train.num_steps)
-
-    def clip_factor(self, norm: float) -> float:
-        """Factor of a gradient of this norm."""
-        return clip_factor(norm, self._config.optim.clip_norm)
-
-    @property
-    def clips(self) -> bool:
-        """Whether an update has to wait for the norm of all gradients."""
-        return self._config.optim.clip_norm is not None
+        return scale * learning_rate(self.config.optim, step, self.config.train.num_steps)
 
     def reply(self, worker: int, values: Sequence[float]) -> None:
         """Sends a few numbers, on the first server alone."""
@@ -255,7 +237,7 @@ class WorkerChannels:
     def wait(self, worker: int) -> None:
         """Returns when all that was sent to a worker has arrived; at once when the worker has failed."""
         with suppress(RuntimeError):
-            self._sends[worker].wait()
+            wait_for(self._sends[worker])
 
     def sum_over_servers(self, value: float) -> float:
         """Sums a number. Collective over the servers."""

@@ -65,10 +65,10 @@ def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
 
 
 class Server:
-    """The main thread of a server; what a `Saver` saves."""
+    """The main thread of a server."""
 
     def __init__(self, ctx: RankContext, channels: WorkerChannels, shard: Shard, run_dir: Path) -> None:
-        self.ctx, self.update = ctx, shard
+        self._clock, self._shard = ctx.clock, shard
         self._channels, self._run_dir = channels, run_dir
         self._train = ctx.config.train
         self._writer = RecordWriter(run_dir / "metrics", rank_header(ctx.plan, ctx.device))
@@ -81,7 +81,7 @@ class Server:
         self._ended: dict[int, int] = {}
         """Steps done by the workers that have ended."""
         self._stop = StopRequest(torch.device("cpu"))
-        self._saver = Saver(self, run_dir / "checkpoints", channels.group)
+        self._saver = Saver(ctx, shard, run_dir / "checkpoints", channels.group)
         self._saver.check_writable()
         self._saved_step = min(channels.num_done.values())
 
@@ -93,7 +93,7 @@ class Server:
             threading.Thread(
                 target=self._listen, args=(worker,), name=f"worker-{worker}", daemon=True
             ).start()
-        clock = self.ctx.clock
+        clock = self._clock
         clock.begin_step(self._saved_step)
         clock.end_startup()
         while self._channels.present:
@@ -111,7 +111,7 @@ class Server:
         while True:
             with suppress(Empty):
                 return self._messages.get(timeout=_BEAT_INTERVAL_S)
-            self.ctx.clock.beat()
+            self._clock.beat()
 
     def _listen(self, worker: int) -> None:
         """Receives all messages of a worker, until it ends or fails."""
@@ -120,7 +120,7 @@ class Server:
             try:
                 message = self._channels.connections.receive_control(worker)
                 if message.kind == PUSH:  # a step's gradients, in the order in which the worker pushes them
-                    for bucket in self.update.pieces:
+                    for bucket in self._shard.pieces:
                         self._channels.wait_for_push(worker, bucket)
                         self._messages.put((worker, ControlMessage(kind=PUSH, bucket=bucket)))
                     continue

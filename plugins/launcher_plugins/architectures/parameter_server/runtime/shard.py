@@ -12,41 +12,35 @@ import torch
 from torch import Tensor
 
 from launcher.runtime.api import DTYPES, FragmentReader, GlobalFragment, GlobalSlice, RankContext
-from launcher.runtime.checkpoint.fragments import KINDS, STEP, adam_state, boxes, scalar_fragment, state_name
+from launcher.runtime.checkpoint.fragments import (
+    KINDS,
+    STEP,
+    adam_state,
+    fill,
+    scalar_fragment,
+    state_fragments,
+)
 from launcher.runtime.train.optimizer import adamw
 from launcher_plugins.architectures.parameter_server.config import settings_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterShape:
-    """A parameter in the layout."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        """Its elements."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterLayout:
     """The flattened parameters in buckets, each split into a key range for every server.
 
-    >>> weight = ParameterShape(name="w", shape=(5, 2))
+    >>> weight = GlobalSlice.unsharded("w", (5, 2))
     >>> [ParameterLayout(buckets=((weight,),), num_servers=3).span(0, server) for server in range(3)]
     [(0, 3), (3, 6), (6, 10)]
     """
 
-    buckets: tuple[tuple[ParameterShape, ...], ...]
-    """In the order in which a backward fills them."""
+    buckets: tuple[tuple[GlobalSlice, ...], ...]
+    """The parameters of each, in the order in which a backward fills them."""
     num_servers: int
 
     @cached_property
     def numels(self) -> tuple[int, ...]:
         """Elements of each bucket."""
-        return tuple(sum(param.numel for param in bucket) for bucket in self.buckets)
+        return tuple(sum(prod(param.shape) for param in bucket) for bucket in self.buckets)
 
     def span(self, bucket: int, server: int) -> tuple[int, int]:
         """The range of a bucket's elements that a server holds: first, and one past the last."""
@@ -58,10 +52,10 @@ class ParameterLayout:
         spans = [self.span(bucket, server) for bucket in range(len(self.buckets))]
         return tuple(bucket for bucket, (start, stop) in enumerate(spans) if start < stop)
 
-    def servers_of(self, bucket: int) -> tuple[int, ...]:
-        """The servers that hold a part of a bucket."""
+    def parts_of(self, bucket: int) -> tuple[tuple[int, slice], ...]:
+        """The servers that hold a part of a bucket, each with its range."""
         spans = [self.span(bucket, server) for server in range(self.num_servers)]
-        return tuple(server for server, (start, stop) in enumerate(spans) if start < stop)
+        return tuple((server, slice(*span)) for server, span in enumerate(spans) if span[0] < span[1])
 
     def to_json(self) -> str:
         """As a worker sends it to the servers, which build no model."""
@@ -71,8 +65,7 @@ class ParameterLayout:
     def from_json(text: str, num_servers: int) -> ParameterLayout:
         """The layout of `to_json`."""
         buckets = tuple(
-            tuple(ParameterShape(name=name, shape=tuple(shape)) for name, shape in bucket)
-            for bucket in json.loads(text)
+            tuple(GlobalSlice.unsharded(name, shape) for name, shape in bucket) for bucket in json.loads(text)
         )
         return ParameterLayout(buckets=buckets, num_servers=num_servers)
 
@@ -81,7 +74,7 @@ class ParameterLayout:
 class Part:
     """The part of one parameter in a piece."""
 
-    param: ParameterShape
+    param: GlobalSlice
     start: int
     """Index of its first element in the flattened parameter."""
     master: Tensor
@@ -121,40 +114,28 @@ class Piece:
     def state(self) -> Iterator[GlobalFragment]:
         """Weights and moments under their global names."""
         for part in self.parts:
-            for kind, flat in adam_state(self._optimizer, part.master).items():
-                yield from _fragments(part, kind, flat)
+            state = adam_state(self._optimizer, part.master)
+            yield from state_fragments(part.param, part.param.shape, state, part.start)
 
     def load(self, read: FragmentReader, num_updates: int) -> None:
         """Restores what `state` returned, under any layout."""
         for part in self.parts:
             tensors = {kind: torch.empty_like(part.master) for kind in KINDS}
-            for kind, flat in tensors.items():
-                for fragment in _fragments(part, kind, flat):
-                    fragment.tensor.copy_(
-                        read(fragment.slice.name, fragment.slice.offset, fragment.tensor.shape)
-                    )
+            fill(state_fragments(part.param, part.param.shape, tensors, part.start), read)
             part.master.copy_(tensors.pop("weight"))
             self._optimizer.state[part.master] = {"step": torch.tensor(float(num_updates)), **tensors}
 
-    def _parts(self, bucket: tuple[ParameterShape, ...], start: int, stop: int) -> Iterator[Part]:
+    def _parts(self, bucket: tuple[GlobalSlice, ...], start: int, stop: int) -> Iterator[Part]:
         first = 0
         for param in bucket:
-            low, high = max(start, first), min(stop, first + param.numel)
+            end = first + prod(param.shape)
+            low, high = max(start, first), min(stop, end)
             if low < high:
                 own = slice(low - start, high - start)
                 yield Part(
                     param=param, start=low - first, master=self.master[own], gradient=self.gradient[own]
                 )
-            first += param.numel
-
-
-def _fragments(part: Part, kind: str, flat: Tensor) -> Iterator[GlobalFragment]:
-    """A part of a flattened tensor as boxes of it, each a view."""
-    name, shape = state_name(kind, part.param.name), part.param.shape
-    for box in boxes(shape, part.start, part.start + flat.numel()):
-        first = box.start - part.start
-        where = GlobalSlice(name=name, shape=shape, offset=box.offset, is_sharded=False)
-        yield GlobalFragment(slice=where, tensor=flat[first : first + box.numel].view(box.shape))
+            first = end
 
 
 class Shard:

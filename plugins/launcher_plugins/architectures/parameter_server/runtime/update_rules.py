@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from math import isfinite, sqrt
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from launcher.runtime.train.optimizer import not_finite
+from launcher.runtime.train.optimizer import clip_factor, not_finite, squared_norm
 from launcher_plugins.architectures.parameter_server.report import UpdateRecord
 from launcher_plugins.architectures.parameter_server.runtime.messages import ControlMessage, WorkerChannels
 from launcher_plugins.architectures.parameter_server.runtime.shard import Shard
@@ -18,23 +18,32 @@ from launcher_plugins.architectures.parameter_server.runtime.shard import Shard
 Write = Callable[[UpdateRecord], None]
 
 
-class UpdateRule(Protocol):
-    """When to update, and which workers get the parameters."""
+class UpdateRule(ABC):
+    """When a server updates, and which workers get the parameters."""
+
+    def __init__(self, channels: WorkerChannels, shard: Shard, write: Write) -> None:
+        self._channels, self._shard, self._write = channels, shard, write
 
     def pushed(self, worker: int, bucket: int) -> None:
-        """A worker's gradients of a bucket have arrived."""
+        """A worker's gradients of a bucket have arrived. Nothing yet, where those of a step are applied
+        together."""
+        return
 
+    @abstractmethod
     def done(self, worker: int, message: ControlMessage) -> None:
         """A worker has pushed all of a step."""
 
+    @abstractmethod
     def worker_left(self) -> None:
         """A worker has ended or failed."""
 
     def synchronize(self) -> None:
-        """Every worker waits for the parameters, before an evaluation."""
+        """Every worker waits for the parameters, before an evaluation. Nothing to do, where all have the
+        same."""
+        return
 
 
-class SynchronousUpdate:
+class SynchronousUpdate(UpdateRule):
     """One update a step, with the sum of all workers' gradients.
 
     Without clipping a bucket is updated, and sent, as soon as all workers have pushed it; only the last one
@@ -43,7 +52,8 @@ class SynchronousUpdate:
     """
 
     def __init__(self, channels: WorkerChannels, shard: Shard, write: Write) -> None:
-        self._channels, self._shard, self._write = channels, shard, write
+        super().__init__(channels, shard, write)
+        self._clip_norm = channels.config.optim.clip_norm
         self._arrived: dict[int, set[int]] = {bucket: set() for bucket in shard.pieces}
         self._squares: dict[int, float] = {}
         """Squared norm of each bucket whose gradients are summed."""
@@ -67,9 +77,6 @@ class SynchronousUpdate:
         """All remaining workers may have pushed a bucket."""
         self._advance(self._arrived)
 
-    def synchronize(self) -> None:
-        """Nothing to do: all workers have the same parameters."""
-
     def _advance(self, buckets: Iterable[int]) -> None:
         present = self._channels.present
         start = time.perf_counter_ns()
@@ -86,7 +93,7 @@ class SynchronousUpdate:
         self._squares[bucket] = self._sum(bucket)
         for worker in self._arrived[bucket]:
             self._channels.post_receive(worker, bucket)
-        if self._channels.clips or len(self._squares) == len(self._arrived):
+        if self._clip_norm is not None or len(self._squares) == len(self._arrived):
             self._waiting.append(bucket)
         else:
             self._update(bucket, 1.0)
@@ -99,7 +106,7 @@ class SynchronousUpdate:
         gradient.copy_(self._channels.gradient(first, bucket))
         for worker in others:
             gradient.add_(self._channels.gradient(worker, bucket))
-        return float(torch.linalg.vector_norm(gradient, dtype=torch.float32).double().square())
+        return float(squared_norm([gradient]))
 
     def _update(self, bucket: int, factor: float) -> None:
         piece = self._shard.pieces[bucket]
@@ -122,7 +129,7 @@ class SynchronousUpdate:
                 channels.wait(worker)
             raise not_finite(step, norm)
         for bucket in reversed(self._waiting):
-            self._update(bucket, channels.clip_factor(norm))
+            self._update(bucket, clip_factor(norm, self._clip_norm))
         for worker in channels.present:
             channels.num_done[worker] = step + 1
         busy_ns = self._busy_ns + time.perf_counter_ns() - start
@@ -136,7 +143,7 @@ class SynchronousUpdate:
             workers.clear()
 
 
-class AsynchronousUpdate:
+class AsynchronousUpdate(UpdateRule):
     """An update for every worker's gradient; a worker gets the parameters once it is within the staleness
     bound.
 
@@ -144,16 +151,13 @@ class AsynchronousUpdate:
     """
 
     def __init__(self, channels: WorkerChannels, shard: Shard, write: Write) -> None:
-        self._channels, self._shard, self._write = channels, shard, write
+        super().__init__(channels, shard, write)
         self._bound = channels.settings.staleness if channels.settings.mode == "bounded" else None
         self._waiting: set[int] = set()
         """Workers that wait for the parameters of their next step."""
         self._pulled_at = dict.fromkeys(channels.present, shard.num_updates)
         """The number of updates in each worker's parameters."""
         self._copies: dict[tuple[int, int], Tensor] = {}
-
-    def pushed(self, worker: int, bucket: int) -> None:
-        """Nothing yet: the gradients of a step are applied together."""
 
     def done(self, worker: int, message: ControlMessage) -> None:
         """Updates with the worker's gradient."""

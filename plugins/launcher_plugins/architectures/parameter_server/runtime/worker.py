@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from launcher.base.errors import JobError
 from launcher.contract.records import REPLICATED, SERVER
 from launcher.runtime.api import (
-    DTYPES,
     FragmentReader,
     GlobalFragment,
     Handle,
@@ -33,12 +32,12 @@ from launcher.runtime.api import (
     Root,
     StepOutcome,
     Update,
+    Waiting,
     slice_of,
 )
 from launcher.runtime.checkpoint.fragments import state_name
-from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
-from launcher.runtime.train.gradient_buckets import Bucket, GradientBuckets, unflatten
-from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite
+from launcher.runtime.train.gradient_buckets import Bucket, BucketedUpdate, unflatten
+from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite, squared_norm
 from launcher_plugins.architectures.parameter_server.config import settings_of
 from launcher_plugins.architectures.parameter_server.runtime.codec import ErrorFeedback, codec_of
 from launcher_plugins.architectures.parameter_server.runtime.messages import (
@@ -50,8 +49,9 @@ from launcher_plugins.architectures.parameter_server.runtime.messages import (
     Connections,
     ControlMessage,
     Reply,
+    wait_for,
 )
-from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout, ParameterShape
+from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout
 
 
 def update(ctx: RankContext) -> Update:
@@ -61,7 +61,7 @@ def update(ctx: RankContext) -> Update:
     return worker
 
 
-@dataclass
+@dataclass(eq=False)
 class Pulled:
     """Parameters of a bucket that are pulled."""
 
@@ -72,21 +72,17 @@ class Pulled:
     """Under way; empty: the model has the newest parameters."""
 
 
-class ParameterServerUpdate(Update):
+class ParameterServerUpdate(BucketedUpdate):
     """The update and the `Replicas` of a worker."""
 
     loss_scale = 1.0
 
     def __init__(self, ctx: RankContext) -> None:
         config = ctx.config
-        self._ctx, self._settings = ctx, settings_of(config)
+        self._settings = settings_of(config)
+        super().__init__(ctx, self._push_bucket if self._settings.overlap else None)
         self._connections, self._feedback = Connections(ctx), ErrorFeedback(codec_of(ctx))
         self._is_cuda = ctx.device.type == "cuda"
-        self._buckets = GradientBuckets(
-            dtype=DTYPES[config.precision.gradients],
-            bucket_bytes=config.parallel.bucket_bytes,
-            exchange=self._push_bucket if self._settings.overlap else None,
-        )
         self._pulled: list[Pulled] = []
         self._ready: list[tuple[Any, Callable[[], None]]] = []
         """Sends that wait for a copy to the host, with the event of the copy."""
@@ -114,11 +110,11 @@ class ParameterServerUpdate(Update):
         for chunk in chunks if self._pulls_by_layer else ():
             for module in chunk.modules():
                 params = [param for param in module.parameters() if param in pulled_with]
-                needed = list({id(pulled_with[param]): pulled_with[param] for param in params}.values())
+                needed = list(dict.fromkeys(pulled_with[param] for param in params))
                 if module is not chunk and needed:
-                    module.register_forward_pre_hook(partial(self._before_layer, needed))
-        shapes = (tuple(_shape_of(param) for param in bucket.params) for bucket in buckets)
-        self._layout = ParameterLayout(buckets=tuple(shapes), num_servers=num_servers)
+                    module.register_forward_pre_hook(lambda *_, needed=needed: self._wait_for(needed))
+        slices = (tuple(map(slice_of, bucket.params)) for bucket in buckets)
+        self._layout = ParameterLayout(buckets=tuple(slices), num_servers=num_servers)
         self._first_buckets = [
             min(self._layout.buckets_of(server), default=None) for server in range(num_servers)
         ]
@@ -126,21 +122,14 @@ class ParameterServerUpdate(Update):
 
     def begin(self, step: int) -> None:
         """Waits for the parameters, unless each layer waits for its own."""
-        if not self._is_initialised:
-            self._is_initialised = True
-            self._initialise_servers()
+        self._initialise_servers()
         if not self._pulls_by_layer:
             self._wait_for(self._pulled)
 
     def backward(self, out: Root | None, grad: Tensor | None, *, chunk: int, last: bool) -> None:
         """Backward of one microbatch; in the last one full buckets are pushed to the servers."""
         self._wait_for(self._pulled)  # of layers that did not run
-        is_final = last and not self._ctx.split_backward.is_enabled
-        self._buckets.backward(out, grad, chunk=chunk, last=is_final)
-
-    def backward_weight(self, deferred: Sequence[DeferredWeightGradient], *, chunk: int, last: bool) -> None:
-        """The weight gradients that a split backward has deferred."""
-        self._buckets.backward_weight(deferred, chunk=chunk, last=last)
+        super().backward(out, grad, chunk=chunk, last=last)
 
     def apply(self, step: int) -> StepOutcome:
         """Pushes the remaining gradients, and receives the norm."""
@@ -155,8 +144,8 @@ class ParameterServerUpdate(Update):
             received = self._ctx.stop.received if self._ctx.stop else 0
             reply = self._connections.post_reply(2)
             self._send_to_all(ControlMessage(kind=DONE, step=step, value=factor, signal=received))
-            self._connections.sends.wait()
-            summed_norm, signal = reply.wait()
+            wait_for(self._connections.sends)
+            summed_norm, signal = reply()
         if not self.is_asynchronous:
             norm = summed_norm
             if not isfinite(norm):
@@ -192,13 +181,13 @@ class ParameterServerUpdate(Update):
 
             self._ready.append((event, send))
             self._send_ready(wait=False)
-            return _Sum(self, value, self._connections.post_reply(1))
+            return Waiting(partial(self._wait_for_sum, value, self._connections.post_reply(1)))
 
-    def wait_for_sum(self, value: Tensor, reply: Reply) -> None:
+    def _wait_for_sum(self, value: Tensor, reply: Reply) -> None:
         """Waits for the sum and writes it into ``value``."""
         with self._ctx.clock.section(SERVER), self._watched():
             self._send_ready(wait=True)
-            value.fill_(reply.wait()[0])
+            value.fill_(reply()[0])
 
     def synchronize(self) -> None:
         """Waits for the other workers, then pulls the parameters once more, the same on all."""
@@ -215,28 +204,27 @@ class ParameterServerUpdate(Update):
         """Waits for the last parameters, and tells every server that this worker ends."""
         self._wait_for(self._pulled)
         signal = self._ctx.stop.agreed if self._ctx.stop else 0
-        if not self._is_initialised:
-            self._initialise_servers()
+        self._initialise_servers()
         with self._watched():
             self._send_to_all(ControlMessage(kind=LEAVE, step=num_done, signal=signal))
-            self._connections.sends.wait()
+            wait_for(self._connections.sends)
 
     def _send_to_all(self, message: ControlMessage) -> None:
         for server in range(self._connections.num_servers):
             self._connections.send_control(server, message)
 
     def _initialise_servers(self) -> None:
-        """The first worker sends the servers the layout and its initial weights."""
-        if self._ctx.plan.rank != 0:
+        """The first worker once sends the servers the layout and its initial weights."""
+        was_initialised, self._is_initialised = self._is_initialised, True
+        if was_initialised or self._ctx.plan.rank != 0:
             return
         with self._watched():
             self._connections.send_layout(self._layout)
             for index, bucket in enumerate(self._buckets.all()):
                 flat = torch.cat([param.detach().flatten() for param in bucket.params]).cpu()
-                for server in self._layout.servers_of(index):
-                    start, stop = self._layout.span(index, server)
-                    self._connections.push(server, index, flat[start:stop])
-            self._connections.sends.wait()
+                for server, span in self._layout.parts_of(index):
+                    self._connections.push(server, index, flat[span])
+            wait_for(self._connections.sends)
 
     # Push of gradients.
 
@@ -244,11 +232,10 @@ class ParameterServerUpdate(Update):
         """Pushes a bucket, and posts the receives of its parameters."""
         index = self._index_of[flat.data_ptr()]
         self._post_pulls(index)
-        for server in self._layout.servers_of(index):
-            start, stop = self._layout.span(index, server)
+        for server, span in self._layout.parts_of(index):
             if index == self._first_buckets[server]:
                 self._connections.send_control(server, ControlMessage(kind=PUSH))
-            event, host = self._to_host(self._feedback.pack(flat[start:stop], (index, server)))
+            event, host = self._to_host(self._feedback.pack(flat[span], (index, server)))
             push = partial(self._connections.push, server, index, host)
             self._ready.append((event, push))
         self._send_ready(wait=False)
@@ -275,8 +262,7 @@ class ParameterServerUpdate(Update):
 
     def _own_norm(self, step: int) -> tuple[float, float]:
         """Norm of this worker's gradient, and the factor that clips it."""
-        squares = [torch.linalg.vector_norm(b.flat, dtype=torch.float32) for b in self._buckets.all()]
-        norm = float(torch.stack(squares).double().square().sum().sqrt())
+        norm = float(squared_norm([bucket.flat for bucket in self._buckets.all()]).sqrt())
         if not isfinite(norm):
             raise not_finite(step, norm)
         return norm, clip_factor(norm, self._ctx.config.optim.clip_norm)
@@ -296,12 +282,8 @@ class ParameterServerUpdate(Update):
         pulled = self._pulled[index]
         if not self._is_cuda:
             torch.autograd.graph.increment_version(pulled.params)
-        for server in self._layout.servers_of(index):
-            start, stop = self._layout.span(index, server)
-            pulled.receives.append(self._connections.post_pull(server, index, pulled.buffer[start:stop]))
-
-    def _before_layer(self, needed: Sequence[Pulled], *_: Any) -> None:
-        self._wait_for(needed)
+        for server, span in self._layout.parts_of(index):
+            pulled.receives.append(self._connections.post_pull(server, index, pulled.buffer[span]))
 
     @torch.no_grad()
     def _wait_for(self, wanted: Sequence[Pulled]) -> None:
@@ -330,21 +312,3 @@ class ParameterServerUpdate(Update):
                 f"a parameter server does not answer, so this worker cannot continue: {error}. The server's "
                 "log has the reason; `trireme run ... --resume` continues from the newest checkpoint"
             ) from error
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A sum that the first server computes."""
-
-    worker: ParameterServerUpdate
-    value: Tensor
-    reply: Reply
-
-    def wait(self) -> None:
-        """Returns when the value is the sum."""
-        self.worker.wait_for_sum(self.value, self.reply)
-
-
-def _shape_of(param: nn.Parameter) -> ParameterShape:
-    where = slice_of(param)
-    return ParameterShape(name=where.name, shape=where.shape)

@@ -61,14 +61,14 @@ class TensorParallelGroup:
 def copy_to_region(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """[batch, seq(local), hidden] -> [batch, seq, hidden], whole on each rank: into the region. The gradient
     of ``x`` is summed: each rank computes it for its own slice of the weights."""
-    out: Tensor = _CopyToRegion.apply(x, group)  # type: ignore[no-untyped-call]
+    out: Tensor = _Region.apply(x, group, True)  # type: ignore[no-untyped-call]
     return out
 
 
 def reduce_from_region(x: Tensor, group: TensorParallelGroup) -> Tensor:
     """[batch, seq, hidden], partial on each rank -> their sum [batch, seq(local), hidden]: out of the region.
     The gradient of ``x`` is that of the sum."""
-    out: Tensor = _ReduceFromRegion.apply(x, group)  # type: ignore[no-untyped-call]
+    out: Tensor = _Region.apply(x, group, False)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -103,27 +103,22 @@ class _Shard:
         return whole
 
 
-class _CopyToRegion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return group.all_gather_sequence(x) if group.splits_sequence else x.view_as(x)
+class _Region(torch.autograd.Function):
+    """The way into a region, or out of it; the gradient goes the other way."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _sum(grad, ctx.group), None
-
-
-class _ReduceFromRegion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return _sum(x, group)
+    def forward(ctx: Any, x: Tensor, group: TensorParallelGroup, enters: bool) -> Tensor:
+        ctx.group, ctx.enters = group, enters
+        return _whole(x, group) if enters else _sum(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        group: TensorParallelGroup = ctx.group
-        return (group.all_gather_sequence(grad) if group.splits_sequence else grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (_sum if ctx.enters else _whole)(grad, ctx.group), None, None
+
+
+def _whole(x: Tensor, group: TensorParallelGroup) -> Tensor:
+    """The whole sequence: gathered, or a view of ``x`` where each rank has it."""
+    return group.all_gather_sequence(x) if group.splits_sequence else x.view_as(x)
 
 
 def _sum(x: Tensor, group: TensorParallelGroup) -> Tensor:

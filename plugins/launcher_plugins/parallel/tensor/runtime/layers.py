@@ -23,6 +23,7 @@ from torch.nn import functional
 from launcher.contract.plan import StagePlan
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
+from launcher.runtime.model.layers import Layers
 from launcher_plugins.parallel.tensor.runtime.collectives import (
     TensorParallelGroup,
     copy_to_region,
@@ -39,15 +40,14 @@ def apply(ctx: RankContext) -> None:
     ctx.layers = TensorLayers(ctx)
 
 
-class TensorLayers:
-    """This rank's slice of every layer. See `launcher.runtime.api.Layers`."""
+class TensorLayers(Layers):
+    """This rank's slice of every layer."""
 
     def __init__(self, ctx: RankContext) -> None:
+        super().__init__(ctx.device, DTYPES[ctx.config.precision.compute], ctx.split_backward)
         self.size = ctx.groups.tp.size
         self.splits_sequence = ctx.config.parallel.sequence_parallel
         self._group = TensorParallelGroup(ctx, splits_sequence=self.splits_sequence)
-        self._device, self._dtype = ctx.device, DTYPES[ctx.config.precision.compute]
-        self._split = ctx.split_backward
         is_compiled = ctx.config.fusion.compile != "none"
         self._column = _uncompiled(ColumnParallelLinear) if is_compiled else ColumnParallelLinear
         self._row = _uncompiled(RowParallelLinear) if is_compiled else RowParallelLinear
@@ -72,22 +72,18 @@ class TensorLayers:
             weights.append(self._slice(f"{name}.{out}.weight", (size, in_size), dim=0))
             if bias:
                 biases.append(self._slice(f"{name}.{out}.bias", (size,), dim=0))
-        return self._column(weights, biases, self._group, self._split)
+        return self._column(weights, biases, self._group, self._deferral)
 
     def row(self, name: str, in_size: int, out_size: int, *, bias: bool) -> nn.Module:
         """[batch, seq, in_size / tp] -> [batch, seq(local), out_size]."""
         weight = self._slice(f"{name}.weight", (out_size, in_size), dim=1)
-        where = GlobalSlice.unsharded(f"{name}.bias", (out_size,), is_summed_over_tp=self.splits_sequence)
-        whole = new_parameter(where, where.shape, self._device, self._dtype) if bias else None
-        return self._row(weight, whole, self._group, self._split)
+        whole = self.replicated(f"{name}.bias", out_size) if bias else None
+        return self._row(weight, whole, self._group, self._deferral)
 
-    def head(self, name: str, num_rows: int, size: int, embedding: nn.Module | None) -> nn.Module:
+    def head(self, name: str, num_rows: int, size: int, tied: nn.Parameter | None) -> nn.Module:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> sum of the tokens' cross-entropies."""
-        if embedding is not None:
-            weight = cast(VocabParallelEmbedding, embedding).weight
-        else:
-            weight = self._slice(f"{name}.weight", (num_rows, size), dim=0)
-        return VocabParallelHead(weight, num_rows, self._group, self._split)
+        weight = self._slice(f"{name}.weight", (num_rows, size), dim=0) if tied is None else tied
+        return VocabParallelHead(weight, num_rows, self._group, self._deferral)
 
     def positions(self, seq_length: int) -> slice:
         """This rank's part of the sequence, or all of it without sequence parallelism."""
@@ -115,11 +111,11 @@ class ColumnParallelLinear(nn.Module):
         weights: list[nn.Parameter],
         biases: list[nn.Parameter],
         group: TensorParallelGroup,
-        split: SplitBackward,
+        deferral: SplitBackward,
     ) -> None:
         super().__init__()
         self.weights, self.biases = nn.ParameterList(weights), nn.ParameterList(biases)
-        self._group, self._split = group, split
+        self._group, self._deferral = group, deferral
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x [batch, seq(local), in] -> [batch, seq, out / tp] of each linear."""
@@ -127,7 +123,7 @@ class ColumnParallelLinear(nn.Module):
         biases = list(self.biases) or [None] * len(self.weights)
         with saving_shard(x, whole, self._group, num_uses=len(self.weights)):
             return tuple(
-                self._split.linear(whole, weight, bias)
+                self._deferral.linear(whole, weight, bias)
                 for weight, bias in zip(self.weights, biases, strict=True)
             )
 
@@ -140,15 +136,15 @@ class RowParallelLinear(nn.Module):
         weight: nn.Parameter,
         bias: nn.Parameter | None,
         group: TensorParallelGroup,
-        split: SplitBackward,
+        deferral: SplitBackward,
     ) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
-        self._group, self._split = group, split
+        self._group, self._deferral = group, deferral
 
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, seq, in / tp] -> [batch, seq(local), out]."""
-        out = reduce_from_region(self._split.linear(x, self.weight), self._group)
+        out = reduce_from_region(self._deferral.linear(x, self.weight), self._group)
         return out if self.bias is None else out + self.bias
 
 
@@ -180,18 +176,18 @@ class VocabParallelHead(nn.Module):
     """Projection to this rank's part of the vocabulary, and the loss over all parts."""
 
     def __init__(
-        self, weight: nn.Parameter, vocab_size: int, group: TensorParallelGroup, split: SplitBackward
+        self, weight: nn.Parameter, vocab_size: int, group: TensorParallelGroup, deferral: SplitBackward
     ) -> None:
         super().__init__()
         self.weight = weight
         self._vocab_size = vocab_size
-        self._group, self._split = group, split
+        self._group, self._deferral = group, deferral
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """(hidden [batch, seq(local), size], targets [batch, seq]) -> fp32 sum of cross-entropies."""
         whole = copy_to_region(hidden, self._group)
         with saving_shard(hidden, whole, self._group, num_uses=1):
-            logits = self._split.linear(whole, self.weight).float()
+            logits = self._deferral.linear(whole, self.weight).float()
         first_row = self._group.rank * self.weight.shape[0]
         num_padding = min(max(0, first_row + self.weight.shape[0] - self._vocab_size), self.weight.shape[0])
         if num_padding:

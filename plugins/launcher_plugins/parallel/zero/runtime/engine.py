@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 
 from launcher.base.errors import JobError
 from launcher.runtime.api import RankContext, slice_of
-from launcher.runtime.process.groups import Group
+from launcher.runtime.process.groups import Group, Groups
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 """The collectives that ZeRO uses, by the names of DeepSpeed's communication backend."""
@@ -40,11 +42,13 @@ def start_engine(ctx: RankContext, model: nn.Module, optimizer: torch.optim.Opti
     check_alike(len(optimizer.param_groups), ctx.groups.model, ctx.device)
     for param in model.parameters():
         _mark(param, ctx)
-    topology = Topology(ctx)
+    mpu = topology(ctx.groups)
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=config, mpu=topology, dist_init_required=False
+        model=model, optimizer=optimizer, config=config, mpu=mpu, dist_init_required=False
     )
-    time_collectives(deepspeed.comm.comm.cdb, topology.kinds(), ctx)
+    timed = {"dp": ctx.groups.dp, "model": ctx.groups.model}
+    kinds = {group.handle: kind for kind, group in timed.items() if group.handle is not None}
+    time_collectives(deepspeed.comm.comm.cdb, kinds, ctx)
     return engine
 
 
@@ -69,79 +73,31 @@ def check_alike(num_groups: int, model: Group, device: torch.device) -> None:
 def partitioner(ctx: RankContext, config: Any) -> Callable[[nn.Module], None]:
     """A function that partitions the parameters of a module over the replicas; DeepSpeed gathers them when
     used."""
-    deepspeed, topology = load_deepspeed(ctx), Topology(ctx)
+    deepspeed, mpu = load_deepspeed(ctx), topology(ctx.groups)
+    group = mpu.get_data_parallel_group()
 
     def partition(module: nn.Module) -> None:
-        group = topology.get_data_parallel_group()
-        deepspeed.zero.Init(module, data_parallel_group=group, config_dict_or_path=config, mpu=topology)
+        deepspeed.zero.Init(module, data_parallel_group=group, config_dict_or_path=config, mpu=mpu)
 
     return partition
 
 
-class Topology:
-    """The mesh with the interface of Megatron's ``mpu``, which DeepSpeed uses."""
-
-    def __init__(self, ctx: RankContext) -> None:
-        groups = ctx.groups
-        used = self._dp, self._tp, self._pp, self._model = groups.dp, groups.tp, groups.pp, groups.model
-        self._handles = {group.ranks: _handle(group) for group in used}
-
-    def kinds(self) -> dict[dist.ProcessGroup, str]:
-        """Each group of several ranks that DeepSpeed communicates in, with its kind on the clock."""
-        named = {"dp": self._dp, "model": self._model}
-        return {self._handles[group.ranks]: kind for kind, group in named.items() if group.size > 1}
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """The replicas of this rank's part of the model."""
-        return self._handles[self._dp.ranks]
-
-    def get_data_parallel_group_ranks(self) -> Sequence[int]:
-        """Their global ranks."""
-        return self._dp.ranks
-
-    def get_data_parallel_rank(self) -> int:
-        """This rank's dp_rank."""
-        return self._dp.rank
-
-    def get_data_parallel_world_size(self) -> int:
-        """Number of replicas."""
-        return self._dp.size
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup:
-        """All ranks of one replica: norms are summed over it."""
-        return self._handles[self._model.ranks]
-
-    def get_model_parallel_rank(self) -> int:
-        """This rank's tp_rank: whole parameters count in the norm on tp_rank 0 of every stage."""
-        return self._tp.rank
-
-    def get_model_parallel_world_size(self) -> int:
-        """Ranks of one replica."""
-        return self._model.size
-
-    def get_tensor_model_parallel_group(self) -> dist.ProcessGroup:
-        """The ranks that split matrices."""
-        return self._handles[self._tp.ranks]
-
-    def get_tensor_model_parallel_rank(self) -> int:
-        """This rank's tp_rank."""
-        return self._tp.rank
-
-    def get_tensor_model_parallel_world_size(self) -> int:
-        """Number of tp ranks."""
-        return self._tp.size
-
-    def get_pipeline_model_parallel_group(self) -> dist.ProcessGroup:
-        """The stages of one replica."""
-        return self._handles[self._pp.ranks]
-
-    def get_pipeline_model_parallel_rank(self) -> int:
-        """This rank's pp_rank."""
-        return self._pp.rank
-
-    def get_pipeline_model_parallel_world_size(self) -> int:
-        """Number of pipeline ranks."""
-        return self._pp.size
+def topology(groups: Groups) -> SimpleNamespace:
+    """The mesh with the interface of Megatron's ``mpu``, which DeepSpeed uses: ``get_AXIS_group()``,
+    ``get_AXIS_rank()`` and ``get_AXIS_world_size()`` of four axes. Collective over the rank's groups."""
+    axes = {
+        "data_parallel": (groups.dp, groups.dp.rank),
+        # Norms are summed over all ranks of a replica; whole parameters count on tp_rank 0 of every stage.
+        "model_parallel": (groups.model, groups.tp.rank),
+        "tensor_model_parallel": (groups.tp, groups.tp.rank),
+        "pipeline_model_parallel": (groups.pp, groups.pp.rank),
+    }
+    values: dict[str, Any] = {"get_data_parallel_group_ranks": groups.dp.ranks}
+    for axis, (group, rank) in axes.items():
+        values[f"get_{axis}_group"] = _handle(group)
+        values[f"get_{axis}_rank"] = rank
+        values[f"get_{axis}_world_size"] = group.size
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
 
 
 def _handle(group: Group) -> dist.ProcessGroup:
@@ -162,19 +118,18 @@ def time_collectives(backend: Any, kinds: dict[Any, str], ctx: RankContext) -> N
     """Times every collective of a backend whose group is in ``kinds``, as that kind: else the clock would
     count it as compute."""
     for name in _COLLECTIVES:
-        setattr(backend, name, _timed(getattr(backend, name), kinds, ctx))
+        setattr(backend, name, partial(_timed, getattr(backend, name), kinds, ctx))
 
 
-def _timed(send: Callable[..., Any], kinds: dict[Any, str], ctx: RankContext) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        kind = kinds.get(kwargs.get("group"))
-        if kind is None:
-            return send(*args, **kwargs)
-        with ctx.clock.section(kind):
-            handle = send(*args, **kwargs)
-        return _TimedHandle(handle, kind, ctx) if kwargs.get("async_op") else handle
-
-    return timed
+def _timed(
+    send: Callable[..., Any], kinds: dict[Any, str], ctx: RankContext, *args: Any, **kwargs: Any
+) -> Any:
+    kind = kinds.get(kwargs.get("group"))
+    if kind is None:
+        return send(*args, **kwargs)
+    with ctx.clock.section(kind):
+        handle = send(*args, **kwargs)
+    return _TimedHandle(handle, kind, ctx) if kwargs.get("async_op") else handle
 
 
 class _TimedHandle:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, slice_of
-from launcher.runtime.checkpoint.fragments import KINDS, MOMENTS, Box, boxes, state_slice
+from launcher.runtime.checkpoint.fragments import MOMENTS, fill, state_fragments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,23 +32,15 @@ class OwnedPart:
     flat_start: int
     """First element of this range in it."""
 
-    def pieces(self) -> Iterator[tuple[GlobalSlice, Box, tuple[slice, ...]]]:
-        """The boxes of the range: the global slice of each, and its part without padding."""
-        unpadded = self.where.unpadded_shape(self.shape)
-        for box in boxes(self.shape, self.start, self.start + self.numel):
-            pairs = zip(box.offset, box.shape, unpadded, strict=True)
-            kept = [max(0, min(offset + size, end) - offset) for offset, size, end in pairs]
-            if 0 in kept:
-                continue
-            corner = tuple(a + b for a, b in zip(self.where.offset, box.offset, strict=True))
-            where = GlobalSlice(
-                name=self.where.name, shape=self.where.shape, offset=corner, is_sharded=self.where.is_sharded
-            )
-            yield where, box, tuple(slice(0, size) for size in kept)
-
-    def box_view(self, tensor: Tensor, box: Box) -> Tensor:
-        """A box of this range, in its shape, of a tensor laid out as ``flat``."""
-        return tensor.narrow(0, self.flat_start + box.start - self.start, box.numel).view(box.shape)
+    def fragments(self, optimizer: Any) -> Iterator[GlobalFragment]:
+        """Its weights and moments, as views; moments of zeros before the first update."""
+        state = optimizer.optimizer.state.get(self.flat, {})
+        tensors = {"weight": self.flat.detach(), **{kind: state.get(kind) for kind in MOMENTS}}
+        ranges = {
+            kind: torch.zeros(self.numel) if tensor is None else tensor.narrow(0, self.flat_start, self.numel)
+            for kind, tensor in tensors.items()
+        }
+        yield from state_fragments(self.where, self.shape, ranges, self.start)
 
 
 def owned_parts(optimizer: Any, params: Sequence[nn.Parameter]) -> list[OwnedPart]:
@@ -86,38 +78,14 @@ def _at_stage_3(optimizer: Any, param: Any) -> OwnedPart:
     )
 
 
-def fragments(optimizer: Any, parts: Sequence[OwnedPart]) -> Iterator[GlobalFragment]:
-    """Weights and moments of some parts."""
-    for part in parts:
-        for kind in KINDS:
-            tensor = _tensor(optimizer, part, kind)
-            for where, box, kept in part.pieces():
-                view = part.box_view(tensor, box) if tensor is not None else torch.zeros(box.shape)
-                yield GlobalFragment(slice=state_slice(where, kind), tensor=view[kept])
-
-
-@torch.no_grad()
-def fill(optimizer: Any, parts: Sequence[OwnedPart], num_updates: int, read: FragmentReader) -> None:
-    """Restores what `fragments` returned, under any layout."""
+def load(optimizer: Any, parts: Sequence[OwnedPart], num_updates: int, read: FragmentReader) -> None:
+    """Restores the `fragments` of some parts, under any layout."""
     for flat in {id(part.flat): part.flat for part in parts}.values():
         step = torch.tensor(float(num_updates), device=flat.device)
-        moments = {kind: torch.zeros_like(flat) for kind in MOMENTS}
+        moments = {kind: torch.zeros_like(flat.detach()) for kind in MOMENTS}
         optimizer.optimizer.state[flat] = {"step": step, **moments}
     for part in parts:
-        for kind in KINDS:
-            tensor = _tensor(optimizer, part, kind)
-            assert tensor is not None, "the moments were made above"
-            for where, box, kept in part.pieces():
-                size = tuple(span.stop for span in kept)
-                part.box_view(tensor, box)[kept] = read(state_slice(where, kind).name, where.offset, size)
-
-
-def _tensor(optimizer: Any, part: OwnedPart, kind: str) -> Tensor | None:
-    """The flat tensor of one kind of state; None for a moment before the first update."""
-    if kind == "weight":
-        return part.flat.detach()
-    moment: Tensor | None = optimizer.optimizer.state.get(part.flat, {}).get(kind)
-    return moment
+        fill(part.fragments(optimizer), read)
 
 
 @torch.no_grad()

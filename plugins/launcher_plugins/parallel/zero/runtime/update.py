@@ -27,8 +27,7 @@ from launcher_plugins.parallel.zero.plan import CONFIG_NAME
 from launcher_plugins.parallel.zero.runtime.engine import partitioner, start_engine
 from launcher_plugins.parallel.zero.runtime.state import (
     OwnedPart,
-    fill,
-    fragments,
+    load,
     num_good_steps,
     owned_parts,
     refresh_weights,
@@ -70,7 +69,8 @@ class _DeepSpeedUpdate(Update):
         """This rank's part of the master weights and moments, without copies that another rank owns."""
         tp_rank = self._ctx.groups.tp.rank
         parts = [part for part in self._parts() if part.where.is_owned_by(tp_rank)]
-        yield from fragments(self._engine.optimizer, parts)
+        for part in parts:
+            yield from part.fragments(self._engine.optimizer)
         if self._ctx.groups.model.rank == 0 and self._ctx.groups.dp.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)
             if (scaler := self._scaler) is not None:
@@ -80,7 +80,7 @@ class _DeepSpeedUpdate(Update):
     def load(self, read: FragmentReader) -> None:
         """Restores what `state` returned, under any layout."""
         self._num_updates = int(read(STEP, (), ()))
-        fill(self._engine.optimizer, self._parts(), self._num_updates, read)
+        load(self._engine.optimizer, self._parts(), self._num_updates, read)
         refresh_weights(self._engine.optimizer, self._params)
         if (scaler := self._scaler) is not None:
             scaler.cur_scale = float(read(LOSS_SCALE, (), ()))
@@ -110,7 +110,7 @@ class _DeepSpeedUpdate(Update):
             return StepOutcome(grad_norm=float(engine.get_global_grad_norm()), lr=lr)
         if config.precision.compute != "fp16":
             raise not_finite(step, torch.inf)
-        return StepOutcome(grad_norm=torch.inf, lr=lr, skipped=True)
+        return StepOutcome(grad_norm=torch.inf, lr=lr, is_skipped=True)
 
     def _parts(self) -> list[OwnedPart]:
         return owned_parts(self._engine.optimizer, self._params)

@@ -9,8 +9,8 @@ the plan predicts exactly these times.
 For its backward a layer saves its input and ``num_kept`` tensors like its output, as a transformer layer
 does for its norms and attention; a deferred weight gradient reads two tensors.
 
-    model: {target: "launcher.runtime.model.slow_device:build", options: {flops_per_s: 4e8}}
-    data: {target: "launcher.runtime.model.slow_device:Points"}
+    model: {target: "launcher.runtime.model.simulated_device:build", options: {flops_per_s: 4e8}}
+    data: {target: "launcher.runtime.model.simulated_device:Points"}
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from torch import Tensor, nn
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 
 
-class SlowLinear(nn.Module):
+class SimulatedLinear(nn.Module):
     """hidden [..., width] -> [..., width], at ``flops_per_s`` operations a second."""
 
     def __init__(self, width: int, flops_per_s: float, num_kept: int = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.eye(width) + torch.randn(width, width) / width)
         self.flops_per_s, self.num_kept = flops_per_s, num_kept
-        self.split = SplitBackward(is_enabled=False)
+        self.deferral = SplitBackward(is_enabled=False)
 
-    def split_with(self, split: SplitBackward) -> None:
+    def split_with(self, deferral: SplitBackward) -> None:
         """Defers the weight gradient where the schedule splits the backward."""
-        self.split = split
+        self.deferral = deferral
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The ReLU of the product with the weight; sleeps for the rest of its time."""
-        out: Tensor = _SlowProduct.apply(hidden, self.weight, self)  # type: ignore[no-untyped-call]
+        out: Tensor = _SimulatedProduct.apply(hidden, self.weight, self)  # type: ignore[no-untyped-call]
         return out
 
     def seconds(self, hidden: Tensor) -> float:
@@ -49,20 +49,20 @@ class SlowLinear(nn.Module):
         return 2 * hidden.numel() * self.weight.shape[0] / self.flops_per_s
 
 
-class SlowModel:
+class SimulatedModel:
     """Equal layers, and a loss."""
 
     def __init__(self, num_layers: int, width: int, flops_per_s: float, num_kept: int) -> None:
-        self.layers = [SlowLinear(width, flops_per_s, num_kept) for _ in range(num_layers)]
+        self.layers = [SimulatedLinear(width, flops_per_s, num_kept) for _ in range(num_layers)]
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Output [batch, rows, width] and targets [batch] -> sum of the squared distances of its means."""
         return (output.mean(dim=(1, 2)) - targets).square().sum()
 
 
-def build(num_layers: int = 16, width: int = 64, num_kept: int = 1, *, flops_per_s: float) -> SlowModel:
+def build(num_layers: int = 16, width: int = 64, num_kept: int = 1, *, flops_per_s: float) -> SimulatedModel:
     """The model, for ``model.target``."""
-    return SlowModel(num_layers, width, flops_per_s, num_kept)
+    return SimulatedModel(num_layers, width, flops_per_s, num_kept)
 
 
 class Points:
@@ -79,9 +79,9 @@ class Points:
         return torch.randn(self._shape, generator=generator), torch.tensor(index / self._num_samples)
 
 
-class _SlowProduct(torch.autograd.Function):
+class _SimulatedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: nn.Parameter, layer: SlowLinear) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: nn.Parameter, layer: SimulatedLinear) -> Tensor:
         with _lasting(layer.seconds(hidden)):
             product = hidden @ weight.T
             kept = product.repeat(layer.num_kept, *[1] * product.dim())
@@ -93,7 +93,7 @@ class _SlowProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, weight, kept = ctx.saved_tensors
-        layer: SlowLinear = ctx.layer
+        layer: SimulatedLinear = ctx.layer
         with _lasting(layer.seconds(hidden)):
             grad = grads[0] * (kept[0] > 0)
             grad_hidden = grad @ weight
@@ -103,7 +103,7 @@ class _SlowProduct(torch.autograd.Function):
                 grad_weight: Tensor = grad.flatten(0, -2).T @ hidden.flatten(0, -2)
             return grad_weight
 
-        return grad_hidden, layer.split.defer(ctx.weight, weight_gradient, (grad, hidden)), None
+        return grad_hidden, layer.deferral.defer(ctx.weight, weight_gradient, (grad, hidden)), None
 
 
 @contextmanager

@@ -10,8 +10,10 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from launcher.base.registry import resolve
 from launcher.config.load import load
 from launcher.contract.config import ModelConfig
+from launcher.contract.moved import upgraded
 from launcher.contract.plan import ModelShape, Plan
 from launcher.plan import build as planner
 from launcher.plan.checked_job import PlanInputs
@@ -19,7 +21,7 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import SavedBytes
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
 from launcher.runtime.model.measure_shape import describe
-from launcher.runtime.model.slow_device import Points, SlowLinear, build
+from launcher.runtime.model.simulated_device import Points, SimulatedLinear, build
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.configs import compose_sound
 from tests.helpers.equality import Trained, assert_equal, train
@@ -59,7 +61,7 @@ def test_a_weight_gradient_that_is_never_taken_up_changes_what_is_computed() -> 
 
 
 def test_it_computes_a_rectified_product_and_its_gradients() -> None:
-    layer, hidden = SlowLinear(4, flops_per_s=1e12), torch.randn(2, 3, 4, requires_grad=True)
+    layer, hidden = SimulatedLinear(4, flops_per_s=1e12), torch.randn(2, 3, 4, requires_grad=True)
     expected = functional.linear(hidden, layer.weight).relu().square().sum()
     grads = torch.autograd.grad(expected, (hidden, layer.weight))
     found = layer(hidden).square().sum()
@@ -68,7 +70,7 @@ def test_it_computes_a_rectified_product_and_its_gradients() -> None:
 
 
 def test_the_backward_takes_twice_the_time_of_its_operations() -> None:
-    layer, hidden = SlowLinear(4, flops_per_s=2 * 2 * 4 * 4 / 0.02), torch.randn(2, 4)
+    layer, hidden = SimulatedLinear(4, flops_per_s=2 * 2 * 4 * 4 / 0.02), torch.randn(2, 4)
     start = time.perf_counter()
     out = layer(hidden)
     middle = time.perf_counter()
@@ -78,13 +80,13 @@ def test_the_backward_takes_twice_the_time_of_its_operations() -> None:
 
 
 def test_its_weight_gradient_can_be_put_off() -> None:
-    layer, split = SlowLinear(4, flops_per_s=1e12), SplitBackward(is_enabled=True)
-    layer.split_with(split)
+    layer, deferral = SimulatedLinear(4, flops_per_s=1e12), SplitBackward(is_enabled=True)
+    layer.split_with(deferral)
     hidden = torch.randn(2, 3, 4, requires_grad=True)
     expected = functional.linear(hidden, layer.weight).relu().sum()
     grads = torch.autograd.grad(expected, (hidden, layer.weight))
     out = layer(hidden).sum()
-    with split.collecting() as put_off, FlopCounterMode(display=False) as counter:
+    with deferral.collecting() as put_off, FlopCounterMode(display=False) as counter:
         out.backward()
     assert counter.get_total_flops() == 2 * 6 * 4 * 4
     assert layer.weight.grad is None
@@ -93,13 +95,13 @@ def test_its_weight_gradient_can_be_put_off() -> None:
 
 
 def test_it_keeps_as_much_as_it_is_told_and_two_tensors_until_its_weight_gradient() -> None:
-    split = SplitBackward(is_enabled=True)
-    layer, hidden = SlowLinear(4, flops_per_s=1e12, num_kept=5), torch.randn(2, 4, requires_grad=True)
-    layer.split_with(split)
-    with SavedBytes([layer.weight], split) as held:
+    deferral = SplitBackward(is_enabled=True)
+    layer, hidden = SimulatedLinear(4, flops_per_s=1e12, num_kept=5), torch.randn(2, 4, requires_grad=True)
+    layer.split_with(deferral)
+    with SavedBytes([layer.weight], deferral) as held:
         out = layer(hidden).sum()
         assert held.now == (1 + 5) * 32
-        with split.collecting() as put_off:
+        with deferral.collecting() as put_off:
             out.backward()
         assert held.now == 2 * 32
         put_off.clear()
@@ -112,3 +114,9 @@ def test_its_data_goes_through_its_layers() -> None:
     for layer in model.layers:
         out = layer(out)
     assert model.loss(out, target[None]).shape == ()
+
+
+@pytest.mark.parametrize("module", ["launcher.runtime.slow_device", "launcher.runtime.model.slow_device"])
+def test_a_stored_plan_that_names_the_module_by_an_earlier_name_is_read(module: str) -> None:
+    plan = upgraded({"config": {"model": {"target": f"{module}:build"}}})
+    assert resolve(plan["config"]["model"]["target"]) is build
