@@ -194,21 +194,29 @@ class SchedulePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolePlan:
-    """Consecutive ranks of one kind of work; trainers are ranks 0 .. n-1."""
+class Role:
+    """Ranks of one kind of work."""
 
     name: str
-    first_rank: int
     num_ranks: int
     trains: bool
-    num_nodes: int | None = None
-    """Nodes of its own; null: its ranks are on the cluster's devices."""
+    """Whether its ranks hold the model and sit on the mesh."""
     serve: str | None = None
-    """``package.module:serve``, what the ranks of a role that does not train run instead of the loop."""
+    """``package.module:serve``, called in place of the training loop on the ranks of a role that does not
+    train: with the `RankContext`, the run directory, and ``resume`` by name."""
     memory_bytes: int | None = None
-    """Predicted bytes on each rank of a role that does not train."""
+    """Predicted bytes on each of its ranks, for a role that does not train."""
     is_expendable: bool = False
     """Whether the run goes on when one of its ranks is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolePlan(Role):
+    """A role on consecutive ranks; trainers are ranks 0 .. n-1."""
+
+    first_rank: int
+    num_nodes: int | None = None
+    """Nodes of its own; null: its ranks are on the cluster's devices."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Literal
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Cluster, Mesh
-from launcher.contract.plan import LayerShape, ModelShape, StagePlan
+from launcher.contract.plan import LayerShape, ModelShape, Role, StagePlan
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one number in each format."""
@@ -192,19 +192,8 @@ class RankCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleGroup:
-    """Ranks of one kind of work."""
+class RoleGroup(Role):
+    """A role as an architecture asks for it."""
 
-    name: str
-    num_ranks: int
-    trains: bool
-    """Whether its ranks hold the model and sit on the mesh."""
-    serve: str | None = None
-    """``package.module:serve``, called in place of the training loop on the ranks of a role that does not
-    train: with the `RankContext`, the run directory, and ``resume`` by name."""
-    memory_bytes: int | None = None
-    """Bytes that each of its ranks holds, for a role that does not train."""
-    is_expendable: bool = False
-    """Whether the run goes on when one of its ranks is gone."""
     sized_by: str | None = None
     """Config path of the number of its ranks, for a role that does not train."""

@@ -3,71 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from launcher.base.arithmetic import divisors, multiples_around, nearest_first
 from launcher.base.errors import Fault
 from launcher.config.paths import blamed
 from launcher.contract.config import BatchConfig
-from launcher.typed.read import Source
+from launcher.contract.plan import BatchPlan
+from launcher.typed.read import NO_SOURCES, Source
 
 _GLOBAL, _MICRO, _COUNT = "batch.global_size", "batch.micro_size", "batch.num_microbatches"
 _MAX_SIZES = 2
 """Values of one size that are proposed, the nearest first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchSizes:
-    """Sizes that satisfy the equation."""
-
-    global_size: int
-    micro_size: int
-    num_microbatches: int
-    note: str = ""
-    """Says which sizes nobody gave."""
-
-
-def solve(
-    batch: BatchConfig, dp: int, sources: Mapping[str, Source] = MappingProxyType({})
-) -> BatchSizes | Fault:
-    """The three sizes, or why there are none.
-
-    A ``micro_size`` that neither is given nor follows is 1; then ``num_microbatches`` likewise.
-    """
+def solve(batch: BatchConfig, dp: int, sources: Mapping[str, Source] = NO_SOURCES) -> BatchPlan | Fault:
+    """The sizes that satisfy the equation, or why there are none."""
     total, micro, count = batch.global_size, batch.micro_size, batch.num_microbatches
     if total is None and micro is None and count is None:
         rule = "one of global_size, micro_size and num_microbatches is needed"
         return Fault(_GLOBAL, "null", rule, ways=({_GLOBAL: dp},))
-    assumed = []
-    if micro is None and (total is None or count is None):
-        micro = 1
-        assumed.append(_MICRO)
-    if count is None and total is None:
-        count = 1
-        assumed.append(_COUNT)
-    note = f"{' and '.join(assumed)}: not given, taken as 1." if assumed else ""
+    assumed = dict.fromkeys(_assumed(batch), 1)
+    micro, count = assumed.get(_MICRO, micro), assumed.get(_COUNT, count)
     values = {_GLOBAL: total, _MICRO: micro, _COUNT: count, "parallel.dp": dp}
     known = {path: value for path, value in values.items() if value is not None}
     if fault := _fault(known, sources):
         return fault
     of_others = prod(value for path, value in known.items() if path != _GLOBAL)
     rest = 1 if total is None else total // of_others
-    return BatchSizes(
+    return BatchPlan(
         global_size=of_others if total is None else total,
         micro_size=rest if micro is None else micro,
         num_microbatches=rest if count is None else count,
-        note=note,
+        seq_length=batch.seq_length,
     )
 
 
-def with_microbatches(batch: BatchConfig, sizes: BatchSizes, count: int) -> Iterator[Mapping[str, Any]]:
+def assumed_note(batch: BatchConfig) -> str:
+    """Says which sizes are assumed; empty where none is."""
+    assumed = _assumed(batch)
+    return f"{' and '.join(assumed)}: not given, taken as 1." if assumed else ""
+
+
+def _assumed(batch: BatchConfig) -> list[str]:
+    """The sizes that are 1, because they neither are given nor follow: ``micro_size``, then
+    ``num_microbatches``."""
+    total, micro, count = batch.global_size, batch.micro_size, batch.num_microbatches
+    micros = [_MICRO] if micro is None and None in (total, count) else []
+    return micros + ([_COUNT] if count is None and total is None else [])
+
+
+def with_microbatches(batch: BatchConfig, sizes: BatchPlan, count: int) -> Iterator[Mapping[str, Any]]:
     """Changes of the sizes that are given by which there are ``count`` microbatches.
 
     >>> batch = BatchConfig(global_size=10, micro_size=1, num_microbatches=None, seq_length=1)
-    >>> sizes = BatchSizes(global_size=10, micro_size=1, num_microbatches=5)
+    >>> sizes = BatchPlan(global_size=10, micro_size=1, num_microbatches=5, seq_length=1)
     >>> list(with_microbatches(batch, sizes, 4)), list(with_microbatches(batch, sizes, 1))
     ([{'batch.global_size': 8}], [{'batch.global_size': 2}, {'batch.micro_size': 5}])
     """

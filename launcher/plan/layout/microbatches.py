@@ -10,7 +10,8 @@ from launcher.base.errors import Fault
 from launcher.config.paths import blamed, value_at
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import BatchConfig, LaunchConfig
-from launcher.plan.layout.batch import BatchSizes, with_microbatches
+from launcher.contract.plan import BatchPlan
+from launcher.plan.layout.batch import with_microbatches
 from launcher.typed.read import Source
 
 MAX_FORWARDS = 250_000
@@ -35,7 +36,7 @@ def length_faults(shape: PipelineShape, batch: BatchConfig) -> Iterator[Fault]:
         yield Fault(_COUNT, m, rule, "global_size counts samples, not tokens.", ways=tuple(ways))
 
 
-def explained(fault: Fault, config: LaunchConfig, sizes: BatchSizes, sources: Mapping[str, Source]) -> Fault:
+def explained(fault: Fault, config: LaunchConfig, sizes: BatchPlan, sources: Mapping[str, Source]) -> Fault:
     """A schedule's fault as one of the setting that was typed.
 
     A schedule knows only the number of microbatches; where that follows, it is told as one of the size
@@ -57,7 +58,7 @@ def explained(fault: Fault, config: LaunchConfig, sizes: BatchSizes, sources: Ma
     return replace(fault, path=path, given=value_at(config, path), allowed=f"{origin}; {fault.allowed}")
 
 
-def _in_sizes(way: Mapping[str, Any], config: LaunchConfig, sizes: BatchSizes) -> Iterator[Mapping[str, Any]]:
+def _in_sizes(way: Mapping[str, Any], config: LaunchConfig, sizes: BatchPlan) -> Iterator[Mapping[str, Any]]:
     """A way that sets the number of microbatches as ways that set sizes which are given."""
     if _COUNT not in way:
         yield way

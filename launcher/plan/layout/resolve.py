@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.contract.config import LaunchConfig, ModelConfig
-from launcher.plan.layout.batch import BatchSizes
+from launcher.contract.plan import BatchPlan
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
@@ -22,7 +22,7 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     )
 
 
-def resolve(config: LaunchConfig, dp: int, sizes: BatchSizes) -> LaunchConfig:
+def resolve(config: LaunchConfig, dp: int, sizes: BatchPlan) -> LaunchConfig:
     """The configuration with no ``auto`` and no missing size left."""
     batch = replace(
         config.batch,
