@@ -32,6 +32,18 @@ LOCAL_EXECUTOR, SUBMITTING_EXECUTOR = "torchrun", "slurm"
 DType = Literal["fp32", "bf16", "fp16"]
 """A number format of weights, gradients or activations."""
 
+NOT_COMPUTED = (
+    "model.name",
+    "data.name",
+    "data.cache_dir",
+    "data.prefetch_batches",
+    "precision.name",
+    "train.checkpoint_interval",
+    "train.keep_checkpoints",
+    "train.async_checkpoint",
+)
+"""Labels, and settings that change how fast but not what is computed."""
+
 
 def settings(declared: type[Settings], options: Mapping[str, Any]) -> Settings:
     """The settings of a plugin, which planning has checked."""
