@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from launcher.base.errors import ConfigError, LauncherError
 from launcher.base.registry import PluginRecord
-from launcher.contract.actions import PipelineShape
+from launcher.contract.actions import Action, PipelineShape, from_text
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Coordinates, Mesh
 from launcher.contract.moved import upgraded
@@ -321,6 +321,21 @@ class Plan:
             num_chunks=self.config.parallel.num_chunks,
             num_microbatches=self.batch.num_microbatches,
         )
+
+    @property
+    def lists(self) -> list[tuple[Action, ...]]:
+        """The actions of every pp_rank."""
+        return [from_text(actions) for actions in self.schedule.actions]
+
+    @property
+    def unit(self) -> str:
+        """What speeds are counted in: a user's own model trains on one target per sample."""
+        return "samples" if self.config.model.family == "custom" else "tokens"
+
+    @property
+    def predicted_speed(self) -> float:
+        """Of that, how much a second, by prediction."""
+        return self.batch.global_size * self.batch.seq_length / self.schedule.step_s
 
     def section(self, plugin: str) -> Mapping[str, Any]:
         """The values of what a plugin told of its part; empty where it told nothing."""

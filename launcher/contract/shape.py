@@ -79,10 +79,15 @@ class JobShape:
         epilogue = self.model.epilogue if stage.has_epilogue else None
         return tuple(part for part in (prologue, epilogue) if part)
 
+    def parts(self, stage: StagePlan) -> list[tuple[LayerShape, Recompute]]:
+        """The layers and ends of a stage, each with what is computed again of it."""
+        layers = [(layer, stage.recompute) for layer in self.layers(stage)]
+        return [*layers, *((end, "none") for end in self.ends(stage))]
+
     def num_local_parameters(self, pp_rank: int) -> int:
         """Parameters on each rank of a pp_rank, tied ones counted once."""
         stages = self.stages_of(pp_rank)
-        parts = [part for stage in stages for part in (*self.layers(stage), *self.ends(stage))]
+        parts = [part for stage in stages for part, _ in self.parts(stage)]
         whole = sum(part.num_replicated_parameters for part in parts)
         split = sum(part.num_parameters - part.num_replicated_parameters for part in parts)
         if any(stage.has_prologue for stage in stages) and any(stage.has_epilogue for stage in stages):
@@ -112,9 +117,9 @@ class Collective:
     """Mesh axis it runs along."""
     num_bytes: int
     """Size of the buffer of one message, before the algorithm's factor."""
-    count: int
+    count: int = 1
     """Messages per step."""
-    overlappable: bool
+    overlappable: bool = False
     """Whether it can be hidden behind compute."""
     phase: Literal["begin", "forward", "backward", "step"] = "step"
     """Which part of the work waits for it when it cannot be hidden. ``begin``: it is started once, with the

@@ -219,7 +219,7 @@ def _traffic(plan: Plan) -> list[str]:
 def _step(plan: Plan) -> list[str]:
     device, schedule = plan.config.device, plan.schedule
     peak = device.peak_flops[plan.config.precision.products]
-    tokens_per_s = format_count(plan.batch.global_size * plan.batch.seq_length / schedule.step_s)
+    tokens_per_s = format_count(plan.predicted_speed)
     per_device = plan.step_flops / schedule.step_s / plan.num_devices
     speed = f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak"
     step, layer_s = format_duration(schedule.step_s), min(map(_layer_s, schedule.forward_s, plan.stages))

@@ -126,7 +126,7 @@ def _constant_text(report: SpeedupReport) -> str:
     words = [f"model {config.model.name} ({format_count(plan.num_parameters)} parameters)"]
     words += [f"data {config.data.name}"]
     words += [f"global batch {batches.pop():g}"] if len(batches) == 1 else []
-    words += [f"sequence length {config.batch.seq_length}"] if _counts_tokens(report) else []
+    words += [f"sequence length {config.batch.seq_length}"] if plan.unit == "tokens" else []
     return ", ".join([*words, f"precision {config.precision.compute}", f"device {config.device.name}"])
 
 
@@ -270,13 +270,8 @@ def _notes(report: SpeedupReport, width: int) -> Iterator[str]:
         yield wrapped("  - ", note, width)
 
 
-def _counts_tokens(report: SpeedupReport) -> bool:
-    return report.results[0].median.run.plan.config.model.family != "custom"
-
-
 def _unit(report: SpeedupReport) -> str:
-    """What a user's own model trains on is counted as one target per sample."""
-    return "tokens" if _counts_tokens(report) else "samples"
+    return report.results[0].median.run.plan.unit
 
 
 def _runs(report: SpeedupReport) -> Sequence[Run]:

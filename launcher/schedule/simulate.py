@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
-from launcher.contract.actions import COMPUTE, Action, B, F, PipelineShape, W, from_text, has_weight_actions
+from launcher.contract.actions import COMPUTE, Action, B, F, PipelineShape, W, has_weight_actions
 from launcher.contract.plan import Plan
 from launcher.schedule.dependencies import ABSENT, DependencyGraph, Lists
 
@@ -205,4 +205,4 @@ def planned_timeline(plan: Plan) -> Timeline:
         weight_s=schedule.weight_s,
         transfer_s=schedule.transfer_s,
     )
-    return simulate([from_text(actions) for actions in schedule.actions], plan.pipeline, costs)
+    return simulate(plan.lists, plan.pipeline, costs)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.base.errors import Fault, LauncherError
-from launcher.contract.config import LaunchConfig, Recompute
+from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import Plan
-from launcher.contract.strategy import JobShape, LayerKind, LayerShape
+from launcher.contract.strategy import JobShape, LayerKind
 from launcher.plan.cost.compute import PartTimes, kind_of, part_times
 from launcher.typed.read import plain
 
@@ -103,10 +103,7 @@ def _ratio(measured_s: float, predicted_s: float) -> float:
 
 def _parts(job: JobShape, run: MeasuredRun, stage: int) -> list[tuple[LayerKind, PartTimes]]:
     """The layers and ends of a stage of the run, by kind, with their predicted times."""
-    planned = run.plan.stages[stage]
-    parts: list[tuple[LayerShape, Recompute]] = [(layer, planned.recompute) for layer in job.layers(planned)]
-    parts += [(end, "none") for end in job.ends(planned)]
-    return [(kind_of(*part), part_times(job, *part)) for part in parts]
+    return [(kind_of(*part), part_times(job, *part)) for part in job.parts(run.plan.stages[stage])]
 
 
 def _shares(

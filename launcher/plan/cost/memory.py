@@ -202,8 +202,8 @@ def _scratch_bytes(job: JobShape, pp_rank: int) -> int:
         return 0
     number = job.num_local_parameters(pp_rank)
     if kernels == "loop":
-        parts = [part for stage in job.stages_of(pp_rank) for part in (*job.layers(stage), *job.ends(stage))]
-        number = 2 * min(number, max(part.num_parameters for part in parts))
+        sizes = [p.num_parameters for stage in job.stages_of(pp_rank) for p, _ in job.parts(stage)]
+        number = 2 * min(number, max(sizes))
     return number * DTYPE_BYTES["fp32" if precision.master_weights else precision.compute]
 
 

@@ -68,8 +68,7 @@ def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]], *, is_spli
     forward_s, backward_s, weight_s = [], [], []
     for stage in job.stages:
         rank = costs[stage.pp_rank]
-        parts = [part_times(job, layer, stage.recompute) for layer in job.layers(stage)]
-        parts += [part_times(job, end, "none") for end in job.ends(stage)]
+        parts = [part_times(job, *part) for part in job.parts(stage)]
         own_s = max(sum(part.forward_s for part in parts), _FASTEST_S)
         whole_s = max(sum(part.backward_s for part in parts), _FASTEST_S)
         weight_s.append(sum(part.weight_s for part in parts) if is_split else 0.0)
