@@ -156,7 +156,8 @@ class ParallelConfig:
     """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
     optimizer state between them, 2 the gradients, too, 3 also the weights."""
     rank_order: str
-    """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``."""
+    """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``. Megatron's
+    ``--order`` of the same ranks begins with the innermost: ``tp-dp-pp``."""
     bucket_bytes: PositiveInt
     """Bytes at which a bucket of gradients starts its all-reduce."""
     zero_offload: bool = False

@@ -130,14 +130,14 @@ class MemoryPlan:
     peak_microbatches: int
     """Stage inputs held at once at the peak, over the rank's chunks."""
     other_bytes: Mapping[str, int]
-    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    persistent_bytes: Mapping[str, int] = field(default_factory=dict)
     """Buffers that are kept from step to step, and so are there at the update, too."""
 
     @property
     def total_bytes(self) -> int:
         """All kinds together."""
         parts = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
-        return sum(parts) + sum(self.other_bytes.values()) + sum(self.kept_bytes.values())
+        return sum(parts) + sum(self.other_bytes.values()) + sum(self.persistent_bytes.values())
 
     @property
     def update_bytes(self) -> dict[str, int]:
@@ -147,7 +147,7 @@ class MemoryPlan:
             "gradients": self.gradients_bytes,
             "optimizer": self.optimizer_bytes,
         }
-        return {name: size for name, size in states.items() if size} | dict(self.kept_bytes)
+        return {name: size for name, size in states.items() if size} | dict(self.persistent_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

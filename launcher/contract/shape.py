@@ -51,7 +51,7 @@ class JobShape:
         """Bytes of one accumulated gradient."""
         return DTYPE_BYTES[self.config.precision.gradients]
 
-    def whole_states(self, pp_rank: int) -> ModelStates:
+    def unsharded_states(self, pp_rank: int) -> ModelStates:
         """Model states of such a rank where nothing splits them: weights, gradients, and Adam's two moments
         in the format of the weights that are updated, which are an fp32 copy where there is one."""
         precision, number = self.config.precision, self.num_local_parameters(pp_rank)
@@ -152,7 +152,7 @@ class ModelStates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepExchange:
+class StepOverlap:
     """An exchange of a step that goes bucket by bucket: out behind the last backward, in before the first
     forward of the next step."""
 
@@ -187,12 +187,12 @@ class RankCost:
 
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     """Extra bytes by kind, such as ``receive buffers``."""
-    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    persistent_bytes: Mapping[str, int] = field(default_factory=dict)
     """Further ones, of buffers that are kept from step to step, such as ``neighbours' weights``."""
     collectives: tuple[Collective, ...] = ()
     states: ModelStates | None = None
     """What the rank holds of the model states; None: all of them."""
-    exchange: StepExchange | None = None
+    overlap: StepOverlap | None = None
     """How its messages of phase ``step`` hide behind the compute. None: as those of an all-reduce."""
 
 

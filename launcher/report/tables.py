@@ -244,7 +244,7 @@ def _memory(run: Run) -> Iterator[str]:
     rank, found = max(run.records.memory.items(), key=lambda item: item[1].states_bytes)
     planned = run.plan.memory[pp_ranks[rank]]
     *kinds, last = planned.update_bytes
-    gap = "\n    " if planned.kept_bytes else " "
+    gap = "\n    " if planned.persistent_bytes else " "
     yield (
         f"  held by rank {rank} at the update: measured {format_bytes(found.states_bytes)}; predicted "
         f"{format_bytes(sum(planned.update_bytes.values()))}{gap}of {', '.join(kinds)} and {last}"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from launcher.contract.actions import Action, to_text
 from launcher.contract.plan import MemoryPlan, SchedulePlan
-from launcher.contract.strategy import Collective, JobShape, RankCost, Schedule, splits_backward
+from launcher.contract.strategy import Collective, JobShape, RankCost, Schedule
 from launcher.plan.cost.compute import part_times
 from launcher.plan.cost.traffic import collective_time_s, message_time_s
 from launcher.schedule.simulate import Costs, simulate
@@ -36,7 +36,7 @@ def plan_schedule(
     memory: Sequence[MemoryPlan],
 ) -> SchedulePlan:
     """The schedule with its predicted times."""
-    is_split = splits_backward(schedule)
+    is_split = schedule.splits_backward
     stage_costs = predict_costs(job, costs, is_split=is_split)
     simulation = simulate(lists, job.pipeline, stage_costs)
     tail_s = max(
@@ -99,7 +99,7 @@ def after_schedule_s(
     gradient exchange starts bucket by bucket during the last of these on each of the rank's stages;
     the last bucket of all can start only when it is over.
     """
-    costs = [cost for cost in costs if cost.exchange is None]
+    costs = [cost for cost in costs if cost.overlap is None]
     at_end = [c for c in _collectives(costs) if c.phase == "step"]
     window_s = sum(gradients_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
     hidden = [c for c in at_end if c.overlappable]
@@ -113,8 +113,8 @@ def after_schedule_s(
 def _exposed_s(costs: Sequence[RankCost], stages: Costs, makespan_s: float) -> float:
     """Seconds of exchanges that count themselves."""
     forward_s, backward_s = max(stages.forward_s), max(stages.weight_s or stages.backward_s)
-    exchanges = (cost.exchange for cost in costs if cost.exchange is not None)
-    return sum(exchange.exposed_s(forward_s, backward_s, makespan_s) for exchange in exchanges)
+    overlaps = (cost.overlap for cost in costs if cost.overlap is not None)
+    return sum(overlap.exposed_s(forward_s, backward_s, makespan_s) for overlap in overlaps)
 
 
 def _overlapped_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:

@@ -44,7 +44,7 @@ class Decentralized(Architecture):
         if job.config.architecture.settings(DecentralizedConfig).reduce == "hierarchical":
             yield from _hierarchy_faults(job)
 
-    def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The gradients, in buckets."""
         if job.config.architecture.settings(DecentralizedConfig).reduce == "flat":
             return RankCost(collectives=summed_gradients(job, pp_rank))

@@ -31,7 +31,7 @@ from launcher.contract.strategy import (
     JobShape,
     RankCost,
     Section,
-    StepExchange,
+    StepOverlap,
 )
 from launcher_plugins.architectures.parameter_server.config import SERVER, ParameterServerConfig, settings_of
 from launcher_plugins.parallel.data.plan import buckets
@@ -97,7 +97,7 @@ class Exchange:
         return latency_s + factor * num_bytes / self.link.bandwidth_bytes_per_s
 
     @property
-    def in_step(self) -> StepExchange:
+    def in_step(self) -> StepOverlap:
         """What of it goes beside the computation of a step, and what does not."""
         push_s, pull_s, count = self.push_s, self.pull_s, self.num_buckets
         waited_s = self.update_s
@@ -112,7 +112,7 @@ class Exchange:
             share = self.num_workers / self.num_servers / self.link.bandwidth_bytes_per_s
             bytes_s = share * max(self.push_bytes, self.pull_bytes)
             busiest_s = max(bytes_s, self.num_workers * self.update_s)
-        return StepExchange(
+        return StepOverlap(
             num_buckets=count, backward_s=push_s, forward_s=pull_s, waited_s=waited_s, busiest_s=busiest_s
         )
 
@@ -173,10 +173,10 @@ def worker_cost(job: JobShape) -> RankCost:
     num_parameters = job.num_local_parameters(0)
     left_out = {} if settings.compression == "none" else {"gradients left out": num_parameters * FP32_BYTES}
     return RankCost(
-        kept_bytes=left_out,
+        persistent_bytes=left_out,
         collectives=tuple(_messages(exchange)),
-        states=replace(job.whole_states(0), optimizer_bytes=0),
-        exchange=exchange.in_step,
+        states=replace(job.unsharded_states(0), optimizer_bytes=0),
+        overlap=exchange.in_step,
     )
 
 

@@ -24,9 +24,8 @@ class DataParallel(Parallel):
         """What the architecture's replicas exchange, and on the last stage the loss and the count of its
         targets."""
         architecture = registry.load(Architecture, job.config.architecture.name)
-        own = architecture.exchange(job, pp_rank)
-        own = own or RankCost(collectives=summed_gradients(job, pp_rank))
-        if own.exchange is not None:  # there is no all-reduce
+        own = architecture.cost(job, pp_rank) or RankCost(collectives=summed_gradients(job, pp_rank))
+        if own.overlap is not None:  # there is no all-reduce
             return own
         return replace(own, collectives=(*own.collectives, *loss_messages(job, pp_rank)))
 
