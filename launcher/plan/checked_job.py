@@ -13,13 +13,12 @@ from launcher.contract.mesh import AXES, Cluster, Mesh
 from launcher.contract.plan import BatchPlan, ModelShape
 from launcher.contract.strategy import JobShape, RoleGroup
 from launcher.plan.cost.measured import MeasuredRun, measured_faults, with_measured_times
-from launcher.plan.cost.shapes import has_sizes, model_shape
+from launcher.plan.cost.shapes import has_sizes, model_shape, padded_vocabulary, resolve_model
 from launcher.plan.layout.balance import balanced_split, layer_costs
 from launcher.plan.layout.batch import solve
 from launcher.plan.layout.microbatches import explained, length_faults
 from launcher.plan.layout.partition import layer_faults, make_stages, recompute_faults
-from launcher.plan.layout.resolve import padded_vocabulary, resolve, resolve_model
-from launcher.plan.layout.world_size import axes, rank_order_faults, solve_dp, world_faults
+from launcher.plan.layout.world_size import rank_order_faults, solve_dp, world_faults
 from launcher.plan.plugins import (
     Chosen,
     candidate_parallels,
@@ -185,13 +184,19 @@ def _other_roles(config: LaunchConfig, model: ModelShape) -> tuple[RoleGroup, ..
 
 
 def _job(config: LaunchConfig, dp: int, sizes: BatchPlan, model: ModelShape) -> JobShape:
-    """The job of a configuration with these sizes."""
+    """The job of a configuration with these sizes in place of every ``auto`` and missing one."""
     parallel = config.parallel
-    order = AXES if rank_order_faults(parallel.rank_order) else axes(parallel.rank_order)
+    batch = replace(
+        config.batch,
+        global_size=sizes.global_size,
+        micro_size=sizes.micro_size,
+        num_microbatches=sizes.num_microbatches,
+    )
+    order = AXES if rank_order_faults(parallel.rank_order) else tuple(parallel.rank_order.split("-"))
     pipeline = _pipeline(config, sizes)
     is_split = not layer_faults(len(model.layers), pipeline, parallel.layers_per_stage)
     return JobShape(
-        config=resolve(config, dp, sizes),
+        config=replace(config, parallel=replace(parallel, dp=dp), batch=batch),
         cluster=Cluster(config=config.cluster, device=config.device),
         mesh=Mesh(pp=parallel.pp, dp=dp, tp=parallel.tp, order=order),
         model=model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable
+from itertools import groupby
 
 from launcher.base.columns import columns, cropped
 from launcher.base.units import counted, format_bytes, format_count, format_duration, format_flops
@@ -162,7 +163,7 @@ def _compute(actions: str) -> list[Action]:
 def _memory(plan: Plan) -> list[str]:
     limit = plan.config.device.memory_bytes
     names = list(dict.fromkeys(name for ranks in plan.memory for name in parts_bytes(ranks)))
-    first, last = cropped(_alike(plan.memory), 6, 2)
+    first, last = cropped([list(alike) for _, alike in groupby(plan.memory, _printed)], 6, 2)
     groups = [*first, *last]
     header = ["pp_rank", *(_span(group) for group in groups)]
     rows = [[name, *(_size(parts_bytes(group[0]).get(name, 0)) for group in groups)] for name in names]
@@ -175,18 +176,8 @@ def _memory(plan: Plan) -> list[str]:
     return [*table, f"each device has {format_bytes(limit)}"]
 
 
-def _alike(memory: Iterable[MemoryPlan]) -> list[list[MemoryPlan]]:
-    """Consecutive pp_ranks that look the same when printed."""
-    groups: list[list[MemoryPlan]] = []
-    for ranks in memory:
-        if groups and _printed(groups[-1][0]) == _printed(ranks):
-            groups[-1].append(ranks)
-        else:
-            groups.append([ranks])
-    return groups
-
-
 def _printed(ranks: MemoryPlan) -> tuple[object, ...]:
+    """What is the same for pp_ranks that look the same when printed."""
     return (ranks.peak_microbatches, *((name, _size(size)) for name, size in parts_bytes(ranks).items()))
 
 

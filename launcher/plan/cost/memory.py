@@ -15,6 +15,7 @@ plugin splits these states or keeps them elsewhere.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -165,11 +166,7 @@ def _other_bytes(
 
 def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Bytes by name over all parts, without those that are none."""
-    found: dict[str, int] = {}
-    for part in parts:
-        for name, size in part.items():
-            found[name] = found.get(name, 0) + size
-    return {name: size for name, size in found.items() if size}
+    return dict(sum(map(Counter, parts), Counter()))
 
 
 def _recomputed_bytes(job: JobShape, stage: StagePlan, layer: LayerShape) -> int:

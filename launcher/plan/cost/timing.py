@@ -43,7 +43,7 @@ def plan_schedule(
         after_schedule_s(job, cost, ranks, stage_costs.weight_s or stage_costs.backward_s)
         for cost, ranks in zip(costs, memory, strict=True)
     )
-    begun_s = max(_overlapped_s(job, cost, "begin") for cost in costs)
+    begun_s = max(_messages_s(job, cost, "begin", overlappable=True) for cost in costs)
     tail_s += max(_exposed_s(cost, stage_costs, simulation.makespan_s) for cost in costs)
     return SchedulePlan(
         name=job.config.parallel.schedule,
@@ -72,8 +72,8 @@ def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]], *, is_spli
         own_s = max(sum(part.forward_s for part in parts), _FASTEST_S)
         whole_s = max(sum(part.backward_s for part in parts), _FASTEST_S)
         weight_s.append(sum(part.weight_s for part in parts) if is_split else 0.0)
-        forward_s.append(own_s + share * _waited_s(job, rank, "forward"))
-        backward_s.append(whole_s + share * _waited_s(job, rank, "backward") - weight_s[-1])
+        forward_s.append(own_s + share * _messages_s(job, rank, "forward"))
+        backward_s.append(whole_s + share * _messages_s(job, rank, "backward") - weight_s[-1])
     return Costs(
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),
@@ -100,14 +100,13 @@ def after_schedule_s(
     the last bucket of all can start only when it is over.
     """
     costs = [cost for cost in costs if cost.overlap is None]
-    at_end = [c for c in _collectives(costs) if c.phase == "step"]
     window_s = sum(gradients_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
-    hidden = [c for c in at_end if c.overlappable]
+    hidden = [c for c in _collectives(costs) if c.phase == "step" and c.overlappable]
     exchange_s = sum(collective_time_s(job, c) for c in hidden)
     last_bucket_s = sum(collective_time_s(job, c) / c.count for c in hidden)
     state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     update_s = _UPDATE_PASSES * state_bytes / job.config.device.memory_bandwidth_bytes_per_s
-    return max(exchange_s - window_s, last_bucket_s) + _waited_s(job, costs, "step") + update_s
+    return max(exchange_s - window_s, last_bucket_s) + _messages_s(job, costs, "step") + update_s
 
 
 def _exposed_s(costs: Sequence[RankCost], stages: Costs, makespan_s: float) -> float:
@@ -117,16 +116,10 @@ def _exposed_s(costs: Sequence[RankCost], stages: Costs, makespan_s: float) -> f
     return sum(overlap.exposed_s(forward_s, backward_s, makespan_s) for overlap in overlaps)
 
 
-def _overlapped_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:
-    """Seconds per step of a phase's messages that work can hide."""
-    hidden = [c for c in _collectives(costs) if c.phase == phase and c.overlappable]
-    return sum(collective_time_s(job, collective) for collective in hidden)
-
-
-def _waited_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:
-    """Seconds per step of a phase's messages that nothing hides."""
-    waited = [c for c in _collectives(costs) if c.phase == phase and not c.overlappable]
-    return sum(collective_time_s(job, collective) for collective in waited)
+def _messages_s(job: JobShape, costs: Sequence[RankCost], phase: str, *, overlappable: bool = False) -> float:
+    """Seconds per step of a phase's messages that nothing hides, or of those that work can hide."""
+    messages = (c for c in _collectives(costs) if c.phase == phase and c.overlappable == overlappable)
+    return sum(collective_time_s(job, message) for message in messages)
 
 
 def _collectives(costs: Sequence[RankCost]) -> list[Collective]:
