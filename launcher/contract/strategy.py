@@ -164,7 +164,7 @@ class Parallel(Strategy):
         """Faults of settings that need no layout to be seen, such as one without an effect."""
         return ()
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """Memory and traffic that it adds on such a rank."""
         return RankCost()
 

@@ -45,7 +45,10 @@ def build(
 def _built(
     config: LaunchConfig, sources: Mapping[str, Source], inputs: PlanInputs, source_roots: tuple[str, ...]
 ) -> Plan:
-    checked = _checked(config, sources, inputs)
+    checked = examine(config, sources, inputs)
+    if not isinstance(checked, CheckedJob):
+        assert checked, "the shape of a user's own model is measured before it is planned"
+        raise refusal(config, checked, sources, inputs)
     job, chosen = checked.shape, checked.chosen
     predicted = predict(job, chosen)
     faults = memory_faults(predicted.memory, job, chosen)
@@ -96,14 +99,6 @@ def _start_notes(plan: Plan, executor: Executor) -> Iterator[str]:
     yield from executor.notes(plan)
     if plan.config.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
         yield from idle_note(plan.num_cluster_ranks, plan.num_devices)
-
-
-def _checked(config: LaunchConfig, sources: Mapping[str, Source], inputs: PlanInputs) -> CheckedJob:
-    found = examine(config, sources, inputs)
-    if isinstance(found, CheckedJob):
-        return found
-    assert found, "the shape of a user's own model is measured before it is planned"
-    raise refusal(config, found, sources, inputs)
 
 
 def _roles(job: JobShape) -> tuple[RolePlan, ...]:

@@ -197,7 +197,7 @@ def _job(config: LaunchConfig, dp: int, sizes: BatchPlan, model: ModelShape) -> 
     is_split = not layer_faults(len(model.layers), pipeline, parallel.layers_per_stage)
     return JobShape(
         config=replace(config, parallel=replace(parallel, dp=dp), batch=batch),
-        cluster=Cluster(config=config.cluster, device=config.device),
+        cluster=Cluster(config=config.cluster),
         mesh=Mesh(pp=parallel.pp, dp=dp, tp=parallel.tp, order=order),
         model=model,
         pipeline=pipeline,

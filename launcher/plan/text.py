@@ -79,7 +79,7 @@ def _devices(plan: Plan) -> str:
 
 
 def _mesh(plan: Plan) -> list[str]:
-    mesh, cluster = plan.mesh, Cluster(config=plan.config.cluster, device=plan.config.device)
+    mesh, cluster = plan.mesh, Cluster(config=plan.config.cluster)
     product = " * ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order)
     first, last = cropped(range(mesh.num_ranks), 8, 2)
     rows = [["rank", "node", "device", *mesh.order]]

@@ -27,10 +27,8 @@ from launcher.contract.strategy import Collective, JobShape, Parallel, RankCost
 
 def rank_costs(job: JobShape, parallels: Sequence[Parallel]) -> tuple[tuple[RankCost, ...], ...]:
     """For every pp_rank what each parallel plugin adds on its ranks."""
-    return tuple(
-        tuple(parallel.cost(job, pp_rank, tp_rank=0) for parallel in parallels)
-        for pp_rank in range(job.mesh.pp)
-    )
+    pp_ranks = range(job.pipeline.num_pp_ranks)
+    return tuple(tuple(parallel.cost(job, pp_rank) for parallel in parallels) for pp_rank in pp_ranks)
 
 
 def plan_traffic(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> tuple[TrafficPlan, ...]:

@@ -46,7 +46,7 @@ class ShardedAdamW(Parallel):
             rule = f"the update is {job.config.architecture.name}'s own"
             yield Fault(path, "{}", rule, ways=({"architecture.name": DEFAULT_ARCHITECTURE},))
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """A part of the optimizer state, and the broadcasts of the updated parameters."""
         states = split_states(job, pp_rank)
         message = Collective(

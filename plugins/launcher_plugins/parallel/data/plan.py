@@ -20,7 +20,7 @@ class DataParallel(Parallel):
     axis = "dp"
     runtime = "launcher_plugins.parallel.data.runtime:apply"
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """What the architecture's replicas exchange, and on the last stage the loss and the count of its
         targets."""
         architecture = registry.load(Architecture, job.config.architecture.name)

@@ -21,7 +21,7 @@ class PipelineParallel(Parallel):
     axis = "pp"
     runtime = "launcher_plugins.parallel.pipeline.runtime:apply"
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """Messages to the next and to the previous stage, and what the ends of the model share."""
         collectives: list[Collective] = []
         last = len(job.stages) - 1

@@ -52,7 +52,7 @@ class TensorParallel(Parallel):
             ways = tuple({"parallel.tp": degree} for degree in nearest[:_MAX_DEGREES])
             yield Fault("parallel.tp", tp, rule, ways=ways)
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The sums inside every layer, in the embedding and in the loss."""
         collectives: list[Collective] = []
         for stage in job.stages_of(pp_rank):

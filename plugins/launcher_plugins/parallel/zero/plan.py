@@ -75,7 +75,7 @@ class ZeroParallel(Parallel):
             yield Fault("parallel.zero_offload", "true", rule, ways=({"parallel.zero_offload": False},))
         yield from option_faults(job.config, job.model.num_parameters)
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The messages that split states need, and what the update holds for a moment."""
         norm = Collective(
             operation="all_reduce", purpose="gradient norm", axis="dp", num_bytes=FP32_BYTES, count=2
