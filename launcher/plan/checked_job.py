@@ -137,22 +137,21 @@ def _solve(
     config: LaunchConfig, num_layers: int | None, others: Sequence[RoleGroup], sources: Mapping[str, Source]
 ) -> tuple[int | None, BatchPlan | None, list[Fault]]:
     """Replicas and batch sizes, None where they have none, and the faults of world, batch and layers."""
-    faults: list[Fault] = []
     dp = solve_dp(config, others, sources)
-    sizes: BatchPlan | None = None
-    if isinstance(dp, Fault):
-        faults.append(dp)
-    else:
+    sizes = dp if isinstance(dp, Fault) else solve(config.batch, dp, sources)
+    faults: list[Fault] = []
+    if not isinstance(dp, Fault):
         faults += world_faults(config, dp, others, sources)
-        solution = solve(config.batch, dp, sources)
-        if isinstance(solution, Fault):
-            faults.append(solution)
-        else:
-            sizes = solution
+    if isinstance(sizes, Fault):
+        faults.append(sizes)
     if num_layers is not None:
         split = config.parallel.layers_per_stage
         faults += layer_faults(num_layers, _pipeline(config, _UNSOLVED), split, sources)
-    return (None if isinstance(dp, Fault) else dp), sizes, faults
+    return (
+        None if isinstance(dp, Fault) else dp,
+        None if isinstance(sizes, Fault) else sizes,
+        faults,
+    )
 
 
 def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[Fault]:

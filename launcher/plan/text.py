@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 from itertools import groupby
+from operator import truediv
 
 from launcher.base.columns import columns, cropped
 from launcher.base.units import counted, format_bytes, format_count, format_duration, format_flops
@@ -213,7 +214,8 @@ def _step(plan: Plan) -> list[str]:
     tokens_per_s = format_count(plan.predicted_speed)
     per_device = plan.step_flops / schedule.step_s / plan.num_devices
     speed = f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak"
-    step, layer_s = format_duration(schedule.step_s), min(map(_layer_s, schedule.forward_s, plan.stages))
+    step, num_layers = format_duration(schedule.step_s), (stage.num_layers for stage in plan.stages)
+    layer_s = min(map(truediv, schedule.forward_s, num_layers))
     assumed = (
         f"The model takes {format_flops(plan.step_flops)} per step. Assumed: matmuls reach "
         f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.products}, other "
@@ -232,10 +234,6 @@ def _step(plan: Plan) -> list[str]:
     num_steps = plan.config.train.num_steps
     whole = f"{counted(num_steps, 'step')}: {about} {format_duration(num_steps * schedule.step_s)}"
     return [first, whole, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
-
-
-def _layer_s(forward_s: float, stage: StagePlan) -> float:
-    return forward_s / stage.num_layers
 
 
 def _folded(line: str, width: int) -> list[str]:

@@ -72,13 +72,10 @@ def report_text(report: SpeedupReport, *, width: int = 100, ascii_only: bool | N
     for result in report.results:
         whose = f" of {result.median.run.layout}" if several else ""
         blocks += [(*_ledger(result, style, whose), "", *_facts(result))]
-    blocks += [claims([_promise(result.median.run) for result in report.results])]
+    runs = [result.median.run for result in report.results]
+    blocks += [claims([Promise(label=run.layout, plan=run.plan, run=run, end="succeeded") for run in runs])]
     blocks += [_losses(report), _notes(report, width)]
     return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines) + "\n"
-
-
-def _promise(run: Run) -> Promise:
-    return Promise(label=run.layout, plan=run.plan, run=run, end="succeeded")
 
 
 def bar(value: float, largest: float, style: Style) -> str:
