@@ -15,8 +15,7 @@ from launcher.contract.strategy import JobShape, RoleGroup
 from launcher.plan.cost.measured import MeasuredRun, measured_faults, with_measured_times
 from launcher.plan.cost.shapes import has_sizes, model_shape, padded_vocabulary, resolve_model
 from launcher.plan.layout.balance import balanced_split, layer_costs
-from launcher.plan.layout.batch import solve
-from launcher.plan.layout.microbatches import explained, length_faults
+from launcher.plan.layout.batch import explained, length_faults, solve
 from launcher.plan.layout.partition import layer_faults, make_stages, recompute_faults
 from launcher.plan.layout.world_size import rank_order_faults, solve_dp, world_faults
 from launcher.plan.plugins import (

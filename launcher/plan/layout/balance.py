@@ -69,14 +69,8 @@ def balanced_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
 def _least_limit(before: Sequence[int], num_stages: int) -> int:
     """The smallest cost that no stage needs to exceed. ``before``: the cost of all layers before each."""
-    lowest, highest = max(end - start for start, end in pairwise(before)), before[-1]
-    while lowest < highest:
-        middle = (lowest + highest) // 2
-        if _fits(before, num_stages, middle):
-            highest = middle
-        else:
-            lowest = middle + 1
-    return lowest
+    limits = range(max(end - start for start, end in pairwise(before)), before[-1] + 1)
+    return limits[bisect_left(limits, True, key=lambda limit: _fits(before, num_stages, limit))]
 
 
 def _fits(before: Sequence[int], num_stages: int, limit: int) -> bool:

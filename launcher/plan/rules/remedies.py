@@ -98,17 +98,10 @@ class _Search:
         """What a way leads to; None where that cannot be told."""
         key = _key(way)
         if key not in self.trials and len(self.trials) < _MAX_TRIALS:
-            self.trials[key] = self._judged(way, self.validate)
+            self.trials[key] = self._tried(way, self.validate)
         return self.trials.get(key)
 
-    def _last_trial(self, trial: _Trial) -> _Trial | None:
-        """The same in the eyes of the last validation, as far as it is asked."""
-        key = _key(trial.way)
-        if not trial.faults and key not in self.last_trials:
-            self.last_trials[key] = self._judged(trial.way, self.last_validate)
-        return self.last_trials.get(key, trial)
-
-    def _judged(self, way: Way, validate: Validate) -> _Trial | None:
+    def _tried(self, way: Way, validate: Validate) -> _Trial | None:
         try:
             return _Trial(way=way, faults=tuple(validate(changed(self.config, way))))
         except LauncherError:
@@ -153,7 +146,10 @@ class _Search:
 
     def _still_resolves(self, trial: _Trial, fault: Fault) -> bool:
         """Whether the last validation, as far as it is asked, finds the fault resolved, too."""
-        last = self._last_trial(trial)
+        key = _key(trial.way)
+        if not trial.faults and key not in self.last_trials:
+            self.last_trials[key] = self._tried(trial.way, self.last_validate)
+        last = self.last_trials.get(key, trial)
         return last is not None and self._resolves(last, fault)
 
 
