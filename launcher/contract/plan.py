@@ -73,16 +73,19 @@ class ModelShape:
     """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
 
     @property
+    def parts(self) -> list[LayerShape]:
+        """All that it consists of, in order."""
+        return [part for part in (self.prologue, *self.layers, self.epilogue) if part]
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied ones counted once."""
-        parts = [self.prologue, *self.layers, self.epilogue]
-        return sum(part.num_parameters for part in parts if part) - self.num_tied_parameters
+        return sum(part.num_parameters for part in self.parts) - self.num_tied_parameters
 
     @property
     def forward_flops(self) -> float:
         """Operations of one sample's forward."""
-        parts = [self.prologue, *self.layers, self.epilogue]
-        return sum(part.forward_flops for part in parts if part)
+        return sum(part.forward_flops for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)

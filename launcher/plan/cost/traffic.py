@@ -45,9 +45,9 @@ def plan_traffic(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> tuple[Tr
 
 def collective_time_s(job: JobShape, collective: Collective) -> float:
     """Seconds that all of a step's messages of one kind take, one after the other."""
-    slowest = job.cluster.link(job.mesh, collective.axis)
-    links = {"intra_node": job.cluster.config.intra_node, "inter_node": job.cluster.config.inter_node}
-    link = links[collective.link] if collective.link else slowest
+    link: LinkConfig = job.cluster.link(job.mesh, collective.axis)
+    if collective.link:
+        link = getattr(job.cluster.config, collective.link)
     return collective.count * message_time_s(job, collective, link)
 
 
