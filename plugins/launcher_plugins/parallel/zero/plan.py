@@ -131,13 +131,14 @@ def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
         whole |= {"parallel.num_chunks": 1, "parallel.schedule": DEFAULT_SCHEDULE}
     if stages > 1:
         rule = (
-            f"gives gradients away after every microbatch, and a pipeline of {stages} stages "
+            f"reduce-scatters gradients after every microbatch, and a pipeline of {stages} stages "
             "(pp * num_chunks) accumulates them over all of its microbatches"
         )
         ways = ({"parallel.zero_stage": 1}, whole)
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
     elif registry.load(Schedule, parallel.schedule).splits_backward:
-        rule = f"gives gradients away during the backward, and {parallel.schedule} computes them after it"
+        late = f"{parallel.schedule} computes them after it"
+        rule = f"reduce-scatters gradients during the backward, and {late}"
         ways = ({"parallel.zero_stage": 1}, {"parallel.schedule": DEFAULT_SCHEDULE})
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
 
