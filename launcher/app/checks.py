@@ -1,4 +1,4 @@
-"""What is refused, or warned of, before a run is made."""
+"""Faults of what is there to start a plan with (executor, devices, files), found before a run is made."""
 
 from __future__ import annotations
 

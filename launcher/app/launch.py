@@ -26,7 +26,6 @@ from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
 from launcher.config.compose import compose
-from launcher.contract.actions import from_text
 from launcher.contract.config import SUBMITTING_EXECUTOR
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle
@@ -141,8 +140,7 @@ def _drawn_schedule(plan: Plan, *, color: bool) -> str:
     """The schedule as `trireme plan` draws it; nothing where there is no pipeline."""
     if plan.mesh.pp == 1:
         return ""
-    lists = [from_text(actions) for actions in plan.schedule.actions]
-    return draw(lists, plan.pipeline, width=text_width(), color=color).rstrip() + "\n"
+    return draw(plan.lists, plan.pipeline, width=text_width(), color=color).rstrip() + "\n"
 
 
 def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Sequence[str]) -> Origin:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from launcher.app.baseline import one_device
 from launcher.app.user_model import measured_shape, source_roots
@@ -17,9 +16,7 @@ from launcher.contract.plan import ModelShape, Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs, needs_shape
 from launcher.plan.cost.measured import MeasuredRun
-from launcher.typed.read import Source
-
-_NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
+from launcher.typed.read import NO_SOURCES, Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,7 @@ def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
 
 
 def plan_inputs(
-    config: LaunchConfig, roots: tuple[str, ...], sources: Mapping[str, Source] = _NO_SOURCES
+    config: LaunchConfig, roots: tuple[str, ...], sources: Mapping[str, Source] = NO_SOURCES
 ) -> PlanInputs:
     """What the plan of a configuration has to know of a user's own model, and of a run that measured.
 

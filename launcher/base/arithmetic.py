@@ -15,15 +15,6 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
-def nearest_of(wanted: int, choices: Iterable[int]) -> int:
-    """The choice closest to ``wanted``; of two equally close the larger.
-
-    >>> nearest_of(3, (1, 2, 4, 8))
-    4
-    """
-    return nearest_first(wanted, choices)[0]
-
-
 def nearest_first(wanted: int, choices: Iterable[int]) -> list[int]:
     """The choices by their distance from ``wanted``; of two equally close the larger first.
 

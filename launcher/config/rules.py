@@ -1,4 +1,4 @@
-"""Rules on settings that are well formed one by one: inside a group, and between groups."""
+"""Faults of settings, raised as a configuration is loaded: inside a group, and between groups."""
 
 from __future__ import annotations
 

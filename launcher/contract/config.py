@@ -34,6 +34,18 @@ LOCAL_EXECUTOR, SUBMITTING_EXECUTOR = "torchrun", "slurm"
 DType = Literal["fp32", "bf16", "fp16"]
 """A number format of weights, gradients or activations."""
 
+NOT_COMPUTED = (
+    "model.name",
+    "data.name",
+    "data.cache_dir",
+    "data.prefetch_batches",
+    "precision.name",
+    "train.checkpoint_interval",
+    "train.keep_checkpoints",
+    "train.async_checkpoint",
+)
+"""Labels, and settings that change how fast but not what is computed."""
+
 
 def settings(declared: type[Settings], options: Mapping[str, Any]) -> Settings:
     """The settings of a plugin, which planning has checked."""
@@ -146,7 +158,8 @@ class ParallelConfig:
     """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
     optimizer state between them, 2 the gradients, too, 3 also the weights."""
     rank_order: str
-    """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``."""
+    """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``. Megatron's
+    ``--order`` of the same ranks begins with the innermost: ``tp-dp-pp``."""
     bucket_bytes: PositiveInt
     """Bytes at which a bucket of gradients starts its all-reduce."""
     zero_offload: bool = False

@@ -10,7 +10,6 @@ from launcher.base.errors import Fault
 from launcher.base.registry import Plugin
 from launcher.contract.job import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.contract.plan import Plan
-from launcher.contract.shape import JobShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +49,20 @@ class Executor(Plugin):
     job_variable: str | None = None
     """Environment variable with the id of the job that a process is inside of."""
 
-    def check(self, job: JobShape) -> Iterable[Fault]:
-        """Faults of jobs that cannot be started this way."""
+    def check(self, plan: Plan, run_dir: str | None = None) -> Iterable[Fault]:
+        """Faults of plans that cannot be started this way: planning notes them, and a start is refused.
+
+        ``run_dir``: absolute path of the run directory; None while that is not known.
+        """
         return ()
 
-    def notes(self, job: JobShape) -> Iterable[str]:
+    def notes(self, plan: Plan) -> Iterable[str]:
         """What a reader should know about the life of the job, each a sentence."""
         return ()
 
-    def time_notes(self, job: JobShape, predicted_s: float) -> Iterable[str]:
-        """What a reader should know about a run that is predicted to take so long, each a sentence."""
-        return ()
-
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
-        """What will be started. Pure: the same plan and request give the same bytes."""
+        """What will be started. Pure: the same plan and request give the same bytes. The plan is one that
+        `check` has found nothing wrong with."""
         raise NotImplementedError
 
     def submit(self, script: JobScript) -> JobHandle:

@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from launcher.contract.config import ClusterConfig, DeviceConfig, LinkConfig
+from launcher.contract.config import ClusterConfig, LinkConfig
 
 AXES = ("pp", "dp", "tp")
 """Every mesh axis, in the default order: outermost first."""
@@ -79,25 +79,12 @@ class Mesh:
         fixed = [(0,) if axis in free else range(self.size(axis)) for axis in AXES]
         return tuple(self.group(free, self.rank(Coordinates(*each))) for each in product(*fixed))
 
-    def span(self, axis: str) -> int:
-        """Ranks from the first to the last member of one group, inclusive.
-
-        A group of consecutive ranks stays inside a node when its span divides the node's devices.
-        """
-        return (self.size(axis) - 1) * self.strides[axis] + 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Nodes of equal devices; ranks fill a node before the next begins."""
 
     config: ClusterConfig
-    device: DeviceConfig
-
-    @property
-    def num_devices(self) -> int:
-        """Devices in the whole cluster."""
-        return self.config.nodes * self.config.devices_per_node
 
     def node(self, rank: int) -> int:
         """The node that holds a rank."""

@@ -32,7 +32,12 @@ _EXCHANGE_OF = "parameter_server"
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """A stored plan of the present version with what older launchers wrote in other places, or not at all."""
+    """A stored plan of the present version with what older launchers wrote in other places, under other
+    names, or not at all."""
+    memory = values.get("memory")
+    for ranks in memory if isinstance(memory, list) else ():
+        if isinstance(ranks, dict) and "kept_bytes" in ranks:
+            ranks["persistent_bytes"] = ranks.pop("kept_bytes")
     plan: dict[str, Any] = with_current_names(values)
     if "exchange" not in plan:
         return plan

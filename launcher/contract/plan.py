@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from launcher.base.errors import ConfigError, LauncherError
 from launcher.base.registry import PluginRecord
-from launcher.contract.actions import PipelineShape
+from launcher.contract.actions import Action, PipelineShape, from_text
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Coordinates, Mesh
 from launcher.contract.moved import upgraded
@@ -73,16 +73,19 @@ class ModelShape:
     """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
 
     @property
+    def parts(self) -> list[LayerShape]:
+        """All that it consists of, in order."""
+        return [part for part in (self.prologue, *self.layers, self.epilogue) if part]
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied ones counted once."""
-        parts = [self.prologue, *self.layers, self.epilogue]
-        return sum(part.num_parameters for part in parts if part) - self.num_tied_parameters
+        return sum(part.num_parameters for part in self.parts) - self.num_tied_parameters
 
     @property
     def forward_flops(self) -> float:
         """Operations of one sample's forward."""
-        parts = [self.prologue, *self.layers, self.epilogue]
-        return sum(part.forward_flops for part in parts if part)
+        return sum(part.forward_flops for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +133,14 @@ class MemoryPlan:
     peak_microbatches: int
     """Stage inputs held at once at the peak, over the rank's chunks."""
     other_bytes: Mapping[str, int]
-    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    persistent_bytes: Mapping[str, int] = field(default_factory=dict)
     """Buffers that are kept from step to step, and so are there at the update, too."""
 
     @property
     def total_bytes(self) -> int:
         """All kinds together."""
         parts = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
-        return sum(parts) + sum(self.other_bytes.values()) + sum(self.kept_bytes.values())
+        return sum(parts) + sum(self.other_bytes.values()) + sum(self.persistent_bytes.values())
 
     @property
     def update_bytes(self) -> dict[str, int]:
@@ -147,7 +150,7 @@ class MemoryPlan:
             "gradients": self.gradients_bytes,
             "optimizer": self.optimizer_bytes,
         }
-        return {name: size for name, size in states.items() if size} | dict(self.kept_bytes)
+        return {name: size for name, size in states.items() if size} | dict(self.persistent_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,21 +197,29 @@ class SchedulePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolePlan:
-    """Consecutive ranks of one kind of work; trainers are ranks 0 .. n-1."""
+class Role:
+    """Ranks of one kind of work."""
 
     name: str
-    first_rank: int
     num_ranks: int
     trains: bool
-    num_nodes: int | None = None
-    """Nodes of its own; null: its ranks are on the cluster's devices."""
+    """Whether its ranks hold the model and sit on the mesh."""
     serve: str | None = None
-    """``package.module:serve``, what the ranks of a role that does not train run instead of the loop."""
+    """``package.module:serve``, called in place of the training loop on the ranks of a role that does not
+    train: with the `RankContext`, the run directory, and ``resume`` by name."""
     memory_bytes: int | None = None
-    """Predicted bytes on each rank of a role that does not train."""
+    """Predicted bytes on each of its ranks, for a role that does not train."""
     is_expendable: bool = False
     """Whether the run goes on when one of its ranks is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolePlan(Role):
+    """A role on consecutive ranks; trainers are ranks 0 .. n-1."""
+
+    first_rank: int
+    num_nodes: int | None = None
+    """Nodes of its own; null: its ranks are on the cluster's devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +324,21 @@ class Plan:
             num_chunks=self.config.parallel.num_chunks,
             num_microbatches=self.batch.num_microbatches,
         )
+
+    @property
+    def lists(self) -> list[tuple[Action, ...]]:
+        """The actions of every pp_rank."""
+        return [from_text(actions) for actions in self.schedule.actions]
+
+    @property
+    def unit(self) -> str:
+        """What speeds are counted in: a user's own model trains on one target per sample."""
+        return "samples" if self.config.model.family == "custom" else "tokens"
+
+    @property
+    def predicted_speed(self) -> float:
+        """Of that, how much a second, by prediction."""
+        return self.batch.global_size * self.batch.seq_length / self.schedule.step_s
 
     def section(self, plugin: str) -> Mapping[str, Any]:
         """The values of what a plugin told of its part; empty where it told nothing."""

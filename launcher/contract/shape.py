@@ -9,7 +9,7 @@ from typing import Literal
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Cluster, Mesh
-from launcher.contract.plan import LayerShape, ModelShape, StagePlan
+from launcher.contract.plan import LayerShape, ModelShape, Role, StagePlan
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one number in each format."""
@@ -51,7 +51,7 @@ class JobShape:
         """Bytes of one accumulated gradient."""
         return DTYPE_BYTES[self.config.precision.gradients]
 
-    def whole_states(self, pp_rank: int) -> ModelStates:
+    def unsharded_states(self, pp_rank: int) -> ModelStates:
         """Model states of such a rank where nothing splits them: weights, gradients, and Adam's two moments
         in the format of the weights that are updated, which are an fp32 copy where there is one."""
         precision, number = self.config.precision, self.num_local_parameters(pp_rank)
@@ -79,10 +79,15 @@ class JobShape:
         epilogue = self.model.epilogue if stage.has_epilogue else None
         return tuple(part for part in (prologue, epilogue) if part)
 
+    def parts(self, stage: StagePlan) -> list[tuple[LayerShape, Recompute]]:
+        """The layers and ends of a stage, each with what is computed again of it."""
+        layers = [(layer, stage.recompute) for layer in self.layers(stage)]
+        return [*layers, *((end, "none") for end in self.ends(stage))]
+
     def num_local_parameters(self, pp_rank: int) -> int:
         """Parameters on each rank of a pp_rank, tied ones counted once."""
         stages = self.stages_of(pp_rank)
-        parts = [part for stage in stages for part in (*self.layers(stage), *self.ends(stage))]
+        parts = [part for stage in stages for part, _ in self.parts(stage)]
         whole = sum(part.num_replicated_parameters for part in parts)
         split = sum(part.num_parameters - part.num_replicated_parameters for part in parts)
         if any(stage.has_prologue for stage in stages) and any(stage.has_epilogue for stage in stages):
@@ -112,9 +117,9 @@ class Collective:
     """Mesh axis it runs along."""
     num_bytes: int
     """Size of the buffer of one message, before the algorithm's factor."""
-    count: int
+    count: int = 1
     """Messages per step."""
-    overlappable: bool
+    overlappable: bool = False
     """Whether it can be hidden behind compute."""
     phase: Literal["begin", "forward", "backward", "step"] = "step"
     """Which part of the work waits for it when it cannot be hidden. ``begin``: it is started once, with the
@@ -147,7 +152,7 @@ class ModelStates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepExchange:
+class StepOverlap:
     """An exchange of a step that goes bucket by bucket: out behind the last backward, in before the first
     forward of the next step."""
 
@@ -182,29 +187,18 @@ class RankCost:
 
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     """Extra bytes by kind, such as ``receive buffers``."""
-    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    persistent_bytes: Mapping[str, int] = field(default_factory=dict)
     """Further ones, of buffers that are kept from step to step, such as ``neighbours' weights``."""
     collectives: tuple[Collective, ...] = ()
     states: ModelStates | None = None
     """What the rank holds of the model states; None: all of them."""
-    exchange: StepExchange | None = None
+    overlap: StepOverlap | None = None
     """How its messages of phase ``step`` hide behind the compute. None: as those of an all-reduce."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleGroup:
-    """Ranks of one kind of work."""
+class RoleGroup(Role):
+    """A role as an architecture asks for it."""
 
-    name: str
-    num_ranks: int
-    trains: bool
-    """Whether its ranks hold the model and sit on the mesh."""
-    serve: str | None = None
-    """``package.module:serve``, called in place of the training loop on the ranks of a role that does not
-    train: with the `RankContext`, the run directory, and ``resume`` by name."""
-    memory_bytes: int | None = None
-    """Bytes that each of its ranks holds, for a role that does not train."""
-    is_expendable: bool = False
-    """Whether the run goes on when one of its ranks is gone."""
     sized_by: str | None = None
     """Config path of the number of its ranks, for a role that does not train."""

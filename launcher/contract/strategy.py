@@ -26,7 +26,7 @@ from launcher.contract.shape import (
     ModelStates,
     RankCost,
     RoleGroup,
-    StepExchange,
+    StepOverlap,
 )
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
     "Schedule",
     "Section",
     "StagePlan",
-    "StepExchange",
+    "StepOverlap",
     "TrainedRun",
 ]
 
@@ -89,11 +89,6 @@ class Schedule(Plugin):
         take as long as a forward each.
         """
         return None
-
-
-def splits_backward(schedule: Schedule) -> bool:
-    """Whether a schedule splits the backward; one that does not say so does not."""
-    return bool(getattr(schedule, "splits_backward", False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +170,7 @@ class Parallel(Strategy):
         """Faults of settings that need no layout to be seen, such as one without an effect."""
         return ()
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """Memory and traffic that it adds on such a rank."""
         return RankCost()
 
@@ -206,7 +201,7 @@ class Architecture(Strategy):
         """Whether it computes what one device computes in this job."""
         return self.exact
 
-    def exchange(self, job: JobShape, pp_rank: int) -> RankCost | None:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost | None:
         """Memory and messages along ``dp`` on such a rank, without those of the loss and its targets where an
         all-reduce sums them. None: all gradients are summed."""
         return None

@@ -213,18 +213,12 @@ def step_problem(record: StepRecord) -> str:
 
     The kinds must sum to the duration, and the calls of every collective to their kind.
     """
-    counts = (
-        record.step,
-        record.start_ns,
-        record.duration_ns,
-        record.num_receives,
-        record.first_backward_ns or 0,
-    )
-    if not _are_counts(counts) or not _are_counts((record.num_tokens, record.num_samples)):
+    times = (record.start_ns, record.duration_ns, record.first_backward_ns or 0)
+    if not _are_counts((record.step, *times, record.num_receives, record.num_tokens, record.num_samples)):
         return f"step {record.step}: times and counts must be whole numbers of at least 0"
     if not record.num_tokens or not record.num_samples:
         return f"step {record.step}: a step trains at least 1 token of 1 sample"
-    if not _is_number(record.loss) or not _is_number(record.grad_norm) or not _is_number(record.lr):
+    if not all(map(_is_number, (record.loss, record.grad_norm, record.lr))):
         return f"step {record.step}: loss, grad_norm and lr must be numbers or null"
     return _times_problem(record)
 

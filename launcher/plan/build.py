@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import accumulate
 
 from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import VERSION, BatchPlan, Plan, RolePlan
+from launcher.contract.executor import Executor
+from launcher.contract.plan import VERSION, Plan, Role, RolePlan
 from launcher.contract.site import SiteConfig
-from launcher.contract.strategy import JobShape, RankCost, RoleGroup
+from launcher.contract.strategy import JobShape, RoleGroup
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 from launcher.plan.cost.memory import states_of
 from launcher.plan.cost.shapes import train_flops
@@ -18,15 +20,14 @@ from launcher.plan.notes import balance_note, idle_note, plan_notes
 from launcher.plan.plugins import plugin_errors
 from launcher.plan.rules.memory_fit import memory_faults, predict
 from launcher.plan.rules.refusal import refusal
-from launcher.typed.read import Source
+from launcher.typed.read import NO_SOURCES, Source
 
-_NO_SOURCES: Mapping[str, Source] = MappingProxyType({})
 _NO_INPUTS = PlanInputs()
 
 
 def build(
     config: LaunchConfig,
-    sources: Mapping[str, Source] = _NO_SOURCES,
+    sources: Mapping[str, Source] = NO_SOURCES,
     *,
     inputs: PlanInputs = _NO_INPUTS,
     source_roots: tuple[str, ...] = (),
@@ -44,7 +45,10 @@ def build(
 def _built(
     config: LaunchConfig, sources: Mapping[str, Source], inputs: PlanInputs, source_roots: tuple[str, ...]
 ) -> Plan:
-    checked = _checked(config, sources, inputs)
+    checked = examine(config, sources, inputs)
+    if not isinstance(checked, CheckedJob):
+        assert checked, "the shape of a user's own model is measured before it is planned"
+        raise refusal(config, checked, sources, inputs)
     job, chosen = checked.shape, checked.chosen
     predicted = predict(job, chosen)
     faults = memory_faults(predicted.memory, job, chosen)
@@ -53,26 +57,18 @@ def _built(
     costs = predicted.costs
     schedule = plan_schedule(job, chosen.schedule, predicted.lists, costs, predicted.memory)
     owner = chosen.owner
-    roles = _roles(checked)
     notes = [f"Planned, but by prediction it ends out of memory: {fault.allowed}." for fault in faults]
-    notes += plan_notes(job, checked.batch, schedule, costs)
+    notes += plan_notes(config.batch, job, schedule, costs)
     if config.parallel.layers_per_stage == "auto":
         notes.append(balance_note(job, chosen.parallels))
     for plugin in (chosen.architecture, *chosen.parallels):
         notes += plugin.notes(job)
-    notes += [f"Planned, but it cannot be started like this: {fault}" for fault in chosen.executor.check(job)]
-    notes += chosen.executor.notes(job)
-    notes += chosen.executor.time_notes(job, config.train.num_steps * schedule.step_s)
-    if job.cluster.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
-        notes += idle_note(
-            sum(role.num_ranks for role in roles if role.num_nodes is None), job.cluster.num_devices
-        )
-    return Plan(
+    plan = Plan(
         version=VERSION,
         config=job.config,
         mesh=job.mesh,
-        roles=roles,
-        batch=_batch(checked),
+        roles=_roles(job),
+        batch=checked.batch,
         stages=job.stages,
         num_parameters=checked.model.num_parameters,
         step_flops=train_flops(checked.model, job.global_size),
@@ -83,7 +79,7 @@ def _built(
         parallels=tuple(parallel.runtime for parallel in chosen.parallels),
         update=(owner.update if owner else None) or chosen.architecture.runtime,
         exact=chosen.architecture.is_exact(job),
-        notes=tuple(notes),
+        notes=(),
         source_roots=source_roots,
         documents=owner.documents(job) if owner else {},
         sections=tuple(
@@ -91,36 +87,31 @@ def _built(
             for plugin in (chosen.architecture, *chosen.candidates)
             for section in plugin.describe(job)
         ),
-        num_update_copies=_num_update_copies(job, predicted.costs),
+        num_update_copies=1 if states_of(job, 0, costs[0]).is_sharded else job.mesh.dp,
     )
+    return replace(plan, notes=(*notes, *_start_notes(plan, chosen.executor)))
 
 
-def _checked(config: LaunchConfig, sources: Mapping[str, Source], inputs: PlanInputs) -> CheckedJob:
-    found = examine(config, sources, inputs)
-    if isinstance(found, CheckedJob):
-        return found
-    assert found, "the shape of a user's own model is measured before it is planned"
-    raise refusal(config, found, sources, inputs)
+def _start_notes(plan: Plan, executor: Executor) -> Iterator[str]:
+    """What its executor says of a plan, and the devices that it leaves idle."""
+    for fault in executor.check(plan):
+        yield f"Planned, but it cannot be started like this: {fault}"
+    yield from executor.notes(plan)
+    if plan.config.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
+        yield from idle_note(plan.num_cluster_ranks, plan.num_devices)
 
 
-def _roles(checked: CheckedJob) -> tuple[RolePlan, ...]:
+def _roles(job: JobShape) -> tuple[RolePlan, ...]:
     """The roles on consecutive ranks, in the architecture's order."""
-    roles, first = [], 0
-    for group in checked.shape.roles:
-        roles.append(
-            RolePlan(
-                name=group.name,
-                first_rank=first,
-                num_ranks=group.num_ranks,
-                trains=group.trains,
-                num_nodes=_num_nodes(group, checked.shape.config.site),
-                serve=group.serve,
-                memory_bytes=group.memory_bytes,
-                is_expendable=group.is_expendable,
-            )
+    firsts = accumulate((group.num_ranks for group in job.roles), initial=0)
+    return tuple(
+        RolePlan(
+            first_rank=first,
+            num_nodes=_num_nodes(group, job.config.site),
+            **{item.name: getattr(group, item.name) for item in fields(Role)},
         )
-        first += group.num_ranks
-    return tuple(roles)
+        for first, group in zip(firsts, job.roles, strict=False)
+    )
 
 
 def _num_nodes(group: RoleGroup, site: SiteConfig) -> int | None:
@@ -128,18 +119,3 @@ def _num_nodes(group: RoleGroup, site: SiteConfig) -> int | None:
     if group.trains or group.name not in site.roles:
         return None
     return -(-group.num_ranks // site.roles[group.name].ranks_per_node)
-
-
-def _num_update_copies(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> int:
-    """Replicas that make the same update."""
-    return 1 if states_of(job, 0, costs[0]).is_sharded else job.mesh.dp
-
-
-def _batch(checked: CheckedJob) -> BatchPlan:
-    config, sizes = checked.shape.config, checked.batch
-    return BatchPlan(
-        global_size=sizes.global_size,
-        micro_size=sizes.micro_size,
-        num_microbatches=sizes.num_microbatches,
-        seq_length=config.batch.seq_length,
-    )

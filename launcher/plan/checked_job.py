@@ -10,16 +10,14 @@ from launcher.base.errors import Fault, LauncherError
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig
 from launcher.contract.mesh import AXES, Cluster, Mesh
-from launcher.contract.plan import ModelShape
+from launcher.contract.plan import BatchPlan, ModelShape
 from launcher.contract.strategy import JobShape, RoleGroup
 from launcher.plan.cost.measured import MeasuredRun, measured_faults, with_measured_times
-from launcher.plan.cost.shapes import has_sizes, model_shape
+from launcher.plan.cost.shapes import has_sizes, model_shape, padded_vocabulary, resolve_model
 from launcher.plan.layout.balance import balanced_split, layer_costs
-from launcher.plan.layout.batch import BatchSizes, solve
-from launcher.plan.layout.microbatches import explained, length_faults
+from launcher.plan.layout.batch import explained, length_faults, solve
 from launcher.plan.layout.partition import layer_faults, make_stages, recompute_faults
-from launcher.plan.layout.resolve import padded_vocabulary, resolve, resolve_model
-from launcher.plan.layout.world_size import axes, rank_order_faults, solve_dp, world_faults
+from launcher.plan.layout.world_size import rank_order_faults, solve_dp, world_faults
 from launcher.plan.plugins import (
     Chosen,
     candidate_parallels,
@@ -44,7 +42,7 @@ class PlanInputs:
     """The run that `device.measured_in` names, or why it cannot be read; None where it names none."""
 
 
-_UNSOLVED = BatchSizes(global_size=1, micro_size=1, num_microbatches=1)
+_UNSOLVED = BatchPlan(global_size=1, micro_size=1, num_microbatches=1, seq_length=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ class CheckedJob:
     model: ModelShape
     """The model as it was asked for."""
     chosen: Chosen
-    batch: BatchSizes
+    batch: BatchPlan
 
 
 def examine(
@@ -80,11 +78,10 @@ def examine(
     held = _shape(replace(config, model=padded), inputs.shape)
     others = _other_roles(config, held)
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
-    solved = resolve(config, dp or 1, sizes or _UNSOLVED)
-    chosen = choose(solved)
-    job = _job(solved, held)
+    job = _job(config, dp or 1, sizes or _UNSOLVED, held)
+    chosen = choose(job.config)
     late += [*recompute_faults(job, sources), *measured_faults(job, inputs.measured)]
-    verdicts = [*fusion_faults(solved, chosen.schedule), *(parallel_faults(solved) if dp else ())]
+    verdicts = [*fusion_faults(job.config, chosen.schedule), *(parallel_faults(job.config) if dp else ())]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
         rules = [*schedule_faults(chosen.schedule, job.pipeline), *length_faults(job.pipeline, config.batch)]
@@ -137,24 +134,23 @@ def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
 
 def _solve(
     config: LaunchConfig, num_layers: int | None, others: Sequence[RoleGroup], sources: Mapping[str, Source]
-) -> tuple[int | None, BatchSizes | None, list[Fault]]:
+) -> tuple[int | None, BatchPlan | None, list[Fault]]:
     """Replicas and batch sizes, None where they have none, and the faults of world, batch and layers."""
-    faults: list[Fault] = []
     dp = solve_dp(config, others, sources)
-    sizes: BatchSizes | None = None
-    if isinstance(dp, Fault):
-        faults.append(dp)
-    else:
+    sizes = dp if isinstance(dp, Fault) else solve(config.batch, dp, sources)
+    faults: list[Fault] = []
+    if not isinstance(dp, Fault):
         faults += world_faults(config, dp, others, sources)
-        solution = solve(config.batch, dp, sources)
-        if isinstance(solution, Fault):
-            faults.append(solution)
-        else:
-            sizes = solution
+    if isinstance(sizes, Fault):
+        faults.append(sizes)
     if num_layers is not None:
         split = config.parallel.layers_per_stage
         faults += layer_faults(num_layers, _pipeline(config, _UNSOLVED), split, sources)
-    return (None if isinstance(dp, Fault) else dp), sizes, faults
+    return (
+        None if isinstance(dp, Fault) else dp,
+        None if isinstance(sizes, Fault) else sizes,
+        faults,
+    )
 
 
 def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[Fault]:
@@ -180,38 +176,38 @@ def _other_roles(config: LaunchConfig, model: ModelShape) -> tuple[RoleGroup, ..
     """Roles that the architecture puts on the devices beside the trainers, asked with one replica where dp
     is open."""
     dp = 1 if config.parallel.dp == "auto" else config.parallel.dp
-    draft = resolve(config, dp, _UNSOLVED)
-    architecture = choose(draft).architecture
-    others = (role for role in architecture.roles(_job(draft, model)) if not role.trains)
+    draft = _job(config, dp, _UNSOLVED, model)
+    others = (role for role in choose(draft.config).architecture.roles(draft) if not role.trains)
     return tuple(role for role in others if role.name not in config.site.roles)
 
 
-def _job(config: LaunchConfig, model: ModelShape) -> JobShape:
-    """The job of a configuration whose sizes are all known."""
-    parallel, batch = config.parallel, config.batch
-    micro, count, total = batch.micro_size, batch.num_microbatches, batch.global_size
-    assert micro is not None, "the micro size is solved before the job is formed"
-    assert count is not None, "the number of microbatches is solved before the job is formed"
-    assert total is not None, "the global size is solved before the job is formed"
-    assert parallel.dp != "auto", "dp is solved before the job is formed"
-    order = AXES if rank_order_faults(parallel.rank_order) else axes(parallel.rank_order)
-    pipeline = _pipeline(config, BatchSizes(global_size=total, micro_size=micro, num_microbatches=count))
+def _job(config: LaunchConfig, dp: int, sizes: BatchPlan, model: ModelShape) -> JobShape:
+    """The job of a configuration with these sizes in place of every ``auto`` and missing one."""
+    parallel = config.parallel
+    batch = replace(
+        config.batch,
+        global_size=sizes.global_size,
+        micro_size=sizes.micro_size,
+        num_microbatches=sizes.num_microbatches,
+    )
+    order = AXES if rank_order_faults(parallel.rank_order) else tuple(parallel.rank_order.split("-"))
+    pipeline = _pipeline(config, sizes)
     is_split = not layer_faults(len(model.layers), pipeline, parallel.layers_per_stage)
     return JobShape(
-        config=config,
-        cluster=Cluster(config=config.cluster, device=config.device),
-        mesh=Mesh(pp=parallel.pp, dp=parallel.dp, tp=parallel.tp, order=order),
+        config=replace(config, parallel=replace(parallel, dp=dp), batch=batch),
+        cluster=Cluster(config=config.cluster),
+        mesh=Mesh(pp=parallel.pp, dp=dp, tp=parallel.tp, order=order),
         model=model,
         pipeline=pipeline,
         stages=make_stages(model, pipeline, parallel.layers_per_stage, parallel.recompute)
         if is_split
         else (),
-        micro_size=micro,
-        global_size=total,
+        micro_size=sizes.micro_size,
+        global_size=sizes.global_size,
     )
 
 
-def _pipeline(config: LaunchConfig, sizes: BatchSizes) -> PipelineShape:
+def _pipeline(config: LaunchConfig, sizes: BatchPlan) -> PipelineShape:
     return PipelineShape(
         num_pp_ranks=config.parallel.pp,
         num_chunks=config.parallel.num_chunks,

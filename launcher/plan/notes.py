@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from math import isclose
 
 from launcher.base.units import counted, format_bytes, format_duration
+from launcher.contract.config import BatchConfig
 from launcher.contract.plan import SchedulePlan
 from launcher.contract.strategy import JobShape, Parallel, RankCost
 from launcher.plan.cost.memory import copies_checkpoints, states_of
+from launcher.plan.cost.shapes import padded_vocabulary
 from launcher.plan.cost.traffic import message_time_s
 from launcher.plan.layout.balance import layer_costs, stage_sums
-from launcher.plan.layout.batch import BatchSizes
+from launcher.plan.layout.batch import assumed_note
 from launcher.plan.layout.partition import split_layers
 from launcher.plan.rules.fusion import compile_note
 
 
 def plan_notes(
-    job: JobShape, sizes: BatchSizes, schedule: SchedulePlan, costs: Sequence[Sequence[RankCost]]
+    given: BatchConfig, job: JobShape, schedule: SchedulePlan, costs: Sequence[Sequence[RankCost]]
 ) -> list[str]:
-    """All notes, each a sentence."""
+    """All notes, each a sentence. ``given``: the batch sizes before they were solved."""
     found = [
-        sizes.note,
+        assumed_note(given),
         _device_note(job),
         _learning_rate_note(job),
-        _vocabulary_note(job, job.config.model.vocab_size),
+        _vocabulary_note(job),
         _microbatches_note(job, schedule.bubble_formula),
         _tensor_note(job, costs),
         _tied_note(job),
@@ -79,13 +81,13 @@ def _learning_rate_note(job: JobShape) -> str:
     )
 
 
-def _vocabulary_note(job: JobShape, vocab_size: int | None) -> str:
-    tp = job.mesh.tp
-    if vocab_size is None or vocab_size % tp == 0:
+def _vocabulary_note(job: JobShape) -> str:
+    model, tp = job.config.model, job.mesh.tp
+    padded = padded_vocabulary(model, tp)
+    if padded == model.vocab_size:
         return ""
-    padded = -(-vocab_size // tp) * tp
     return (
-        f"The vocabulary of {vocab_size} is padded to {padded}, a multiple of tp = {tp}; "
+        f"The vocabulary of {model.vocab_size} is padded to {padded}, a multiple of tp = {tp}; "
         "padding never receives probability."
     )
 

@@ -47,22 +47,16 @@ def choose(config: LaunchConfig) -> Chosen:
     Raises:
         PluginError: when one of them fails to load, or is not all that its kind has to be.
     """
-    parallel, architecture, executor = config.parallel, config.architecture.name, config.executor.name
-    candidates = candidate_parallels(config)
     applying = applying_parallels(config)
-    named: list[tuple[type[Plugin], str]] = [
-        (Schedule, parallel.schedule),
-        (Architecture, architecture),
-        (Executor, executor),
-        *((Parallel, name) for name in applying),
-    ]
+    named = [(kind.entry_group, name) for _, kind, name, *_ in _choices(config) if kind is not Parallel]
+    named += [(Parallel.entry_group, name) for name in applying]
     return Chosen(
-        schedule=_configured(registry.load(Schedule, parallel.schedule), config),
-        architecture=registry.load(Architecture, architecture),
-        executor=registry.load(Executor, executor),
+        schedule=_configured(registry.load(Schedule, config.parallel.schedule), config),
+        architecture=registry.load(Architecture, config.architecture.name),
+        executor=registry.load(Executor, config.executor.name),
         parallels=tuple(applying.values()),
-        candidates=tuple(candidates.values()),
-        records=tuple(registry.record(kind.entry_group, name) for kind, name in named),
+        candidates=tuple(candidate_parallels(config).values()),
+        records=tuple(registry.record(group, name) for group, name in named),
     )
 
 
@@ -157,7 +151,7 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
         PluginError: when a named plugin fails to load.
     """
     faults: list[Fault] = []
-    for path, kind, name, (options_path, options) in _choices(config):
+    for path, kind, name, options_path, options in _choices(config):
         known = registry.plugins(kind.entry_group)
         if name not in known:
             rule = f"no {kind.__name__.lower()} of that name is installed"
@@ -168,19 +162,15 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
     return tuple(faults)
 
 
-def _choices(config: LaunchConfig) -> list[tuple[str, type[Plugin], str, tuple[str, Mapping[str, Any]]]]:
-    """(config path of the name, kind, name, (config path of the options, options))."""
+def _choices(config: LaunchConfig) -> Iterator[tuple[str, type[Plugin], str, str, Mapping[str, Any]]]:
+    """Config path of the name, kind, name, config path of the options, and the options."""
     parallel, architecture, executor = config.parallel, config.architecture, config.executor
-    of_schedule = ("parallel.schedule_options", parallel.schedule_options)
-    of_architecture = ("architecture", architecture.options)
-    of_executor = ("executor", executor.options)
-    paths = {name: f"{_EXTRAS}.{name}" for name in parallel.plugins}
-    return [
-        ("parallel.schedule", Schedule, parallel.schedule, of_schedule),
-        ("architecture.name", Architecture, architecture.name, of_architecture),
-        ("executor.name", Executor, executor.name, of_executor),
-        *((path, Parallel, name, (path, parallel.plugins[name])) for name, path in paths.items()),
-    ]
+    options_path = "parallel.schedule_options"
+    yield "parallel.schedule", Schedule, parallel.schedule, options_path, parallel.schedule_options
+    yield "architecture.name", Architecture, architecture.name, "architecture", architecture.options
+    yield "executor.name", Executor, executor.name, "executor", executor.options
+    for name, options in parallel.plugins.items():
+        yield f"{_EXTRAS}.{name}", Parallel, name, f"{_EXTRAS}.{name}", options
 
 
 def _option_faults(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable
+from itertools import groupby
+from operator import truediv
 
 from launcher.base.columns import columns, cropped
 from launcher.base.units import counted, format_bytes, format_count, format_duration, format_flops
@@ -78,7 +80,7 @@ def _devices(plan: Plan) -> str:
 
 
 def _mesh(plan: Plan) -> list[str]:
-    mesh, cluster = plan.mesh, Cluster(config=plan.config.cluster, device=plan.config.device)
+    mesh, cluster = plan.mesh, Cluster(config=plan.config.cluster)
     product = " * ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order)
     first, last = cropped(range(mesh.num_ranks), 8, 2)
     rows = [["rank", "node", "device", *mesh.order]]
@@ -162,7 +164,7 @@ def _compute(actions: str) -> list[Action]:
 def _memory(plan: Plan) -> list[str]:
     limit = plan.config.device.memory_bytes
     names = list(dict.fromkeys(name for ranks in plan.memory for name in parts_bytes(ranks)))
-    first, last = cropped(_alike(plan.memory), 6, 2)
+    first, last = cropped([list(alike) for _, alike in groupby(plan.memory, _printed)], 6, 2)
     groups = [*first, *last]
     header = ["pp_rank", *(_span(group) for group in groups)]
     rows = [[name, *(_size(parts_bytes(group[0]).get(name, 0)) for group in groups)] for name in names]
@@ -175,18 +177,8 @@ def _memory(plan: Plan) -> list[str]:
     return [*table, f"each device has {format_bytes(limit)}"]
 
 
-def _alike(memory: Iterable[MemoryPlan]) -> list[list[MemoryPlan]]:
-    """Consecutive pp_ranks that look the same when printed."""
-    groups: list[list[MemoryPlan]] = []
-    for ranks in memory:
-        if groups and _printed(groups[-1][0]) == _printed(ranks):
-            groups[-1].append(ranks)
-        else:
-            groups.append([ranks])
-    return groups
-
-
 def _printed(ranks: MemoryPlan) -> tuple[object, ...]:
+    """What is the same for pp_ranks that look the same when printed."""
     return (ranks.peak_microbatches, *((name, _size(size)) for name, size in parts_bytes(ranks).items()))
 
 
@@ -219,10 +211,11 @@ def _traffic(plan: Plan) -> list[str]:
 def _step(plan: Plan) -> list[str]:
     device, schedule = plan.config.device, plan.schedule
     peak = device.peak_flops[plan.config.precision.products]
-    tokens_per_s = format_count(plan.batch.global_size * plan.batch.seq_length / schedule.step_s)
+    tokens_per_s = format_count(plan.predicted_speed)
     per_device = plan.step_flops / schedule.step_s / plan.num_devices
     speed = f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak"
-    step, layer_s = format_duration(schedule.step_s), min(map(_layer_s, schedule.forward_s, plan.stages))
+    step, num_layers = format_duration(schedule.step_s), (stage.num_layers for stage in plan.stages)
+    layer_s = min(map(truediv, schedule.forward_s, num_layers))
     assumed = (
         f"The model takes {format_flops(plan.step_flops)} per step. Assumed: matmuls reach "
         f"{device.attainable_fraction:.0%} of {format_flops(peak)}/s {plan.config.precision.products}, other "
@@ -241,10 +234,6 @@ def _step(plan: Plan) -> list[str]:
     num_steps = plan.config.train.num_steps
     whole = f"{counted(num_steps, 'step')}: {about} {format_duration(num_steps * schedule.step_s)}"
     return [first, whole, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
-
-
-def _layer_s(forward_s: float, stage: StagePlan) -> float:
-    return forward_s / stage.num_layers
 
 
 def _folded(line: str, width: int) -> list[str]:

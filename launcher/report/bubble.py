@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher.contract.actions import COMPUTE as COMPUTE_ACTIONS
-from launcher.contract.actions import Action, PipelineShape, from_text
+from launcher.contract.actions import Action, PipelineShape
 from launcher.contract.records import COMPUTE, PIPELINE_WAIT
 from launcher.metrics.blocked_time import waited_ns
 from launcher.report.runs import Run
@@ -48,7 +48,7 @@ def bubble(run: Run) -> Bubble | None:
     plan = run.plan
     if plan.mesh.pp == 1:
         return None
-    lists, times = _lists(run), _times(run)
+    lists, times = plan.lists, _times(run)
     kinds = run.work.kinds_ns
     at_the_end = sum(waited_ns(run.records, step, _OVER_STAGES) for step in run.measured)
     idle = kinds[PIPELINE_WAIT] + at_the_end
@@ -62,11 +62,7 @@ def bubble(run: Run) -> Bubble | None:
 
 def stage_times(run: Run) -> tuple[StageTimes, ...]:
     """What one microbatch took on every stage of a run."""
-    return _stages(_lists(run), _times(run), run.plan.pipeline)
-
-
-def _lists(run: Run) -> list[tuple[Action, ...]]:
-    return [from_text(actions) for actions in run.plan.schedule.actions]
+    return _stages(run.plan.lists, _times(run), run.plan.pipeline)
 
 
 def _times(run: Run) -> list[list[float]]:

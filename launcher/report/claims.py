@@ -63,7 +63,7 @@ def claims(
         return []
     steps = [
         ("point", "bubble", "measured", "idle ms", "measured", "messages", "measured", "layers of rank 0"),
-        *((p.label, *_shares(p), *_idle(p), *_messages(p), _layers(p.plan)) for p in asked),
+        *((p.label, *_bubbles(p), *_messages(p), _layers(p.plan)) for p in asked),
     ]
     ranks = [
         ("point", "held", "measured", "first backward", "measured"),
@@ -148,20 +148,15 @@ def _fullest(run: Run, of: Callable[[MemoryRecord], float | None]) -> list[float
     return [max(values) for values in found]
 
 
-def _shares(promise: Promise) -> tuple[str, str]:
-    formula = promise.plan.schedule.bubble_formula
-    found = bubble(promise.run) if promise.run else None
-    return (
-        format_percent(formula) if formula is not None else "",
-        format_percent(found.measured) if found else "",
-    )
-
-
-def _idle(promise: Promise) -> tuple[str, str]:
-    formula = promise.plan.schedule.bubble_formula
-    found = bubble(promise.run) if promise.run else None
-    planned = [_work_s(promise.plan) * formula / (1 - formula)] if formula is not None else ()
-    return (_milliseconds(planned), _milliseconds([found.idle_s] if found else ()))
+def _bubbles(promise: Promise) -> tuple[str, str, str, str]:
+    """The idle share, and the idle time: planned and measured."""
+    formula, found = promise.plan.schedule.bubble_formula, bubble(promise.run) if promise.run else None
+    share = idle = ""
+    if formula is not None:
+        share = format_percent(formula)
+        idle = _milliseconds([_work_s(promise.plan) * formula / (1 - formula)])
+    measured = (format_percent(found.measured), _milliseconds([found.idle_s])) if found else ("", "")
+    return share, measured[0], idle, measured[1]
 
 
 def _work_s(plan: Plan) -> float:

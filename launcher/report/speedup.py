@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,35 @@ class Pair:
         """S, or None without a base."""
         return ledger.speedup(self.run.work, self.base.work) if self.base else None
 
+    @property
+    def efficiency(self) -> float | None:
+        """E, or None without a base."""
+        return ledger.efficiency(self.run.work, self.base.work) if self.base else None
+
+    @property
+    def scaling(self) -> ledger.Scaling | None:
+        """What was held constant while devices were added."""
+        return ledger.scaling(self.run.work, self.base.work) if self.base else None
+
+    @property
+    def devices(self) -> dict[str, float]:
+        """Devices by kind: lost ones, or without a base the occupied ones."""
+        work = self.run.work
+        return ledger.lost_devices(work, self.base.work) if self.base else ledger.device_shares(work)
+
+    @property
+    def serial_fraction(self) -> float | None:
+        """Share of the base's step that this layout does not divide."""
+        copies, num_ranks = self.run.plan.num_update_copies, self.run.work.num_ranks
+        return ledger.serial_fraction(self.base.work, copies, num_ranks) if self.base else None
+
+    @property
+    def karp_flatt(self) -> float | None:
+        """The serial fraction that would explain S; it is defined for strong scaling."""
+        if self.speedup is None or self.scaling != "strong":
+            return None
+        return ledger.karp_flatt(self.speedup, self.run.work.num_devices)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -41,7 +69,7 @@ class Result:
     pairs: tuple[Pair, ...]
     """Ascending by speedup, or by throughput without a base."""
 
-    @cached_property
+    @property
     def median(self) -> Pair:
         """The middle pair (the lower of two): a run that happened, so that its ledger closes."""
         return self.pairs[(len(self.pairs) - 1) // 2]
@@ -50,46 +78,6 @@ class Result:
     def speedups(self) -> tuple[float, ...]:
         """S of every run, ascending; empty without a base."""
         return tuple(pair.speedup for pair in self.pairs if pair.speedup is not None)
-
-    @property
-    def efficiency(self) -> float | None:
-        """E of the median run."""
-        run, base = self.median.run, self.median.base
-        return ledger.efficiency(run.work, base.work) if base else None
-
-    @property
-    def scaling(self) -> ledger.Scaling | None:
-        """What was held constant while devices were added."""
-        run, base = self.median.run, self.median.base
-        return ledger.scaling(run.work, base.work) if base else None
-
-    @property
-    def devices(self) -> dict[str, float]:
-        """Devices by kind of the median run: lost ones, or without a base the occupied ones."""
-        run, base = self.median.run, self.median.base
-        return ledger.lost_devices(run.work, base.work) if base else ledger.device_shares(run.work)
-
-    @property
-    def serial_fraction(self) -> float | None:
-        """Share of the base's step that this layout does not divide."""
-        run, base = self.median.run, self.median.base
-        if base is None:
-            return None
-        return ledger.serial_fraction(base.work, run.plan.num_update_copies, run.work.num_ranks)
-
-    @property
-    def karp_flatt(self) -> float | None:
-        """The serial fraction that would explain S; it is defined for strong scaling."""
-        speedup = self.median.speedup
-        if speedup is None or self.scaling != "strong":
-            return None
-        return ledger.karp_flatt(speedup, self.median.run.work.num_devices)
-
-    @property
-    def pipeline_wait_fraction(self) -> float:
-        """Measured share of the ranks' time that is spent waiting for another stage."""
-        kinds = self.median.run.work.kinds_ns
-        return kinds[PIPELINE_WAIT] / sum(kinds.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,37 +194,30 @@ def _run_data(run: Run) -> dict[str, Any]:
 
 
 def _result_data(result: Result) -> dict[str, Any]:
-    found = bubble(result.median.run)
-    schedule = result.median.run.plan.schedule
+    median = result.median
+    found, schedule, kinds = bubble(median.run), median.run.plan.schedule, median.run.work.kinds_ns
+    reports = median.run.plugin_reports
     return {
-        "median": _run_data(result.median.run),
-        "base": str(result.median.base.path) if result.median.base else None,
+        "median": _run_data(median.run),
+        "base": str(median.base.path) if median.base else None,
         "runs": [str(pair.run.path) for pair in result.pairs],
-        "speedup": result.median.speedup,
+        "speedup": median.speedup,
         "speedups": list(result.speedups),
-        "efficiency": result.efficiency,
-        "scaling": result.scaling,
-        "lost_devices" if result.median.base else "devices": result.devices,
-        "serial_fraction": result.serial_fraction,
-        "karp_flatt": result.karp_flatt,
+        "efficiency": median.efficiency,
+        "scaling": median.scaling,
+        "lost_devices" if median.base else "devices": median.devices,
+        "serial_fraction": median.serial_fraction,
+        "karp_flatt": median.karp_flatt,
         "measured": {
-            "pipeline_wait_fraction": result.pipeline_wait_fraction,
+            "pipeline_wait_fraction": kinds[PIPELINE_WAIT] / sum(kinds.values()),
             "bubble": plain(found) if found else None,
-            **{
-                name: value
-                for extra in result.median.run.plugin_reports
-                for name, value in extra.measured.items()
-            },
+            **{name: value for extra in reports for name, value in extra.measured.items()},
         },
         "predicted": {
             "bubble_formula": schedule.bubble_formula,
             "bubble_simulated": schedule.bubble_simulated,
             "step_s": schedule.step_s,
-            **{
-                name: value
-                for extra in result.median.run.plugin_reports
-                for name, value in extra.predicted.items()
-            },
+            **{name: value for extra in reports for name, value in extra.predicted.items()},
         },
     }
 

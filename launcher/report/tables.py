@@ -72,13 +72,10 @@ def report_text(report: SpeedupReport, *, width: int = 100, ascii_only: bool | N
     for result in report.results:
         whose = f" of {result.median.run.layout}" if several else ""
         blocks += [(*_ledger(result, style, whose), "", *_facts(result))]
-    blocks += [claims([_promise(result.median.run) for result in report.results])]
+    runs = [result.median.run for result in report.results]
+    blocks += [claims([Promise(label=run.layout, plan=run.plan, run=run, end="succeeded") for run in runs])]
     blocks += [_losses(report), _notes(report, width)]
     return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines) + "\n"
-
-
-def _promise(run: Run) -> Promise:
-    return Promise(label=run.layout, plan=run.plan, run=run, end="succeeded")
 
 
 def bar(value: float, largest: float, style: Style) -> str:
@@ -108,7 +105,7 @@ def _compared(report: SpeedupReport, width: int) -> Iterator[str]:
     rows += [("no base", report.why_no_base)] if report.why_no_base else []
     rows += [("constant", _constant_text(report))]
     rows += [("repeats", _repeats_text(result, _unit(report))) for result in report.results]
-    rows += [("scaling", _scaling_text(result)) for result in report.results if result.scaling]
+    rows += [("scaling", _scaling_text(result)) for result in report.results if result.median.scaling]
     for label, text in dict.fromkeys(rows):
         yield wrapped(f"  {label:<9} ", text, width)
 
@@ -126,7 +123,7 @@ def _constant_text(report: SpeedupReport) -> str:
     words = [f"model {config.model.name} ({format_count(plan.num_parameters)} parameters)"]
     words += [f"data {config.data.name}"]
     words += [f"global batch {batches.pop():g}"] if len(batches) == 1 else []
-    words += [f"sequence length {config.batch.seq_length}"] if _counts_tokens(report) else []
+    words += [f"sequence length {config.batch.seq_length}"] if plan.unit == "tokens" else []
     return ", ".join([*words, f"precision {config.precision.compute}", f"device {config.device.name}"])
 
 
@@ -139,7 +136,7 @@ def _scaling_text(result: Result) -> str:
         "weak": f"weak: the same batch per device ({sizes}); S is per token, not per step",
         "neither": f"neither strong nor weak ({sizes}): a comparison per token",
     }
-    return texts[str(result.scaling)]
+    return texts[str(result.median.scaling)]
 
 
 def _repeats_text(result: Result, unit: str) -> str:
@@ -173,23 +170,23 @@ def _base_row(base: Run) -> tuple[str, str, str, str, str, str]:
 
 
 def _result_row(result: Result) -> tuple[str, str, str, str, str, str]:
-    run, speedup, efficiency = result.median.run, result.median.speedup, result.efficiency
+    run, speedup, efficiency = result.median.run, result.median.speedup, result.median.efficiency
     speed = f"{speedup:.2f}" if speedup is not None else ""
     share = f"{100 * efficiency:.0f} %" if efficiency is not None else ""
     return (run.layout, *_speed_cells(run), speed, share)
 
 
 def _ledger(result: Result, style: Style, whose: str) -> Iterator[str]:
-    run, total = result.median.run, sum(result.devices.values())
+    run, total = result.median.run, sum(result.median.devices.values())
     whose += f" (median run {run.name})" if len(result.pairs) > 1 else ""
     speedup, num_devices = result.median.speedup, run.work.num_devices
     if speedup is None:
         yield f"What the device time{whose} went to, in devices"
     else:
         yield f"Where the missing devices{whose} went: {num_devices} - {speedup:.3f} = {_number(total)} lost"
-    largest = max(map(abs, result.devices.values()))
+    largest = max(map(abs, result.median.devices.values()))
     for kind in LEDGER_KINDS:
-        value = result.devices[kind]
+        value = result.median.devices[kind]
         if kind in (SERVER, NOT_TRAINING) and not value:
             continue
         drawn = bar(value, largest, style) if abs(value) >= _TOO_SMALL else ""
@@ -216,13 +213,13 @@ def _number(value: float) -> str:
 
 def _facts(result: Result) -> Iterator[str]:
     run, percent = result.median.run, format_percent
-    schedule, serial = run.plan.schedule, result.serial_fraction
-    if serial is not None and result.scaling == "strong":
+    schedule, serial, karp_flatt = run.plan.schedule, result.median.serial_fraction, result.median.karp_flatt
+    if serial is not None and result.median.scaling == "strong":
         limit = f"undivided, it limits S to {amdahl_speedup(serial, run.work.num_ranks):.2f} (Amdahl)"
         yield f"  serial fraction of the base's step (measured): {percent(serial)}; {limit}"
-    if result.karp_flatt is not None and result.karp_flatt <= 1:
-        yield f"  serial fraction that would explain S alone (Karp-Flatt): {percent(result.karp_flatt)}"
-    elif result.karp_flatt is not None:
+    if karp_flatt is not None and karp_flatt <= 1:
+        yield f"  serial fraction that would explain S alone (Karp-Flatt): {percent(karp_flatt)}"
+    elif karp_flatt is not None:
         yield "  slower than the base: no serial fraction explains that (Karp-Flatt above 100 %)"
     if found := bubble(run):
         closed = schedule.bubble_formula
@@ -244,7 +241,7 @@ def _memory(run: Run) -> Iterator[str]:
     rank, found = max(run.records.memory.items(), key=lambda item: item[1].states_bytes)
     planned = run.plan.memory[pp_ranks[rank]]
     *kinds, last = planned.update_bytes
-    gap = "\n    " if planned.kept_bytes else " "
+    gap = "\n    " if planned.persistent_bytes else " "
     yield (
         f"  held by rank {rank} at the update: measured {format_bytes(found.states_bytes)}; predicted "
         f"{format_bytes(sum(planned.update_bytes.values()))}{gap}of {', '.join(kinds)} and {last}"
@@ -270,13 +267,8 @@ def _notes(report: SpeedupReport, width: int) -> Iterator[str]:
         yield wrapped("  - ", note, width)
 
 
-def _counts_tokens(report: SpeedupReport) -> bool:
-    return report.results[0].median.run.plan.config.model.family != "custom"
-
-
 def _unit(report: SpeedupReport) -> str:
-    """What a user's own model trains on is counted as one target per sample."""
-    return "tokens" if _counts_tokens(report) else "samples"
+    return report.results[0].median.run.plan.unit
 
 
 def _runs(report: SpeedupReport) -> Sequence[Run]:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher.base import registry
+from launcher.base.errors import PlanError
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobRequest, JobScript
 from launcher.contract.plan import Plan, sha256
@@ -28,8 +29,13 @@ def render(
     """The job that runs a plan in a run directory, once the job ``after`` has ended.
 
     ``code_in``: the directory that holds the frozen code, where that is not the run's.
+
+    Raises:
+        PlanError: when its executor cannot start it.
     """
     executor = executor_of(plan)
+    if faults := tuple(executor.check(plan, str(run_dir))):
+        raise PlanError(faults)
     request = JobRequest(
         run_dir=str(run_dir),
         plan_sha256=sha256(plan.to_json()),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.units import counted
-from launcher.contract.config import RunConfig
+from launcher.contract.config import NOT_COMPUTED, RunConfig
 from launcher.contract.moved import with_current_names
 from launcher.runs.store import RunDirectory, absolute, check_idle, move_aside, read_json, saved_steps
+from launcher.typed.differences import differences
 
 _ATTEMPT = ("logs", "exit")
 """Folders of one start of the ranks; moved aside when a run is resumed."""
@@ -29,14 +29,6 @@ _TRAINING = (
 )
 """The settings that determine what is computed. The others may change: a checkpoint does not depend on
 how the run is distributed."""
-_NOT_COMPUTED = (
-    "data.cache_dir",
-    "data.prefetch_batches",
-    "train.checkpoint_interval",
-    "train.keep_checkpoints",
-    "train.async_checkpoint",
-)
-"""Exceptions among them, which do not change what is computed."""
 
 
 def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
@@ -50,7 +42,10 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     old = _old_plan(directory, run.dir)
     check_idle(directory)
     new = json.loads(plan_text)
-    changed = changed_settings(old["config"], new["config"])
+    changed = [
+        f"{path} ({_text(before)} -> {_text(after)})"
+        for path, before, after in differences(old["config"], new["config"], _TRAINING, NOT_COMPUTED)
+    ]
     if old.get("exact") and new.get("exact"):  # both compute what one device computes
         changed = [setting for setting in changed if not setting.startswith("architecture.")]
     if changed:
@@ -72,38 +67,6 @@ def begin_attempt(directory: RunDirectory, *others: str) -> None:
         if folder.is_dir():
             move_aside(folder)
         folder.mkdir()
-
-
-def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The settings by which two configurations compute different results, with old and new value.
-
-    >>> changed_settings({"seed": 1, "parallel": {"tp": 1}}, {"seed": 2, "parallel": {"tp": 2}})
-    ['seed (1 -> 2)']
-    """
-    return [
-        f"{path} ({_text(before)} -> {_text(after)})"
-        for setting in _TRAINING
-        for path, before, after in _differences(_at(old, setting), _at(new, setting), setting)
-    ]
-
-
-def _at(config: Mapping[str, Any], path: str) -> Any:
-    value: Any = config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _differences(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    if path in _NOT_COMPUTED or old == new:
-        return
-    groups = [value for value in (old, new) if value is not None]
-    if all(isinstance(group, Mapping) for group in groups):
-        old, new = old or {}, new or {}
-        for key in dict.fromkeys((*old, *new)):
-            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    else:
-        yield path, old, new
 
 
 def _text(value: Any) -> str:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from launcher.base.errors import Fault, PlanError, PluginError
 from launcher.contract.actions import RB, RF, SB, SF, Action, F, PipelineShape
-from launcher.contract.strategy import Schedule, splits_backward
+from launcher.contract.strategy import Schedule
 from launcher.schedule.dependencies import ABSENT, ActionLists, DependencyGraph
 from launcher.schedule.simulate import paused_gc
 from launcher.schedule.validation.validate import validate, validate_compute
@@ -55,7 +55,7 @@ def lower(schedule: Schedule, shape: PipelineShape) -> tuple[tuple[Action, ...],
         _all(Action, schedule.actions(shape, pp_rank), f"{_name(schedule)}.actions of pp_rank {pp_rank}")
         for pp_rank in range(shape.num_pp_ranks)
     ]
-    is_split = splits_backward(schedule)
+    is_split = schedule.splits_backward
     graph = validate_compute(compute, shape, splits_backward=is_split)
     deadline = deadlines(graph)
     depth = max(OVERLAP_DEPTH, smallest_depth(graph, deadline))

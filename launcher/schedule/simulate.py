@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 
-from launcher.contract.actions import COMPUTE, Action, B, F, PipelineShape, W, from_text, has_weight_actions
+from launcher.contract.actions import COMPUTE, Action, B, F, PipelineShape, W, has_weight_actions
 from launcher.contract.plan import Plan, SchedulePlan
 from launcher.schedule.dependencies import ABSENT, ActionLists, DependencyGraph
 
@@ -191,4 +191,4 @@ def _run(
 
 def planned_timeline(plan: Plan) -> Timeline:
     """When every action of a plan begins and ends, in seconds of its predicted costs."""
-    return simulate([from_text(actions) for actions in plan.schedule.actions], plan.pipeline, plan.schedule)
+    return simulate(plan.lists, plan.pipeline, plan.schedule)

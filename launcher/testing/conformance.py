@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from launcher.base import registry
 from launcher.base.errors import Fault
 from launcher.contract.actions import compute_kinds
-from launcher.contract.strategy import Action, PipelineShape, Schedule, splits_backward
+from launcher.contract.strategy import Action, PipelineShape, Schedule
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import simulate, textbook_costs
 
@@ -53,7 +53,7 @@ class ScheduleConformance:
     @property
     def splits_backward(self) -> bool:
         """Whether the schedule says that it splits the backward."""
-        return splits_backward(self.plugin())
+        return bool(getattr(self.plugin, "splits_backward", False))
 
     def accepts(self, shape: PipelineShape) -> bool:
         """Whether the schedule runs this shape."""

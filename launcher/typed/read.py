@@ -36,6 +36,10 @@ class Source:
     """A scalar as it was written, unquoted; None when it was quoted or computed."""
 
 
+NO_SOURCES: Mapping[str, Source] = types.MappingProxyType({})
+"""Where nothing is known of it."""
+
+
 @dataclass
 class Reading:
     """Collects faults while values are read."""

@@ -219,6 +219,15 @@ def test_the_executor_of_the_page_renders_the_plan(workplace: Path) -> None:
     assert f"{workplace}/runs/pbs/plan.json --sha256 " in done.stdout
 
 
+def test_what_the_executor_of_the_page_finds_wrong_is_not_submitted(workplace: Path) -> None:
+    done = run_with_plugins(
+        ["submit", "quickstart", "executor=pbs", "cluster.nodes=2", "--dry-run"], workplace
+    )
+    rule = "cluster.nodes=2: this executor starts ranks on one node. Set cluster.nodes=1."
+    assert (done.returncode, done.stdout) == (2, "")
+    assert rule in done.stderr
+
+
 def test_the_floors_of_the_page_are_those_that_the_floor_test_checks() -> None:
     rows = re.findall(r"^    (\d)      (\w.*)$", TEXTS["launcher"], re.MULTILINE)
     assert [(int(floor), set(names.split())) for floor, names in rows] == list(enumerate(FLOORS))[::-1]

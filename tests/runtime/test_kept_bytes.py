@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.contract.config import FusionConfig
 from launcher.plan.build import build
-from launcher.plan.cost.memory import kept_bytes
+from launcher.plan.cost.memory import saved_activation_bytes
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.build import build_chunks
 from tests.helpers.configs import FP32, MIXED, job_shape, launch_config
@@ -53,5 +53,5 @@ def test_a_forward_keeps_what_was_predicted(family, precision, dropout, attentio
         fusion=FusionConfig(attention=attention),
     )
     job = job_shape(config)
-    predicted = kept_bytes(job, job.stages[0])
+    predicted = saved_activation_bytes(job, job.stages[0])
     assert measured_bytes(config) == pytest.approx(predicted, rel=0.03)

@@ -192,7 +192,7 @@ def test_messages_are_as_many_and_as_large_as_planned(case: str) -> None:
     config = config_of(case, 2)
     kinds = ("all_reduce", "all_gather", "reduce_scatter")
     planned = dict.fromkeys(kinds, 0)
-    for collective in TensorParallel().cost(_job(config), 0, 0).collectives:
+    for collective in TensorParallel().cost(_job(config), 0).collectives:
         if collective.phase != "step":
             planned[collective.operation] += collective.count * collective.num_bytes
     assert sent[0] == sent[1] == planned
@@ -234,7 +234,7 @@ def _job(config: LaunchConfig) -> JobShape:
     )
     return JobShape(
         config=config,
-        cluster=Cluster(config=config.cluster, device=config.device),
+        cluster=Cluster(config=config.cluster),
         mesh=plan.mesh,
         model=model_shape(resolved, config.batch.seq_length, has_fused_norm=True),
         pipeline=PipelineShape(num_pp_ranks=1),

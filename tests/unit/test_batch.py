@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.layout.batch import BatchSizes, solve
+from launcher.contract.plan import BatchPlan
+from launcher.plan.layout.batch import assumed_note, solve
 from tests.helpers.configs import launch_config
 
 
-def solved(dp, *, total=None, micro=None, count=None):
+def batch(*, total=None, micro=None, count=None):
     sizes = {"global_size": total, "micro_size": micro, "num_microbatches": count}
-    return solve(launch_config(batch=sizes).batch, dp)
+    return launch_config(batch=sizes).batch
+
+
+def solved(dp, **given):
+    return solve(batch(**given), dp)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +48,8 @@ def test_every_subset_of_the_sizes_gives_the_others(given, sizes):
     ],
 )
 def test_a_size_that_was_guessed_is_said(given, note):
-    found = solved(2, **given)
-    assert isinstance(found, BatchSizes)
-    assert found.note == note
+    assert isinstance(solved(2, **given), BatchPlan)
+    assert assumed_note(batch(**given)) == note
 
 
 def test_no_size_at_all_is_refused():

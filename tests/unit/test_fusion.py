@@ -15,7 +15,7 @@ from launcher.cli.cluster import doctor
 from launcher.contract.config import FusionConfig, ReportConfig
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
-from launcher.plan.cost.memory import kept_bytes
+from launcher.plan.cost.memory import saved_activation_bytes
 from launcher.plan.text import plan_text
 from launcher.runs.fingerprint import identity
 from tests.helpers.configs import MIXED, job_shape, launch_config
@@ -104,7 +104,10 @@ def test_plain_attention_keeps_a_weight_for_each_pair_of_positions():
     layers, heads = len(fused.model.layers), there(fused.config.model.num_heads)
     weights, statistics = 2 * 32 * 32 * heads, 4 * 32 * heads
     expected = 2 * layers * (weights - statistics)
-    assert kept_bytes(plain, plain.stages[0]) - kept_bytes(fused, fused.stages[0]) == expected
+    assert (
+        saved_activation_bytes(plain, plain.stages[0]) - saved_activation_bytes(fused, fused.stages[0])
+        == expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_replica_sends_its_fp32_weights_once_to_each_neighbour(dp, num_neighbo
     assert (row.operation, row.count) == ("send_recv", num_neighbours)
     assert row.sent_bytes == num_neighbours * plan.num_parameters * 4
     assert row.time_s == pytest.approx(num_neighbours * (1e-6 + plan.num_parameters * 4 / 100e9))
-    assert plan.memory[0].kept_bytes["neighbours' weights"] == row.sent_bytes
+    assert plan.memory[0].persistent_bytes["neighbours' weights"] == row.sent_bytes
     assert not [row for row in plan.traffic if row.purpose == "gradients"]
     assert not plan.exact
 

@@ -9,7 +9,7 @@ import pytest
 from launcher.base.units import format_bytes
 from launcher.contract.config import PrecisionConfig, TrainConfig
 from launcher.plan.build import build
-from launcher.plan.cost.memory import kept_bytes, part_bytes
+from launcher.plan.cost.memory import part_bytes, saved_activation_bytes
 from tests.helpers.configs import FP32, LLAMA3_8B, MIXED, job_shape, launch_config
 from tests.helpers.objects import there
 
@@ -45,7 +45,7 @@ def test_model_states_take_the_bytes_of_their_formats(precision, weights, gradie
 def test_fp32_takes_16_bytes_a_parameter_and_mixed_precision_18():
     for precision, each in ((FP32, 16), (MIXED, 18)):
         job = job_shape(launch_config(precision=precision))
-        assert job.whole_states(0).total_bytes == each * job.num_local_parameters(0)
+        assert job.unsharded_states(0).total_bytes == each * job.num_local_parameters(0)
 
 
 def test_a_gpt_layer_keeps_what_its_table_says():
@@ -112,7 +112,7 @@ def test_selective_recomputation_keeps_one_input_of_a_norm_in_the_compute_format
     job = job_shape(config)
     inside = 2 * S * (4 * H + FFN) + 4 * HEADS * S
     head = 2 * S * H + 4 * (S * H + S * VOCAB)
-    assert kept_bytes(job, job.stages[0]) == LAYERS * (inside + 2 * 2 * S * H) + head
+    assert saved_activation_bytes(job, job.stages[0]) == LAYERS * (inside + 2 * 2 * S * H) + head
 
 
 def test_every_stage_recomputes_in_its_own_way():
@@ -135,8 +135,8 @@ def test_a_stage_lets_go_of_the_message_that_it_sent_but_for_the_sends_under_way
     job = job_shape(config)
     first, last = job.stages
     layers = 2 * part_bytes(job, job.model.layers[0])
-    assert kept_bytes(job, first) == layers
-    assert kept_bytes(job, last) == layers + part_bytes(job, there(job.model.epilogue))
+    assert saved_activation_bytes(job, first) == layers
+    assert saved_activation_bytes(job, last) == layers + part_bytes(job, there(job.model.epilogue))
     assert [memory.other_bytes["sends under way"] for memory in build(config).memory] == [4 * 4 * S * H] * 2
 
 
@@ -164,22 +164,28 @@ def test_a_schedule_holds_as_many_stage_inputs_as_its_closed_form(
 def test_the_peak_of_1f1b_multiplies_what_one_microbatch_keeps():
     config = launch_config(batch={"global_size": 8}, parallel={"pp": 4})
     plan, job = build(config), job_shape(config)
-    expected = [(4 - stage.stage) * kept_bytes(job, stage) for stage in job.stages]
+    expected = [(4 - stage.stage) * saved_activation_bytes(job, stage) for stage in job.stages]
     assert [ranks.activations_bytes for ranks in plan.memory] == expected
 
 
 def test_zb_h1_keeps_as_much_on_every_rank_as_1f1b_on_the_first():
     config = launch_config(batch={"global_size": 8}, parallel={"pp": 4, "schedule": "zb_h1"})
     plan, job = build(config), job_shape(config)
-    assert [ranks.activations_bytes for ranks in plan.memory] == [4 * kept_bytes(job, s) for s in job.stages]
+    assert [ranks.activations_bytes for ranks in plan.memory] == [
+        4 * saved_activation_bytes(job, s) for s in job.stages
+    ]
 
 
 def test_what_a_split_backward_recomputes_is_held_until_its_weight_gradients():
     parallel = {"pp": 2, "schedule": "zb_h1", "recompute": "full"}
     batch = {"global_size": 4}
     plan = build(launch_config(batch=batch, parallel=parallel))
-    inputs = kept_bytes(job := job_shape(launch_config(batch=batch, parallel=parallel)), job.stages[1])
-    whole = kept_bytes(job := job_shape(launch_config(batch=batch, parallel={"pp": 2})), job.stages[1])
+    inputs = saved_activation_bytes(
+        job := job_shape(launch_config(batch=batch, parallel=parallel)), job.stages[1]
+    )
+    whole = saved_activation_bytes(
+        job := job_shape(launch_config(batch=batch, parallel={"pp": 2})), job.stages[1]
+    )
     # 1F0 1B0 1F1 1B1 1W0: two microbatches have been recomputed and wait for their weight gradients.
     assert plan.memory[1].activations_bytes == 2 * whole > 2 * inputs
 

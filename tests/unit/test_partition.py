@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.contract.actions import PipelineShape
-from launcher.plan.cost.shapes import model_shape
+from launcher.plan.cost.shapes import model_shape, resolve_model
 from launcher.plan.layout.partition import layer_faults, make_stages, split_layers
-from launcher.plan.layout.resolve import resolve_model
 from launcher.typed.read import Source
 from tests.helpers.configs import launch_config
 

@@ -13,7 +13,7 @@ from launcher.base.errors import Fault, LauncherError, PlanError
 from launcher.config.load import load
 from launcher.config.paths import changed
 from launcher.plan.build import build
-from launcher.plan.rules.remedies import MAX_OFFERS, mended
+from launcher.plan.rules.remedies import MAX_OFFERS, with_fixes
 from tests.helpers.configs import compose_sound, launch_config
 
 LLAMA3_8B, LLAMA3_70B = "llama3_8b_tp4_dp2_8xh100", "llama3_70b_tp8_pp4_64xh100"
@@ -178,20 +178,20 @@ def test_a_way_that_another_rule_refuses_is_joined_with_what_that_rule_proposes(
         (TP, lambda config: config.parallel.tp == config.parallel.pp, [{TP: 4}]),
     )
     config = launch_config()
-    (fault,) = mended(config, judge(config), judge, content)
+    (fault,) = with_fixes(config, judge(config), judge, content)
     assert fault.ways == ({PP: 4, TP: 4},)
 
 
 def test_a_way_that_only_adds_to_another_is_left_out():
     judge = judged((PP, lambda config: config.parallel.pp == 4, [{PP: 4}, {PP: 4, TP: 2}, {PP: 3}]))
-    (fault,) = mended(launch_config(), judge(launch_config()), judge, content)
+    (fault,) = with_fixes(launch_config(), judge(launch_config()), judge, content)
     assert fault.ways == ({PP: 4},)
 
 
 def test_a_fault_without_a_way_out_says_so_and_keeps_its_words():
     judge = judged((PP, lambda _: False, [{PP: 4}]))
     (fault,) = judge(launch_config())
-    (told,) = mended(launch_config(), [replace(fault, fix="Ask elsewhere.")], judge, content)
+    (told,) = with_fixes(launch_config(), [replace(fault, fix="Ask elsewhere.")], judge, content)
     assert told.ways == ()
     assert told.fix == "No change of up to 3 settings was found that every rule accepts. Ask elsewhere."
 
@@ -199,7 +199,7 @@ def test_a_fault_without_a_way_out_says_so_and_keeps_its_words():
 @pytest.mark.parametrize("way", [{"parallel.nothing": 1}, {"nothing.at.all": 1}])
 def test_a_way_that_sets_what_does_not_exist_is_not_offered(way):
     judge = judged((PP, lambda config: config.parallel.pp == 4, [way, {PP: 4}]))
-    (fault,) = mended(launch_config(), judge(launch_config()), judge, content)
+    (fault,) = with_fixes(launch_config(), judge(launch_config()), judge, content)
     assert fault.ways == ({PP: 4},)
 
 
@@ -207,7 +207,7 @@ def test_an_option_of_a_plugin_can_be_part_of_a_way():
     judge = judged(
         (PP, lambda config: config.architecture.options.get("servers") == 2, [{"architecture.servers": 2}])
     )
-    (fault,) = mended(launch_config(), judge(launch_config()), judge, content)
+    (fault,) = with_fixes(launch_config(), judge(launch_config()), judge, content)
     assert fault.ways == ({"architecture.servers": 2},)
 
 
@@ -217,7 +217,7 @@ def test_a_way_that_cannot_be_judged_is_not_offered():
             raise LauncherError("unknown")
         return judged((PP, lambda config: config.parallel.pp == 4, [{PP: 2}, {PP: 4}]))(config)
 
-    (fault,) = mended(launch_config(), judge(launch_config()), judge, content)
+    (fault,) = with_fixes(launch_config(), judge(launch_config()), judge, content)
     assert fault.ways == ({PP: 4},)
 
 
@@ -229,6 +229,6 @@ def test_the_last_judge_is_asked_only_about_what_breaks_no_rule_and_is_heeded():
         return judged((TP, lambda config: config.parallel.pp != 2, [{TP: 8}]))(config)
 
     judge = judged((PP, lambda config: config.parallel.pp in (2, 4), [{PP: 3}, {PP: 2}, {PP: 4}]))
-    (fault,) = mended(launch_config(), judge(launch_config()), judge, last)
+    (fault,) = with_fixes(launch_config(), judge(launch_config()), judge, last)
     assert fault.ways == ({PP: 4},)
     assert set(asked) == {2, 4}

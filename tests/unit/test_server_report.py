@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Path:
     path = fake.write(tmp_path / "served")
     server = RolePlan(name="server", first_rank=3, num_ranks=1, trains=False)
     plan = fake.plan()
-    memory = replace(plan.memory[0], optimizer_bytes=0, kept_bytes={"pulled parameters": 4_000_000})
+    memory = replace(plan.memory[0], optimizer_bytes=0, persistent_bytes={"pulled parameters": 4_000_000})
     workers = replace(plan.roles[0], is_expendable=True)
     told = Section(plugin="parameter_server", title="Exchange", lines=(), values=EXCHANGE)
     used = (registry.record("launcher.architectures", "parameter_server"),)

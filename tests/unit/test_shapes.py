@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.cost.shapes import model_shape, train_flops
-from launcher.plan.layout.resolve import resolve_model
+from launcher.plan.cost.shapes import model_shape, resolve_model, train_flops
 from tests.helpers.configs import GPT2, LLAMA3_8B, launch_config
 
 GPT_175B = {"hidden_size": 12288, "num_layers": 96, "num_heads": 96, "vocab_size": 51200}

@@ -5,10 +5,12 @@ import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import PlanError
+from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
 from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 from tests.helpers.waiting import wait_until
@@ -276,7 +278,7 @@ def test_slurm_is_told_who_requeues_and_when_to_tell_the_ranks(make_plan, overri
 )
 def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message):
     with pytest.raises(PlanError, match=message):
-        Slurm().render(make_plan(*TWO_BY_TWO, *overrides), REQUEST)
+        render(make_plan(*TWO_BY_TWO, *overrides), Path(REQUEST.run_dir))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import PlanError
 from launcher.contract.job import JobRequest
 from launcher.contract.site import SiteConfig
+from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
 from launcher_plugins.executors.slurm.options import (
     NodeLayout,
@@ -136,7 +138,7 @@ def test_ranks_that_fill_fewer_nodes_than_asked_for_are_refused(make_plan):
         PlanError,
         match=r"cluster\.nodes=2: 2 ranks fill 1 node of 8 .* Set cluster\.nodes=1 or cluster\.dev\w+=1\.",
     ):
-        Slurm().render(plan, REQUEST)
+        render(plan, Path(REQUEST.run_dir))
 
 
 def test_ranks_that_do_not_fill_whole_nodes_are_refused(make_plan):
@@ -145,7 +147,7 @@ def test_ranks_that_do_not_fill_whole_nodes_are_refused(make_plan):
         PlanError,
         match=r"cluster\.devices_per_node=3: 4 ranks do not fill .* of 3 devices\. Set cluster\.dev\w+=2\.",
     ):
-        Slurm().render(plan, REQUEST)
+        render(plan, Path(REQUEST.run_dir))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_a_task_for_a_whole_node_is_not_bound_to_one_processor(make_plan, bindin
     with pytest.raises(
         PlanError, match=r"site\.cpu_bind=.* one task for a whole node\. Set site\.cpu_bind=cores"
     ):
-        Slurm().render(make_plan(*words, "executor.starter=torchrun"), REQUEST)
+        render(make_plan(*words, "executor.starter=torchrun"), Path(REQUEST.run_dir))
 
 
 def test_the_plan_says_where_the_ranks_meet(make_plan):
@@ -183,7 +185,7 @@ def test_the_plan_says_where_the_ranks_meet(make_plan):
 def test_every_fault_is_told_at_once(make_plan):
     plan = make_plan("executor=slurm", "cluster.nodes=2", "+site.options.nodes=4")
     with pytest.raises(PlanError, match=r"^3 faults:"):
-        Slurm().render(plan, replace(REQUEST, run_dir="/runs/\\"))
+        render(plan, Path("/runs/\\"))
 
 
 def test_a_plan_that_slurm_would_not_start_can_still_be_read(make_plan):

@@ -1,5 +1,7 @@
 """Roles with nodes of their own: components of one heterogeneous job, with consecutive ranks."""
 
+from pathlib import Path
+
 import pytest
 
 from launcher.app.prepared_run import make_plan
@@ -7,6 +9,7 @@ from launcher.base.errors import ConfigError, PlanError
 from launcher.contract.job import GroupRequest
 from launcher.contract.strategy import RoleGroup
 from launcher.plan.text import plan_text
+from launcher.runs.render import render
 from launcher_plugins.architectures.decentralized.plan import Decentralized
 from launcher_plugins.executors.slurm.executor import Slurm
 from launcher_plugins.executors.slurm.state import first_failed_rank
@@ -140,7 +143,7 @@ def test_runs_of_several_parts_are_no_array(plan):
 )
 def test_parts_that_cannot_be_are_refused(plan, overrides, message):
     with pytest.raises(PlanError, match=message):
-        Slurm().render(plan(*TWO_BY_TWO, *overrides), REQUEST)
+        render(plan(*TWO_BY_TWO, *overrides), Path(REQUEST.run_dir))
 
 
 def test_ranks_that_do_not_fill_their_nodes_are_refused(plan, monkeypatch):
@@ -149,7 +152,7 @@ def test_ranks_that_do_not_fill_their_nodes_are_refused(plan, monkeypatch):
     monkeypatch.setattr(Decentralized, "roles", lambda self, job: (with_two(self, job)[0], three))
     message = r"site\.roles\.server\.ranks_per_node=2: 3 ranks do not fill whole nodes of 2\. .*per_node=1\."
     with pytest.raises(PlanError, match=message):
-        Slurm().render(plan(*OWN_NODES, "+site.roles.server.ranks_per_node=2"), REQUEST)
+        render(plan(*OWN_NODES, "+site.roles.server.ranks_per_node=2"), Path(REQUEST.run_dir))
 
 
 def test_a_site_may_have_nodes_for_roles_that_a_recipe_does_not_have(make_plan):

@@ -2,10 +2,12 @@
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import PlanError
+from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
 from launcher_plugins.executors.slurm.script import expandable
 from tests.helpers.slurm_stage import GOLDEN, REQUEST, TWO_BY_TWO, Stage
@@ -265,10 +267,10 @@ def test_a_directory_that_slurm_cannot_write_to_is_refused(make_plan, run_dir):
     with pytest.raises(
         PlanError, match=r"run\.dir='/runs/a.*backslash or a control character\. Set run\.dir"
     ):
-        Slurm().render(make_plan(*TWO_BY_TWO), replace(REQUEST, run_dir=run_dir))
+        render(make_plan(*TWO_BY_TWO), Path(run_dir))
 
 
 def test_a_directory_that_cannot_be_mounted_is_refused(make_plan):
     plan = make_plan(*TWO_BY_TWO, "site.container_image=a.sqsh")
     with pytest.raises(PlanError, match=r"run\.dir=/runs/a:b: a path that is mounted .* or a colon"):
-        Slurm().render(plan, replace(REQUEST, run_dir="/runs/a:b"))
+        render(plan, Path("/runs/a:b"))

@@ -36,10 +36,10 @@ def notes(run: FakeRun, base: Path) -> str:
 def test_speedup_and_ledger_come_from_the_records(tmp_path, base):
     result = compare([dp2().write(tmp_path / "run")], base).results[0]
     assert result.median.speedup == pytest.approx(100 / 56)
-    lost = {kind: value for kind, value in result.devices.items() if value}
+    lost = {kind: value for kind, value in result.median.devices.items() if value}
     # In units of the run's 56 ms: 86 - 90 ms of compute, 20 - 10 replicated, 6 waited.
     assert lost == pytest.approx({"compute": -4 / 56, "replicated": 10 / 56, "peer_wait": 6 / 56})
-    assert sum(lost.values()) == pytest.approx(2 * (1 - there(result.efficiency)))
+    assert sum(lost.values()) == pytest.approx(2 * (1 - there(result.median.efficiency)))
 
 
 def test_warm_up_steps_are_dropped_as_the_plan_says(tmp_path):
@@ -169,7 +169,7 @@ def test_without_a_baseline_there_is_no_speedup_and_the_reason_is_given(tmp_path
     report = compare([dp2().write(tmp_path / "run")], None)
     assert report.results[0].median.speedup is None
     assert report.why_no_base.endswith("run names no baseline; give one with --base RUN")
-    assert sum(report.results[0].devices.values()) == pytest.approx(2)
+    assert sum(report.results[0].median.devices.values()) == pytest.approx(2)
 
 
 def test_named_baseline_that_is_gone_is_said(tmp_path):
@@ -231,20 +231,20 @@ def test_labels_and_places_do_not_hinder_a_comparison(tmp_path, base, changes):
 
 def test_serial_fraction_counts_the_optimizer_of_every_replica(tmp_path, base):
     result = compare([dp2().write(tmp_path / "run")], base).results[0]
-    assert result.serial_fraction == pytest.approx(0.1)
+    assert result.median.serial_fraction == pytest.approx(0.1)
 
 
 def test_sharded_optimizer_is_not_serial(tmp_path, base):
     run = dp2(config={"parallel": {"zero_stage": 1}})
-    assert compare([run.write(tmp_path / "run")], base).results[0].serial_fraction == 0
+    assert compare([run.write(tmp_path / "run")], base).results[0].median.serial_fraction == 0
 
 
 def test_karp_flatt_is_given_for_strong_scaling_only(tmp_path, base):
     strong = compare([dp2().write(tmp_path / "strong")], base).results[0]
     weak = compare([dp2(global_size=16).write(tmp_path / "weak")], base).results[0]
-    assert (strong.scaling, weak.scaling) == ("strong", "weak")
-    assert strong.karp_flatt == pytest.approx((0.56 - 0.5) / 0.5)
-    assert weak.karp_flatt is None
+    assert (strong.median.scaling, weak.median.scaling) == ("strong", "weak")
+    assert strong.median.karp_flatt == pytest.approx((0.56 - 0.5) / 0.5)
+    assert weak.median.karp_flatt is None
 
 
 def test_cores_shared_by_too_many_ranks_are_noted(base):
@@ -274,12 +274,12 @@ def test_idle_devices_are_noted_and_counted(tmp_path):
     base = FakeRun(kinds_ms=BASE.kinds_ms, config=CUDA).write(tmp_path / "base")
     report = compare([dp2(num_devices=4, config=CUDA).write(tmp_path / "run")], base)
     assert report.notes == ("run was allocated 4 devices and trains on 2: S is divided by all of them.",)
-    assert report.results[0].efficiency == pytest.approx(100 / 56 / 4)
+    assert report.results[0].median.efficiency == pytest.approx(100 / 56 / 4)
 
 
 def test_on_the_cpu_a_device_is_a_process_and_none_is_idle(tmp_path, base):
     report = compare([dp2(num_devices=8).write(tmp_path / "run")], base)
-    assert report.results[0].efficiency == pytest.approx(100 / 56 / 2)
+    assert report.results[0].median.efficiency == pytest.approx(100 / 56 / 2)
 
 
 def test_base_on_several_devices_is_noted(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from launcher.base.errors import PlanError
 from launcher.contract.job import EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
+from launcher.runs.render import render
 from launcher_plugins.executors import torchrun
 from launcher_plugins.executors.torchrun import Torchrun, failed_state
 from tests.helpers.objects import there
@@ -149,7 +150,7 @@ def test_several_nodes_are_refused_with_the_way_out(make_plan):
     plan = make_plan()
     wide = replace(plan.config, cluster=replace(plan.config.cluster, nodes=2))
     with pytest.raises(PlanError, match=r"cluster\.nodes=2\. Set cluster\.nodes=1, or choose an"):
-        Torchrun().render(replace(plan, config=wide), REQUEST)
+        render(replace(plan, config=wide), Path(REQUEST.run_dir))
 
 
 def test_a_killed_rank_is_guilty_before_the_ranks_that_missed_it():
@@ -252,7 +253,7 @@ def test_ranks_that_save_are_waited_for_as_long_as_the_recipe_says(make_plan):
 
 def test_a_wait_for_a_save_that_is_not_made_is_refused(make_plan):
     with pytest.raises(PlanError, match=r"save_wait_s=30.*checkpoint_interval is 0\. Set train\.checkpoint_"):
-        Torchrun().render(make_plan("executor.save_wait_s=30"), REQUEST)
+        render(make_plan("executor.save_wait_s=30"), Path(REQUEST.run_dir))
 
 
 def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):

@@ -22,7 +22,7 @@ COLUMNS = ("parallel.zero_stage=1", "parallel.zero_stage=2", "parallel.zero_stag
 PEAKS = {"fp32": 1e12, "tf32": 2e12, "bf16": 4e12, "fp16": 4e12}
 REASONS = {
     "a": "accumulates them over all of its microbatches",
-    "b": "gives gradients away during the backward, and zb_h1 computes them after it",
+    "b": "reduce-scatters gradients during the backward, and zb_h1 computes them after it",
     "c": "torch.compile cannot split a layer's backward, which zb_h1 needs",
     "d": "DeepSpeed keeps fp32 weights in the optimizer",
     "e": "DeepSpeed has no fp16 on the CPU",

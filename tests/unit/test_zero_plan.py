@@ -42,7 +42,7 @@ def generated(config):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_pipeline_keeps_gradients_that_stages_2_and_3_give_away(stage):
     assert refusal(zero(stage, parallel={"pp": 2})) == [
-        f"parallel.zero_stage={stage}: gives gradients away after every microbatch, and a pipeline of 2 "
+        f"parallel.zero_stage={stage}: reduce-scatters gradients after every microbatch, and a pipeline of 2 "
         "stages (pp * num_chunks) accumulates them over all of its microbatches. "
         "Set parallel.zero_stage=1, or parallel.pp=1."
     ]
@@ -70,8 +70,8 @@ def test_chunks_of_one_rank_are_a_pipeline_too():
 
 def test_a_split_backward_computes_gradients_too_late_for_stage_2():
     assert refusal(zero(2, parallel={"schedule": "zb_h1"})) == [
-        "parallel.zero_stage=2: gives gradients away during the backward, and zb_h1 computes them after it. "
-        "Set parallel.zero_stage=1, or parallel.schedule=1f1b."
+        "parallel.zero_stage=2: reduce-scatters gradients during the backward, and zb_h1 computes them after "
+        "it. Set parallel.zero_stage=1, or parallel.schedule=1f1b."
     ]
 
 

@@ -32,12 +32,7 @@ _SAME_LOSS = 1e-3
 
 def unit(plans: Sequence[Plan]) -> str:
     """What the speed of these plans is counted in: a user's own model has samples."""
-    return "samples" if all(plan.config.model.family == "custom" for plan in plans) else "tokens"
-
-
-def predicted_speed(plan: Plan) -> float:
-    """Tokens (of a user's own model: samples) per second, by prediction."""
-    return plan.batch.global_size * plan.batch.seq_length / plan.schedule.step_s
+    return "samples" if all(plan.unit == "samples" for plan in plans) else "tokens"
 
 
 def planned_lines(planned: PlannedSweep) -> list[str]:
@@ -59,7 +54,7 @@ def predictions(points: Sequence[Point]) -> list[str]:
     rows = [
         (
             *(point.label, str(plan.config.cluster.nodes), str(plan.world_size)),
-            *(format_duration(plan.schedule.step_s), format_count(predicted_speed(plan))),
+            *(format_duration(plan.schedule.step_s), format_count(plan.predicted_speed)),
             format_bytes(max(part.total_bytes for part in plan.memory)),
             bubble_text(plan.schedule.bubble_simulated, plan),
         )
@@ -189,7 +184,7 @@ def _row(point: Point) -> tuple[str, ...]:
         point.label,
         point.state_text,
         format_count(run.work.tokens_per_s) if run else "",
-        format_count(predicted_speed(plan)),
+        format_count(plan.predicted_speed),
         f"{point.speedup:.2f}" if point.speedup is not None else "",
         f"{100 * point.speedup / run.work.num_devices:.0f} %" if run and point.speedup is not None else "",
         bubble_text(found.measured, plan) if found else "",

@@ -67,21 +67,17 @@ def part_times(job: JobShape, part: LayerShape, recompute: Recompute) -> PartTim
     elif recompute == "selective":
         again_s = _FORWARD_PASSES * again_bytes(job, part) / device.memory_bandwidth_bytes_per_s
         again_s += (part.selective or part).again_flops * job.micro_size / tp / flops_per_s
-    predicted = replace(once, backward_s=once.backward_s + again_s)
-    return _scaled(predicted, *job.time_factors[kind_of(part, recompute)]) if job.time_factors else predicted
+    forward, backward = job.time_factors[kind_of(part, recompute)] if job.time_factors else (1.0, 1.0)
+    return PartTimes(
+        forward_s=once.forward_s * forward,
+        backward_s=(once.backward_s + again_s) * backward,
+        weight_s=once.weight_s * backward,
+    )
 
 
 def kind_of(part: LayerShape, recompute: Recompute) -> LayerKind:
     """What a layer has in common with those that take as long."""
     return replace(part, name=""), recompute
-
-
-def _scaled(times: PartTimes, forward: float, backward: float) -> PartTimes:
-    return PartTimes(
-        forward_s=times.forward_s * forward,
-        backward_s=times.backward_s * backward,
-        weight_s=times.weight_s * backward,
-    )
 
 
 def times(

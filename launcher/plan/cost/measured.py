@@ -15,13 +15,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.base.errors import Fault, LauncherError
-from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.plan import Plan
-from launcher.contract.strategy import JobShape, LayerKind, LayerShape
+from launcher.contract.strategy import JobShape, LayerKind
 from launcher.plan.cost.compute import PartTimes, kind_of, part_times
+from launcher.typed.differences import differences
 from launcher.typed.read import plain
 
 _PATH = "device.measured_in"
+_CONDITIONS = (
+    "model",
+    "batch.micro_size",
+    "batch.seq_length",
+    "parallel.tp",
+    "parallel.sequence_parallel",
+    "parallel.recompute",
+    "precision.compute",
+    "fusion.attention",
+    "fusion.compile",
+    "device.name",
+)
+"""What the time of a layer depends on."""
 _MOST_ROUNDS = 1000
 _NEAR = 1e-6
 """Factors that change by no more are found."""
@@ -45,15 +58,15 @@ def measured_faults(job: JobShape, run: MeasuredRun | LauncherError | None) -> l
     assert run is not None, "the run that device.measured_in names is read before it is planned with"
     if isinstance(run, LauncherError):
         return [Fault(_PATH, path, f"cannot be read: {run}", ways=({_PATH: None},))]
-    here, there = _conditions(job.config), _conditions(run.plan.config)
+    differing = [*differences(plain(run.plan.config), plain(job.config), _CONDITIONS, ("model.name",))]
     if job.config.model.family == "custom":  # the code behind one name may have changed
         num_layers = sum(stage.num_layers for stage in run.plan.stages)
-        here |= {"layers": len(job.model.layers), "parameters": job.model.num_parameters}
-        there |= {"layers": num_layers, "parameters": run.plan.num_parameters}
-    differing = [name for name, value in here.items() if value != there[name]]
+        counts = {"layers": (num_layers, len(job.model.layers))}
+        counts["parameters"] = (run.plan.num_parameters, job.model.num_parameters)
+        differing += [(name, there, here) for name, (there, here) in counts.items() if there != here]
     if not differing:
         return []
-    named = ", ".join(f"{name} ({there[name]} there, {here[name]} here)" for name in differing)
+    named = ", ".join(f"{name} ({there} there, {here} here)" for name, there, here in differing)
     rule = f"measured other work: {named}"
     return [Fault(_PATH, path, rule, "Give a run that differs in nothing of that.", ways=({_PATH: None},))]
 
@@ -63,15 +76,10 @@ def with_measured_times(job: JobShape, run: MeasuredRun | LauncherError | None) 
     `measured_faults`."""
     if job.config.device.measured_in is None or not isinstance(run, MeasuredRun):
         return job
-    return replace(job, time_factors=time_factors(job, run))
-
-
-def time_factors(job: JobShape, run: MeasuredRun) -> Mapping[LayerKind, tuple[float, float]]:
-    """For every kind of layer, what to multiply its predicted forward and backward by."""
     stages = [_parts(job, run, stage) for stage in range(len(run.plan.stages))]
     forward = fitted([_shares(parts, lambda times: times.forward_s) for parts in stages], run.forward_s)
     backward = fitted([_shares(parts, lambda times: times.backward_s) for parts in stages], run.backward_s)
-    return {kind: (forward[kind], backward[kind]) for kind in forward}
+    return replace(job, time_factors={kind: (forward[kind], backward[kind]) for kind in forward})
 
 
 def fitted(shares: Sequence[Mapping[LayerKind, float]], totals: Sequence[float]) -> dict[LayerKind, float]:
@@ -103,10 +111,7 @@ def _ratio(measured_s: float, predicted_s: float) -> float:
 
 def _parts(job: JobShape, run: MeasuredRun, stage: int) -> list[tuple[LayerKind, PartTimes]]:
     """The layers and ends of a stage of the run, by kind, with their predicted times."""
-    planned = run.plan.stages[stage]
-    parts: list[tuple[LayerShape, Recompute]] = [(layer, planned.recompute) for layer in job.layers(planned)]
-    parts += [(end, "none") for end in job.ends(planned)]
-    return [(kind_of(*part), part_times(job, *part)) for part in parts]
+    return [(kind_of(*part), part_times(job, *part)) for part in job.parts(run.plan.stages[stage])]
 
 
 def _shares(
@@ -116,22 +121,3 @@ def _shares(
     for kind, times in parts:
         found[kind] = found.get(kind, 0.0) + seconds(times)
     return found
-
-
-def _conditions(config: LaunchConfig) -> dict[str, object]:
-    """What the time of a layer depends on, by config path."""
-    parallel = config.parallel
-    found: dict[str, object] = {f"model.{name}": value for name, value in plain(config.model).items()}
-    del found["model.name"]
-    return {
-        **found,
-        "batch.micro_size": config.batch.micro_size,
-        "batch.seq_length": config.batch.seq_length,
-        "parallel.tp": parallel.tp,
-        "parallel.sequence_parallel": parallel.sequence_parallel,
-        "parallel.recompute": plain(parallel.recompute),
-        "precision.compute": config.precision.compute,
-        "fusion.attention": config.fusion.attention,
-        "fusion.compile": config.fusion.compile,
-        "device.name": config.device.name,
-    }

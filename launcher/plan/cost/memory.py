@@ -15,6 +15,7 @@ plugin splits these states or keeps them elsewhere.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -46,7 +47,7 @@ def plan_memory(
                 activations_bytes=_peak_bytes(actions, change),
                 peak_microbatches=held[pp_rank],
                 other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
-                kept_bytes=_summed(cost.kept_bytes for cost in costs[pp_rank]),
+                persistent_bytes=_summed(cost.persistent_bytes for cost in costs[pp_rank]),
             )
         )
     return tuple(plans)
@@ -55,7 +56,7 @@ def plan_memory(
 def states_of(job: JobShape, pp_rank: int, costs: Sequence[RankCost]) -> ModelStates:
     """The model states on such a rank, as the plugin says that splits or moves them, else all of them."""
     told = (cost.states for cost in costs if cost.states is not None)
-    return next(told, None) or job.whole_states(pp_rank)
+    return next(told, None) or job.unsharded_states(pp_rank)
 
 
 def copies_checkpoints(config: LaunchConfig) -> bool:
@@ -68,7 +69,7 @@ def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int
 
     What the B of a split backward recomputes stays until the W that needs it, too.
     """
-    kept = [kept_bytes(job, stage) for stage in job.stages]
+    kept = [saved_activation_bytes(job, stage) for stage in job.stages]
     if not is_split:
         return {F: kept, B: [-size for size in kept]}
     whole = [_whole_bytes(job, stage) for stage in job.stages]
@@ -76,7 +77,7 @@ def _held_changes(job: JobShape, *, is_split: bool) -> Mapping[str, Sequence[int
     return {F: kept, B: recomputed, W: [-size for size in whole]}
 
 
-def kept_bytes(job: JobShape, stage: StagePlan) -> int:
+def saved_activation_bytes(job: JobShape, stage: StagePlan) -> int:
     """Bytes that one microbatch leaves on a stage between its forward and its backward.
 
     Full recomputation keeps only the input of every layer, selective what its layers say. The message that
@@ -97,7 +98,7 @@ def again_bytes(job: JobShape, layer: LayerShape) -> int:
 
 
 def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
-    """As `kept_bytes`, nothing recomputed."""
+    """As `saved_activation_bytes`, nothing recomputed."""
     is_held = stage.recompute != "full"
     layers = sum(part_bytes(job, layer, is_held=is_held) for layer in job.layers(stage))
     # In fp32 the first norm keeps the very tensor that the stage receives.
@@ -165,11 +166,7 @@ def _other_bytes(
 
 def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Bytes by name over all parts, without those that are none."""
-    found: dict[str, int] = {}
-    for part in parts:
-        for name, size in part.items():
-            found[name] = found.get(name, 0) + size
-    return {name: size for name, size in found.items() if size}
+    return dict(sum(map(Counter, parts), Counter()))
 
 
 def _recomputed_bytes(job: JobShape, stage: StagePlan, layer: LayerShape) -> int:
@@ -202,8 +199,8 @@ def _scratch_bytes(job: JobShape, pp_rank: int) -> int:
         return 0
     number = job.num_local_parameters(pp_rank)
     if kernels == "loop":
-        parts = [part for stage in job.stages_of(pp_rank) for part in (*job.layers(stage), *job.ends(stage))]
-        number = 2 * min(number, max(part.num_parameters for part in parts))
+        sizes = [p.num_parameters for stage in job.stages_of(pp_rank) for p, _ in job.parts(stage)]
+        number = 2 * min(number, max(sizes))
     return number * DTYPE_BYTES["fp32" if precision.master_weights else precision.compute]
 
 

@@ -59,6 +59,30 @@ def model_shape(
     )
 
 
+def resolve_model(model: ModelConfig) -> ModelConfig:
+    """With the default key and value heads and MLP width.
+
+    A model whose hidden size is unknown is returned as it is; `plan.rules.checks` says so.
+    """
+    if model.family == "custom" or model.hidden_size is None:
+        return model
+    return replace(
+        model,
+        num_kv_heads=model.num_heads if model.num_kv_heads is None else model.num_kv_heads,
+        ffn_size=4 * model.hidden_size if model.ffn_size is None else model.ffn_size,
+    )
+
+
+def padded_vocabulary(model: ModelConfig, tp: int) -> int | None:
+    """The vocabulary rounded up to a multiple of tp; None for a model without one.
+
+    For 250,682 tokens and tp = 8: 250,688.
+    """
+    if model.vocab_size is None:
+        return None
+    return -(-model.vocab_size // tp) * tp
+
+
 def has_sizes(model: ModelConfig) -> bool:
     """Whether the model's shape can be told or measured."""
     if model.family == "custom":

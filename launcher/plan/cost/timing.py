@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from launcher.contract.actions import Action, to_text
 from launcher.contract.plan import MemoryPlan, SchedulePlan
-from launcher.contract.strategy import Collective, JobShape, RankCost, Schedule, splits_backward
+from launcher.contract.strategy import Collective, JobShape, RankCost, Schedule
 from launcher.plan.cost.compute import part_times
 from launcher.plan.cost.traffic import collective_time_s, message_time_s
 from launcher.schedule.simulate import Costs, simulate
@@ -36,14 +36,14 @@ def plan_schedule(
     memory: Sequence[MemoryPlan],
 ) -> SchedulePlan:
     """The schedule with its predicted times."""
-    is_split = splits_backward(schedule)
+    is_split = schedule.splits_backward
     stage_costs = predict_costs(job, costs, is_split=is_split)
     simulation = simulate(lists, job.pipeline, stage_costs)
     tail_s = max(
         after_schedule_s(job, cost, ranks, stage_costs.weight_s or stage_costs.backward_s)
         for cost, ranks in zip(costs, memory, strict=True)
     )
-    begun_s = max(_overlapped_s(job, cost, "begin") for cost in costs)
+    begun_s = max(_messages_s(job, cost, "begin", overlappable=True) for cost in costs)
     tail_s += max(_exposed_s(cost, stage_costs, simulation.makespan_s) for cost in costs)
     return SchedulePlan(
         name=job.config.parallel.schedule,
@@ -68,13 +68,12 @@ def predict_costs(job: JobShape, costs: Sequence[Sequence[RankCost]], *, is_spli
     forward_s, backward_s, weight_s = [], [], []
     for stage in job.stages:
         rank = costs[stage.pp_rank]
-        parts = [part_times(job, layer, stage.recompute) for layer in job.layers(stage)]
-        parts += [part_times(job, end, "none") for end in job.ends(stage)]
+        parts = [part_times(job, *part) for part in job.parts(stage)]
         own_s = max(sum(part.forward_s for part in parts), _FASTEST_S)
         whole_s = max(sum(part.backward_s for part in parts), _FASTEST_S)
         weight_s.append(sum(part.weight_s for part in parts) if is_split else 0.0)
-        forward_s.append(own_s + share * _waited_s(job, rank, "forward"))
-        backward_s.append(whole_s + share * _waited_s(job, rank, "backward") - weight_s[-1])
+        forward_s.append(own_s + share * _messages_s(job, rank, "forward"))
+        backward_s.append(whole_s + share * _messages_s(job, rank, "backward") - weight_s[-1])
     return Costs(
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),
@@ -100,34 +99,27 @@ def after_schedule_s(
     gradient exchange starts bucket by bucket during the last of these on each of the rank's stages;
     the last bucket of all can start only when it is over.
     """
-    costs = [cost for cost in costs if cost.exchange is None]
-    at_end = [c for c in _collectives(costs) if c.phase == "step"]
+    costs = [cost for cost in costs if cost.overlap is None]
     window_s = sum(gradients_s[stage.stage] for stage in job.stages_of(memory.pp_rank))
-    hidden = [c for c in at_end if c.overlappable]
+    hidden = [c for c in _collectives(costs) if c.phase == "step" and c.overlappable]
     exchange_s = sum(collective_time_s(job, c) for c in hidden)
     last_bucket_s = sum(collective_time_s(job, c) / c.count for c in hidden)
     state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     update_s = _UPDATE_PASSES * state_bytes / job.config.device.memory_bandwidth_bytes_per_s
-    return max(exchange_s - window_s, last_bucket_s) + _waited_s(job, costs, "step") + update_s
+    return max(exchange_s - window_s, last_bucket_s) + _messages_s(job, costs, "step") + update_s
 
 
 def _exposed_s(costs: Sequence[RankCost], stages: Costs, makespan_s: float) -> float:
     """Seconds of exchanges that count themselves."""
     forward_s, backward_s = max(stages.forward_s), max(stages.weight_s or stages.backward_s)
-    exchanges = (cost.exchange for cost in costs if cost.exchange is not None)
-    return sum(exchange.exposed_s(forward_s, backward_s, makespan_s) for exchange in exchanges)
+    overlaps = (cost.overlap for cost in costs if cost.overlap is not None)
+    return sum(overlap.exposed_s(forward_s, backward_s, makespan_s) for overlap in overlaps)
 
 
-def _overlapped_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:
-    """Seconds per step of a phase's messages that work can hide."""
-    hidden = [c for c in _collectives(costs) if c.phase == phase and c.overlappable]
-    return sum(collective_time_s(job, collective) for collective in hidden)
-
-
-def _waited_s(job: JobShape, costs: Sequence[RankCost], phase: str) -> float:
-    """Seconds per step of a phase's messages that nothing hides."""
-    waited = [c for c in _collectives(costs) if c.phase == phase and not c.overlappable]
-    return sum(collective_time_s(job, collective) for collective in waited)
+def _messages_s(job: JobShape, costs: Sequence[RankCost], phase: str, *, overlappable: bool = False) -> float:
+    """Seconds per step of a phase's messages that nothing hides, or of those that work can hide."""
+    messages = (c for c in _collectives(costs) if c.phase == phase and c.overlappable == overlappable)
+    return sum(collective_time_s(job, message) for message in messages)
 
 
 def _collectives(costs: Sequence[RankCost]) -> list[Collective]:

@@ -27,10 +27,8 @@ from launcher.contract.strategy import Collective, JobShape, Parallel, RankCost
 
 def rank_costs(job: JobShape, parallels: Sequence[Parallel]) -> tuple[tuple[RankCost, ...], ...]:
     """For every pp_rank what each parallel plugin adds on its ranks."""
-    return tuple(
-        tuple(parallel.cost(job, pp_rank, tp_rank=0) for parallel in parallels)
-        for pp_rank in range(job.mesh.pp)
-    )
+    pp_ranks = range(job.pipeline.num_pp_ranks)
+    return tuple(tuple(parallel.cost(job, pp_rank) for parallel in parallels) for pp_rank in pp_ranks)
 
 
 def plan_traffic(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> tuple[TrafficPlan, ...]:
@@ -47,9 +45,9 @@ def plan_traffic(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> tuple[Tr
 
 def collective_time_s(job: JobShape, collective: Collective) -> float:
     """Seconds that all of a step's messages of one kind take, one after the other."""
-    slowest = job.cluster.link(job.mesh, collective.axis)
-    links = {"intra_node": job.cluster.config.intra_node, "inter_node": job.cluster.config.inter_node}
-    link = links[collective.link] if collective.link else slowest
+    link: LinkConfig = job.cluster.link(job.mesh, collective.axis)
+    if collective.link:
+        link = getattr(job.cluster.config, collective.link)
     return collective.count * message_time_s(job, collective, link)
 
 

@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 
 from launcher.contract.strategy import JobShape, Parallel
 from launcher.plan.cost.timing import predict_costs
+from launcher.plan.cost.traffic import rank_costs
 from launcher.plan.layout.partition import make_stages
 
 _UNITS = 10**12
@@ -29,10 +30,7 @@ def layer_costs(job: JobShape, parallels: Sequence[Parallel]) -> tuple[float, ..
     alone = replace(job.pipeline, num_pp_ranks=len(job.model.layers), num_chunks=1)
     stages = make_stages(job.model, alone, "even", job.config.parallel.recompute)
     job = replace(job, pipeline=alone, stages=stages)
-    waits = [
-        [parallel.cost(job, layer, tp_rank=0) for parallel in parallels] for layer in range(alone.num_stages)
-    ]
-    costs = predict_costs(job, waits)
+    costs = predict_costs(job, rank_costs(job, parallels))
     return tuple(map(sum, zip(costs.forward_s, costs.backward_s, strict=True)))
 
 
@@ -71,14 +69,8 @@ def balanced_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
 def _least_limit(before: Sequence[int], num_stages: int) -> int:
     """The smallest cost that no stage needs to exceed. ``before``: the cost of all layers before each."""
-    lowest, highest = max(end - start for start, end in pairwise(before)), before[-1]
-    while lowest < highest:
-        middle = (lowest + highest) // 2
-        if _fits(before, num_stages, middle):
-            highest = middle
-        else:
-            lowest = middle + 1
-    return lowest
+    limits = range(max(end - start for start, end in pairwise(before)), before[-1] + 1)
+    return limits[bisect_left(limits, True, key=lambda limit: _fits(before, num_stages, limit))]
 
 
 def _fits(before: Sequence[int], num_stages: int, limit: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from types import MappingProxyType
 from typing import Any
 
 from launcher.base.arithmetic import divisors, listed, nearest_first
@@ -15,7 +14,7 @@ from launcher.contract.actions import PipelineShape
 from launcher.contract.config import Recompute
 from launcher.contract.plan import ModelShape, StagePlan
 from launcher.contract.strategy import JobShape
-from launcher.typed.read import Source
+from launcher.typed.read import NO_SOURCES, Source
 
 _SPLIT = "parallel.layers_per_stage"
 _RECOMPUTE = "parallel.recompute"
@@ -37,7 +36,7 @@ def layer_faults(
     num_layers: int,
     pipeline: PipelineShape,
     layers_per_stage: Sequence[int] | str,
-    sources: Mapping[str, Source] = MappingProxyType({}),
+    sources: Mapping[str, Source] = NO_SOURCES,
 ) -> tuple[Fault, ...]:
     """Faults of a split, whichever way it was asked for; they name the setting that was typed."""
     given = {
@@ -59,7 +58,7 @@ def layer_faults(
     return tuple(Fault(path, given[path], rule, ways=proposed) for rule in rules)
 
 
-def recompute_faults(job: JobShape, sources: Mapping[str, Source] = MappingProxyType({})) -> list[Fault]:
+def recompute_faults(job: JobShape, sources: Mapping[str, Source] = NO_SOURCES) -> list[Fault]:
     """Faults of what is to be computed again, of a job whose layers are split."""
     parallel, num_stages = job.config.parallel, job.pipeline.num_stages
     given, faults = parallel.recompute, []

@@ -70,19 +70,10 @@ def world_faults(
 
 def rank_order_faults(rank_order: str) -> tuple[Fault, ...]:
     """Faults of an order that does not name every axis once."""
-    if sorted(axes(rank_order)) == sorted(AXES):
+    if sorted(rank_order.split("-")) == sorted(AXES):
         return ()
     rule = f"must name each of {', '.join(AXES)} once, the outermost first"
     return (Fault("parallel.rank_order", rank_order, rule, ways=({"parallel.rank_order": "-".join(AXES)},)),)
-
-
-def axes(rank_order: str) -> tuple[str, ...]:
-    """The axes that an order names.
-
-    >>> axes("pp-dp-tp")
-    ('pp', 'dp', 'tp')
-    """
-    return tuple(rank_order.split("-"))
 
 
 def _free_devices(config: LaunchConfig, others: Iterable[RoleGroup]) -> int:

@@ -1,4 +1,4 @@
-"""Settings that are well formed one by one but cannot be trained together."""
+"""Faults of settings that cannot be trained together, found as a job is planned; changes are tried on it."""
 
 from __future__ import annotations
 

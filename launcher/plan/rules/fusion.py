@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.base.errors import Fault
 from launcher.contract.config import DEFAULT_SCHEDULE, LaunchConfig
-from launcher.contract.strategy import JobShape, Schedule, splits_backward
+from launcher.contract.strategy import JobShape, Schedule
 
 NOT_COMPILED = ({"fusion.compile": "none"},)
 """The way out where layers cannot be compiled."""
@@ -23,7 +23,7 @@ def fusion_faults(config: LaunchConfig, schedule: Schedule) -> Iterator[Fault]:
 
 def _compile_faults(config: LaunchConfig, schedule: Schedule) -> Iterator[Fault]:
     name, parallel = config.fusion.compile, config.parallel
-    if splits_backward(schedule):
+    if schedule.splits_backward:
         rule = f"torch.compile cannot split a layer's backward, which {parallel.schedule} needs"
         ways = (*NOT_COMPILED, {"parallel.schedule": DEFAULT_SCHEDULE})
         yield Fault("fusion.compile", name, rule, ways=ways)

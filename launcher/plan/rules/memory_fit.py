@@ -65,7 +65,7 @@ def state_faults(job: JobShape, chosen: Chosen) -> list[Fault]:
     """
     if chosen.owner:  # it may split them
         return []
-    needed = max(job.whole_states(pp_rank).total_bytes for pp_rank in range(job.mesh.pp))
+    needed = max(job.unsharded_states(pp_rank).total_bytes for pp_rank in range(job.mesh.pp))
     limit = job.config.device.memory_bytes
     rule = f"the states of the model need {format_bytes(needed)} and the device has {format_bytes(limit)}"
     return [Fault("device.memory_bytes", limit, rule)] if needed > limit else []
@@ -79,7 +79,7 @@ def parts_bytes(memory: MemoryPlan) -> dict[str, int]:
         "optimizer": memory.optimizer_bytes,
         "activations": memory.activations_bytes,
         **memory.other_bytes,
-        **memory.kept_bytes,
+        **memory.persistent_bytes,
     }
 
 

@@ -9,7 +9,7 @@ from launcher.contract.config import LaunchConfig
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 from launcher.plan.rules.checks import with_sources
 from launcher.plan.rules.memory_fit import memory_faults, predict, state_faults
-from launcher.plan.rules.remedies import Judge, mended
+from launcher.plan.rules.remedies import Validate, with_fixes
 from launcher.typed.read import Source
 
 _MAX_TRIED_FORWARDS = 70_000
@@ -21,19 +21,19 @@ def refusal(
 ) -> PlanError:
     """What is raised for faults; each offers only what no rule refuses and what fits into memory."""
 
-    def judge(candidate: LaunchConfig) -> Sequence[Fault]:
+    def validate(candidate: LaunchConfig) -> Sequence[Fault]:
         found = examine(candidate, sources, inputs)
         return state_faults(found.shape, found.chosen) if isinstance(found, CheckedJob) else found
 
-    fitting = mended(config, faults, judge, _memory_judge(sources, inputs))
+    fitting = with_fixes(config, faults, validate, _memory_validation(sources, inputs))
     return PlanError(with_sources(fitting, sources))
 
 
-def _memory_judge(sources: Mapping[str, Source], inputs: PlanInputs) -> Judge:
+def _memory_validation(sources: Mapping[str, Source], inputs: PlanInputs) -> Validate:
     """Judges the memory of a layout that breaks no rule, as long as its schedules are short."""
     spent = 0
 
-    def judge(candidate: LaunchConfig) -> Sequence[Fault]:
+    def validate(candidate: LaunchConfig) -> Sequence[Fault]:
         nonlocal spent
         found = examine(candidate, sources, inputs)
         if not isinstance(found, CheckedJob):  # a user's own model that was not measured
@@ -44,4 +44,4 @@ def _memory_judge(sources: Mapping[str, Source], inputs: PlanInputs) -> Judge:
             raise LauncherError("this would take too long")
         return memory_faults(predict(found.shape, found.chosen).memory, found.shape, found.chosen)
 
-    return judge
+    return validate

@@ -21,7 +21,7 @@ from launcher.contract.config import LaunchConfig
 
 Way = Mapping[str, Any]
 """Values by config path, set together."""
-Judge = Callable[[LaunchConfig], Sequence[Fault]]
+Validate = Callable[[LaunchConfig], Sequence[Fault]]
 """Every rule at once: the faults of a configuration, each with its ways. A `LauncherError` says that it
 cannot tell, and the way is not offered."""
 
@@ -37,16 +37,16 @@ _MAX_TRIALS = 200
 """Configurations that are judged for one refusal; more would keep its reader waiting."""
 
 
-def mended(
-    config: LaunchConfig, faults: Iterable[Fault], judge: Judge, last_judge: Judge
+def with_fixes(
+    config: LaunchConfig, faults: Iterable[Fault], validate: Validate, last_validate: Validate
 ) -> tuple[Fault, ...]:
     """The faults, each with those of its ways and their joins that make it disappear and bring no other.
 
-    ``judge`` is asked about everything that is tried; ``last_judge``, which may take its time, about
-    what ``judge`` finds nothing wrong with.
+    ``validate`` is asked about everything that is tried; ``last_validate``, which may take its time, about
+    what ``validate`` finds nothing wrong with.
     """
-    search = _Search(config=config, before=tuple(faults), judge=judge, last_judge=last_judge)
-    return tuple(search.mended(fault) if fault.ways else fault for fault in search.before)
+    search = _Search(config=config, before=tuple(faults), validate=validate, last_validate=last_validate)
+    return tuple(search.resolved(fault) if fault.ways else fault for fault in search.before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +64,20 @@ class _Search:
     config: LaunchConfig
     before: tuple[Fault, ...]
     """The faults that are there."""
-    judge: Judge
-    last_judge: Judge
+    validate: Validate
+    last_validate: Validate
     trials: dict[frozenset[tuple[str, str]], _Trial | None] = field(default_factory=dict)
     last_trials: dict[frozenset[tuple[str, str]], _Trial | None] = field(default_factory=dict)
 
-    def mended(self, fault: Fault) -> Fault:
+    def resolved(self, fault: Fault) -> Fault:
         """The fault with the best ways out of it, or with the words that none was found."""
-        beside = (way for other in self.before if _hang_together(other, fault) for way in other.ways)
+        beside = (way for other in self.before if _are_related(other, fault) for way in other.ways)
         frontier = _distinct(filter(None, map(self._needed, (*fault.ways, *beside))))
         found: list[_Trial] = []
         ways: tuple[Way, ...] = ()
         for num_settings in range(1, MAX_SETTINGS + 1):
             trials = [trial for way in frontier if (trial := self._trial(way)) is not None]
-            found += [trial for trial in trials if self._cures(trial, fault)]
+            found += [trial for trial in trials if self._resolves(trial, fault)]
             ways = self._best(found, fault)
             if len(ways) >= (_ENOUGH if num_settings == 1 else 1):
                 break
@@ -98,35 +98,28 @@ class _Search:
         """What a way leads to; None where that cannot be told."""
         key = _key(way)
         if key not in self.trials and len(self.trials) < _MAX_TRIALS:
-            self.trials[key] = self._judged(way, self.judge)
+            self.trials[key] = self._tried(way, self.validate)
         return self.trials.get(key)
 
-    def _last_trial(self, trial: _Trial) -> _Trial | None:
-        """The same in the eyes of the last judge, as far as it is asked."""
-        key = _key(trial.way)
-        if not trial.faults and key not in self.last_trials:
-            self.last_trials[key] = self._judged(trial.way, self.last_judge)
-        return self.last_trials.get(key, trial)
-
-    def _judged(self, way: Way, judge: Judge) -> _Trial | None:
+    def _tried(self, way: Way, validate: Validate) -> _Trial | None:
         try:
-            return _Trial(way=way, faults=tuple(judge(changed(self.config, way))))
+            return _Trial(way=way, faults=tuple(validate(changed(self.config, way))))
         except LauncherError:
             return None
 
-    def _cures(self, trial: _Trial, fault: Fault) -> bool:
+    def _resolves(self, trial: _Trial, fault: Fault) -> bool:
         left, before = {left.path for left in trial.faults}, {fault.path for fault in self.before}
         return fault.path not in left and left <= before
 
     def _left(self, trial: _Trial, fault: Fault) -> int:
-        """How many faults a way leaves that hang together with the one it cures."""
-        return sum(_hang_together(left, fault) for left in trial.faults)
+        """How many faults a way leaves that are related to the one it resolves."""
+        return sum(_are_related(left, fault) for left in trial.faults)
 
     def _joins(self, trial: _Trial, fault: Fault) -> Iterator[Way]:
         """The way together with what the rules propose that it leaves broken."""
         before = {fault.path for fault in self.before}
         for left in (self.last_trials.get(_key(trial.way)) or trial).faults:
-            if left.path in before and not _hang_together(left, fault):
+            if left.path in before and not _are_related(left, fault):
                 continue
             for way in left.ways:
                 joined = {**trial.way, **self._needed(way)}
@@ -146,15 +139,18 @@ class _Search:
         for left, size, _, trial in sorted(ranked, key=lambda rank: rank[:3]):
             if best and (len(best) == MAX_OFFERS or left > limit[0] or size > limit[1]):
                 break
-            if _adds(trial.way, best) and self._lasts(trial, fault):
+            if _adds(trial.way, best) and self._still_resolves(trial, fault):
                 limit = limit if best else (left, size + 1)
                 best.append(dict(sorted(trial.way.items(), key=lambda item: item[0] != fault.path)))
         return tuple(best)
 
-    def _lasts(self, trial: _Trial, fault: Fault) -> bool:
-        """Whether the last judge, as far as it is asked, finds the fault mended, too."""
-        last = self._last_trial(trial)
-        return last is not None and self._cures(last, fault)
+    def _still_resolves(self, trial: _Trial, fault: Fault) -> bool:
+        """Whether the last validation, as far as it is asked, finds the fault resolved, too."""
+        key = _key(trial.way)
+        if not trial.faults and key not in self.last_trials:
+            self.last_trials[key] = self._tried(trial.way, self.last_validate)
+        last = self.last_trials.get(key, trial)
+        return last is not None and self._resolves(last, fault)
 
 
 def _adds(way: Way, others: Sequence[Way]) -> bool:
@@ -163,8 +159,8 @@ def _adds(way: Way, others: Sequence[Way]) -> bool:
     return not is_more and sum(way.keys() == other.keys() for other in others) < _MAX_ALIKE
 
 
-def _hang_together(one: Fault, other: Fault) -> bool:
-    """Whether some setting is at fault in both or could mend either, so that the one bears on the other."""
+def _are_related(one: Fault, other: Fault) -> bool:
+    """Whether some setting is at fault in both or could resolve either."""
     settings = [{fault.path, *(path for way in fault.ways for path in way)} for fault in (one, other)]
     return not settings[0].isdisjoint(settings[1])
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.errors import Fault, PlanError
+from launcher.base.errors import Fault
 from launcher.base.registry import plugins
 from launcher.base.units import counted, format_duration
 from launcher.contract.config import LaunchConfig
@@ -33,7 +33,6 @@ from launcher.contract.job import (
     JobState,
 )
 from launcher.contract.plan import Plan
-from launcher.contract.strategy import JobShape
 from launcher.typed.scalars import NonNegativeInt, PositiveFloat
 
 ENTRY_MODULE = "launcher.runtime.process.main"
@@ -68,22 +67,16 @@ class Torchrun(Executor):
     is_local = True
     Config = TorchrunConfig
 
-    def check(self, job: JobShape) -> Iterable[Fault]:
+    def check(self, plan: Plan, run_dir: str | None = None) -> Iterable[Fault]:
         """More than one node; restarts without a checkpoint to resume from."""
-        return _faults(job.config, job.mesh.num_ranks)
+        return _faults(plan.config, plan.world_size)
 
-    def notes(self, job: JobShape) -> Iterable[str]:
+    def notes(self, plan: Plan) -> Iterable[str]:
         """When the ranks are started again."""
-        return restart_notes(job.config, job.config.executor.settings(TorchrunConfig).max_restarts)
+        return restart_notes(plan.config, plan.config.executor.settings(TorchrunConfig).max_restarts)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
-        """The torchrun command and its environment.
-
-        Raises:
-            PlanError: when the plan spans several nodes.
-        """
-        if faults := tuple(_faults(plan.config, plan.world_size)):
-            raise PlanError(faults)
+        """The torchrun command and its environment."""
         environment = {
             "PYTHONSAFEPATH": "1",  # `python -m` must not find modules in the current folder first
             "PYTHONUNBUFFERED": "1",

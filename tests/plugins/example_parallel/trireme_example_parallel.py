@@ -46,7 +46,7 @@ class ShardedAdamW(Parallel):
             rule = f"the update is {job.config.architecture.name}'s own"
             yield Fault(path, "{}", rule, ways=({"architecture.name": DEFAULT_ARCHITECTURE},))
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """A part of the optimizer state, and the broadcasts of the updated parameters."""
         states = split_states(job, pp_rank)
         message = Collective(
@@ -61,7 +61,7 @@ class ShardedAdamW(Parallel):
 
     def describe(self, job: JobShape) -> Iterable[Section]:
         """What a rank no longer holds."""
-        whole, split = job.whole_states(0), split_states(job, 0)
+        whole, split = job.unsharded_states(0), split_states(job, 0)
         sizes = [format_bytes(states.optimizer_bytes) for states in (split, whole)]
         line = f"{sizes[0]} on pp_rank 0 in place of {sizes[1]}, over dp = {job.mesh.dp}"
         yield Section(plugin=NAME, title="Optimizer state per rank", lines=(line,), about="memory")
@@ -73,7 +73,7 @@ class ShardedAdamW(Parallel):
 
 def split_states(job: JobShape, pp_rank: int) -> ModelStates:
     """Whole weights and gradients, and a part of the moments."""
-    whole = job.whole_states(pp_rank)
+    whole = job.unsharded_states(pp_rank)
     part = -(-whole.optimizer_bytes // job.mesh.dp)
     return replace(
         whole, optimizer_bytes=part, saved_bytes=-(-whole.saved_bytes // job.mesh.dp), is_sharded=True

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from launcher.contract.mesh import Cluster
 from launcher.contract.plan import Plan
@@ -43,7 +44,7 @@ class Decentralized(Architecture):
         if job.config.architecture.settings(DecentralizedConfig).reduce == "hierarchical":
             yield from _hierarchy_faults(job)
 
-    def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The gradients, in buckets."""
         if job.config.architecture.settings(DecentralizedConfig).reduce == "flat":
             return RankCost(collectives=summed_gradients(job, pp_rank))
@@ -52,7 +53,7 @@ class Decentralized(Architecture):
         return RankCost(
             # One bucket's part at a time; the next one's is on its way.
             memory_bytes={"reduced parts": 2 * -(-size // num_local)},
-            collectives=tuple(_levels(job, num_local, size, count)),
+            collectives=_levels(job, num_local, size, count),
         )
 
     def layout(self, plan: Plan) -> Iterable[str]:
@@ -91,23 +92,18 @@ def _hierarchy_faults(job: JobShape) -> Iterator[Fault]:
     yield Fault(_PATH, "hierarchical", rule, ways=({_PATH: "flat"},))
 
 
-def _levels(job: JobShape, num_local: int, size: int, count: int) -> Iterator[Collective]:
+def _levels(job: JobShape, num_local: int, size: int, count: int) -> tuple[Collective, ...]:
     """The three messages of a bucket."""
-    num_nodes = job.mesh.dp // num_local
-    part = -(-size // num_local)
-    steps: tuple[tuple[Any, str, Any, int, int], ...] = (
-        ("reduce_scatter", "gradients in a node", "intra_node", size, num_local),
-        ("all_reduce", "gradients between nodes", "inter_node", part, num_nodes),
-        ("all_gather", "gradients in a node", "intra_node", size, num_local),
+    summed = partial(Collective, axis="dp", count=count, overlappable=True)
+    inside = partial(
+        summed, purpose="gradients in a node", num_bytes=size, group_size=num_local, link="intra_node"
     )
-    for operation, purpose, link, num_bytes, members in steps if count else ():
-        yield Collective(
-            operation=operation,
-            purpose=purpose,
-            axis="dp",
-            num_bytes=num_bytes,
-            count=count,
-            overlappable=True,
-            group_size=members,
-            link=link,
-        )
+    between = summed(
+        operation="all_reduce",
+        purpose="gradients between nodes",
+        num_bytes=-(-size // num_local),
+        group_size=job.mesh.dp // num_local,
+        link="inter_node",
+    )
+    levels = inside(operation="reduce_scatter"), between, inside(operation="all_gather")
+    return levels if count else ()

@@ -85,7 +85,7 @@ class HierarchicalSum:
 
 def _members(ctx: RankContext) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The replicas on this rank's node, and those on all nodes that have the same part of a bucket."""
-    cluster = Cluster(config=ctx.config.cluster, device=ctx.config.device)
+    cluster = Cluster(config=ctx.config.cluster)
     on_node: dict[int, list[int]] = defaultdict(list)
     for rank in ctx.groups.dp.ranks:
         on_node[cluster.node(rank)].append(rank)

@@ -44,7 +44,7 @@ class Gossip(Architecture):
             rule = f"averages in fp32, and the weights are kept in {precision.compute} alone"
             yield Fault("architecture.name", "gossip", rule, ways=({"precision.master_weights": True},))
 
-    def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The weights, once to each neighbour; theirs are held until the average is taken."""
         num_neighbours = min(2, job.mesh.dp - 1)
         total = job.num_local_parameters(pp_rank) * FP32_BYTES
@@ -59,6 +59,6 @@ class Gossip(Architecture):
             phase="begin",
         )
         return RankCost(
-            kept_bytes={"neighbours' weights": num_neighbours * total},
+            persistent_bytes={"neighbours' weights": num_neighbours * total},
             collectives=(message,) if num_buckets else (),
         )

@@ -17,8 +17,9 @@ Source: Jiang et al., A Unified Architecture for Accelerating Distributed DNN Tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from launcher.base.units import counted, format_duration
@@ -30,12 +31,11 @@ from launcher.contract.strategy import (
     JobShape,
     RankCost,
     Section,
-    StepExchange,
+    StepOverlap,
 )
 from launcher_plugins.architectures.parameter_server.config import SERVER, ParameterServerConfig, settings_of
 from launcher_plugins.parallel.data.plan import buckets
 
-_MOMENTS_BYTES = 2 * FP32_BYTES
 _PASSES = 2
 """Times that an update moves the state: one read, one write."""
 _NUM_SUMS, _SUM_BYTES = 2, 8
@@ -97,7 +97,7 @@ class Exchange:
         return latency_s + factor * num_bytes / self.link.bandwidth_bytes_per_s
 
     @property
-    def in_step(self) -> StepExchange:
+    def in_step(self) -> StepOverlap:
         """What of it goes beside the computation of a step, and what does not."""
         push_s, pull_s, count = self.push_s, self.pull_s, self.num_buckets
         waited_s = self.update_s
@@ -112,7 +112,7 @@ class Exchange:
             share = self.num_workers / self.num_servers / self.link.bandwidth_bytes_per_s
             bytes_s = share * max(self.push_bytes, self.pull_bytes)
             busiest_s = max(bytes_s, self.num_workers * self.update_s)
-        return StepExchange(
+        return StepOverlap(
             num_buckets=count, backward_s=push_s, forward_s=pull_s, waited_s=waited_s, busiest_s=busiest_s
         )
 
@@ -171,14 +171,12 @@ def worker_cost(job: JobShape) -> RankCost:
     """Memory and messages of a worker."""
     exchange, settings = exchange_of(job), settings_of(job.config)
     num_parameters = job.num_local_parameters(0)
-    kept = {}
-    if settings.compression != "none":
-        kept["gradients left out"] = num_parameters * FP32_BYTES
+    left_out = {} if settings.compression == "none" else {"gradients left out": num_parameters * FP32_BYTES}
     return RankCost(
-        kept_bytes=kept,
+        persistent_bytes=left_out,
         collectives=tuple(_messages(exchange)),
-        states=replace(job.whole_states(0), optimizer_bytes=0),
-        exchange=exchange.in_step,
+        states=replace(job.unsharded_states(0), optimizer_bytes=0),
+        overlap=exchange.in_step,
     )
 
 
@@ -254,30 +252,14 @@ def _link(job: JobShape, settings: ParameterServerConfig) -> LinkConfig:
     return cluster.inter_node if is_apart else cluster.intra_node
 
 
-def _messages(exchange: Exchange) -> tuple[Collective, ...]:
-    push, pull = (
-        Collective(
-            operation=operation,  # type: ignore[arg-type]
-            purpose=purpose,
-            axis="dp",
-            num_bytes=round(num_bytes / exchange.num_buckets),
-            count=exchange.num_buckets,
-            overlappable=exchange.overlaps,
-            contention=exchange.contention,
-        )
-        for operation, purpose, num_bytes in (
-            ("push", "gradients", exchange.push_bytes),
-            ("pull", "parameters", exchange.pull_bytes),
-        )
+def _messages(exchange: Exchange) -> Iterator[Collective]:
+    """Every bucket to its servers and back, and in lock-step the sums of the loss."""
+    count = exchange.num_buckets
+    moved = partial(
+        Collective, axis="dp", count=count, overlappable=exchange.overlaps, contention=exchange.contention
     )
-    if not exchange.is_lockstep:
-        return push, pull
-    sums = Collective(
-        operation="push",
-        purpose="loss and targets",
-        axis="dp",
-        num_bytes=_SUM_BYTES,
-        count=_NUM_SUMS,
-        overlappable=True,
-    )
-    return push, pull, sums
+    yield moved(operation="push", purpose="gradients", num_bytes=round(exchange.push_bytes / count))
+    yield moved(operation="pull", purpose="parameters", num_bytes=round(exchange.pull_bytes / count))
+    if exchange.is_lockstep:
+        sums = partial(Collective, operation="push", purpose="loss and targets", axis="dp")
+        yield sums(num_bytes=_SUM_BYTES, count=_NUM_SUMS, overlappable=True)

@@ -83,12 +83,12 @@ class ParameterServer(Architecture):
         )
 
     def notes(self, job: JobShape) -> Iterable[str]:
-        """What becomes of a worker that is gone, and what a checkpoint is where workers are not in step."""
+        """What follows if a worker fails, and what a checkpoint is where workers are not in step."""
         settings, timeout_s = settings_of(job.config), job.config.run.timeout_s
-        then = "the others go on" if settings.goes_on else "the run fails"
+        then = "the others continue" if settings.goes_on else "the run fails"
         yield (
-            f"When a worker is gone {then} (architecture.on_worker_loss); a worker or a server that hangs is "
-            f"given up after run.timeout_s = {timeout_s:g} s. A server that is gone ends the run."
+            f"If a worker fails, {then} (architecture.on_worker_loss); a worker or a server that hangs times "
+            f"out after run.timeout_s = {timeout_s:g} s. If a server fails, the run ends."
         )
         if not settings.is_lockstep and job.config.train.checkpoint_interval:
             yield (
@@ -96,7 +96,7 @@ class ParameterServer(Architecture):
                 "ahead of it make some of theirs again after a resume."
             )
 
-    def exchange(self, job: JobShape, pp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """Gradients to the servers, and parameters back."""
         return worker_cost(job)
 

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from launcher.base.errors import Fault, JobError, PlanError
+from launcher.base.errors import Fault, JobError
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor, SiteSurvey
 from launcher.contract.job import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.contract.plan import Plan
-from launcher.contract.strategy import JobShape
 from launcher_plugins.executors.slurm.commands import removed_names, run_command, seconds
 from launcher_plugins.executors.slurm.continuation import (
     SlurmConfig,
@@ -25,13 +24,7 @@ from launcher_plugins.executors.slurm.continuation import (
 )
 from launcher_plugins.executors.slurm.options import SEPARATOR, binding_faults, node_layout, option_faults
 from launcher_plugins.executors.slurm.queue import Jobs, ask_about, with_time
-from launcher_plugins.executors.slurm.roles import (
-    Roles,
-    het_components,
-    num_cluster_ranks,
-    role_faults,
-    role_notes,
-)
+from launcher_plugins.executors.slurm.roles import het_components, role_faults, role_notes
 from launcher_plugins.executors.slurm.script import Batch, array, script_text
 from launcher_plugins.executors.slurm.state import with_end
 from launcher_plugins.executors.slurm.survey import survey
@@ -63,29 +56,30 @@ class Slurm(Executor):
     job_variable = "SLURM_JOB_ID"
     Config = SlurmConfig
 
-    def check(self, job: JobShape) -> Iterable[Fault]:
-        """Ranks that do not fill the nodes, options that sbatch rejects, impossible continuations."""
-        return _faults(job.config, job.roles)
+    def check(self, plan: Plan, run_dir: str | None = None) -> Iterable[Fault]:
+        """Ranks that do not fill the nodes, options that sbatch rejects, impossible continuations, and a run
+        directory that Slurm cannot write to."""
+        config = plan.config
+        if isinstance(layout := node_layout(config, plan.num_cluster_ranks), Fault):
+            yield layout
+        yield from role_faults(config, plan.roles)
+        yield from option_faults(config.site)
+        yield from binding_faults(config)
+        yield from continuation_faults(config)
+        yield from _directory_faults(config, run_dir) if run_dir is not None else ()
 
-    def notes(self, job: JobShape) -> Iterable[str]:
-        """Where the ranks rendezvous, and how an interrupted run continues."""
-        config = job.config
-        return (*role_notes(config, job.roles), *_network_notes(config), *continuation_notes(config))
-
-    def time_notes(self, job: JobShape, predicted_s: float) -> Iterable[str]:
-        """Whether the run is predicted to take longer than its time limits allow."""
-        return time_notes(job.config, predicted_s)
+    def notes(self, plan: Plan) -> Iterable[str]:
+        """Where the ranks rendezvous, how an interrupted run continues, and whether the run is predicted to
+        take longer than its time limits allow."""
+        yield from role_notes(plan.config, plan.roles)
+        yield from _network_notes(plan.config)
+        yield from continuation_notes(plan.config)
+        yield from time_notes(plan.config, plan.config.train.num_steps * plan.schedule.step_s)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
-        """The batch script, and the command that submits it.
-
-        Raises:
-            PlanError: for what `check` finds, and for a run directory that Slurm cannot write to.
-        """
-        layout = node_layout(plan.config, num_cluster_ranks(plan.config, plan.roles))
-        faults = [*_faults(plan.config, plan.roles), *_directory_faults(plan.config, request.run_dir)]
-        if isinstance(layout, Fault) or faults:
-            raise PlanError(faults)
+        """The batch script, and the command that submits it."""
+        layout = node_layout(plan.config, plan.num_cluster_ranks)
+        assert not isinstance(layout, Fault), "a plan is checked before it is rendered"
         others = het_components(plan.config, plan.roles)
         text = script_text(Batch(config=plan.config, request=request, layout=layout, others=others))
         argv = ("sbatch", "--parsable", f"{request.run_dir}/job.sh")
@@ -196,15 +190,6 @@ def _state(handle: JobHandle, jobs: Jobs) -> JobState:
             break
         state = following
     return state
-
-
-def _faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
-    if isinstance(layout := node_layout(config, num_cluster_ranks(config, roles)), Fault):
-        yield layout
-    yield from role_faults(config, roles)
-    yield from option_faults(config.site)
-    yield from binding_faults(config)
-    yield from continuation_faults(config)
 
 
 def _network_notes(config: LaunchConfig) -> Iterator[str]:

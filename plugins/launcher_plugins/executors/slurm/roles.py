@@ -14,11 +14,9 @@ from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import RolePlan
 from launcher.contract.site import RoleSite
-from launcher.contract.strategy import RoleGroup
 from launcher_plugins.executors.slurm.continuation import SlurmConfig
 from launcher_plugins.executors.slurm.options import NodeLayout
 
-Roles = Sequence[RoleGroup] | Sequence[RolePlan]
 HET_JOB = "#SBATCH hetjob"
 """The line between the components of a heterogeneous job."""
 
@@ -32,12 +30,7 @@ class HetComponent:
     layout: NodeLayout
 
 
-def num_cluster_ranks(config: LaunchConfig, roles: Roles) -> int:
-    """Number of ranks on the cluster's devices."""
-    return sum(role.num_ranks for role in roles if role.trains or role.name not in config.site.roles)
-
-
-def het_components(config: LaunchConfig, roles: Roles) -> tuple[HetComponent, ...]:
+def het_components(config: LaunchConfig, roles: Sequence[RolePlan]) -> tuple[HetComponent, ...]:
     """The components of the job after the trainers', in the order of the ranks."""
     found = []
     for role in roles:
@@ -50,7 +43,7 @@ def het_components(config: LaunchConfig, roles: Roles) -> tuple[HetComponent, ..
     return tuple(found)
 
 
-def role_faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
+def role_faults(config: LaunchConfig, roles: Sequence[RolePlan]) -> Iterator[Fault]:
     """Nodes for a role that does not exist, or whose ranks do not fill them. A site may name roles of
     other architectures."""
     others = {role.name: role.num_ranks for role in roles if not role.trains}
@@ -70,7 +63,7 @@ def role_faults(config: LaunchConfig, roles: Roles) -> Iterator[Fault]:
         yield Fault("executor.starter", "torchrun", rule, "Set executor.starter=srun, or site.roles={}.")
 
 
-def role_notes(config: LaunchConfig, roles: Roles) -> Iterator[str]:
+def role_notes(config: LaunchConfig, roles: Sequence[RolePlan]) -> Iterator[str]:
     """Where the ranks of such a role are, and that a run which survives the loss of a rank does not survive
     that of a node."""
     if config.cluster.nodes > 1 and any(role.is_expendable for role in roles):

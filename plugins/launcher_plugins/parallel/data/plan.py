@@ -7,7 +7,6 @@ replica 1   F B F B | sum over dp                                         | upda
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from launcher.base import registry
 from launcher.contract.strategy import Architecture, Collective, JobShape, Parallel, RankCost
@@ -21,13 +20,12 @@ class DataParallel(Parallel):
     axis = "dp"
     runtime = "launcher_plugins.parallel.data.runtime:apply"
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """What the architecture's replicas exchange, and on the last stage the loss and the count of its
         targets."""
         architecture = registry.load(Architecture, job.config.architecture.name)
-        own = architecture.exchange(job, pp_rank)
-        own = own or RankCost(collectives=summed_gradients(job, pp_rank))
-        if own.exchange is not None:  # there is no all-reduce
+        own = architecture.cost(job, pp_rank) or RankCost(collectives=summed_gradients(job, pp_rank))
+        if own.overlap is not None:  # there is no all-reduce
             return own
         return replace(own, collectives=(*own.collectives, *loss_messages(job, pp_rank)))
 
@@ -35,7 +33,10 @@ class DataParallel(Parallel):
 def summed_gradients(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
     """All gradients of a rank, summed over the replicas in buckets."""
     size, count = buckets(job, pp_rank)
-    return (_sum("gradients", size, count),) if count else ()
+    each = Collective(
+        operation="all_reduce", purpose="gradients", axis="dp", num_bytes=size, count=count, overlappable=True
+    )
+    return (each,) if count else ()
 
 
 def buckets(job: JobShape, pp_rank: int) -> tuple[int, int]:
@@ -49,16 +50,13 @@ def loss_messages(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
     """On the last stage: the loss, and the count of its targets, which work goes on beside."""
     if job.stages[-1].pp_rank != pp_rank:
         return ()
-    return (_sum("loss and targets", _SCALAR_BYTES, 2, "begin"),)
-
-
-def _sum(purpose: str, num_bytes: int, count: int, phase: Literal["begin", "step"] = "step") -> Collective:
-    return Collective(
+    each = Collective(
         operation="all_reduce",
-        purpose=purpose,
+        purpose="loss and targets",
         axis="dp",
-        num_bytes=num_bytes,
-        count=count,
+        num_bytes=_SCALAR_BYTES,
+        count=2,
         overlappable=True,
-        phase=phase,
+        phase="begin",
     )
+    return (each,)

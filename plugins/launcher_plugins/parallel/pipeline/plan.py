@@ -9,17 +9,10 @@ one message each way for each microbatch and each boundary between stages of dif
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
-from launcher.contract.strategy import (
-    FP32_BYTES,
-    Collective,
-    JobShape,
-    LayerShape,
-    Parallel,
-    RankCost,
-    StagePlan,
-)
+from launcher.contract.strategy import FP32_BYTES, Collective, JobShape, Parallel, RankCost, StagePlan
 
 
 class PipelineParallel(Parallel):
@@ -28,51 +21,36 @@ class PipelineParallel(Parallel):
     axis = "pp"
     runtime = "launcher_plugins.parallel.pipeline.runtime:apply"
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """Messages to the next and to the previous stage, and what the ends of the model share."""
         collectives: list[Collective] = []
         last = len(job.stages) - 1
         for stage in job.stages_of(pp_rank):
             if stage.stage < last:
-                collectives.append(_message(job, "activations", _output(job, stage), "forward"))
+                collectives.append(_message(job, "activations", stage, "forward"))
             if stage.stage > 0:
                 before = job.stages[stage.stage - 1]
-                collectives.append(_message(job, "activation gradients", _output(job, before), "backward"))
+                collectives.append(_message(job, "activation gradients", before, "backward"))
+        summed = partial(Collective, operation="all_reduce", axis="pp")
         holds_end = any(stage.stage in (0, last) for stage in job.stages_of(pp_rank))
         if job.model.num_tied_parameters and holds_end:
             size = -(-job.model.num_tied_parameters // job.mesh.tp) * job.gradient_bytes
-            collectives.append(_sum("tied embedding gradients", size, group_size=2))
-        collectives.append(_sum("gradient norm", FP32_BYTES, group_size=job.mesh.pp * job.mesh.tp))
+            collectives.append(summed(purpose="tied embedding gradients", num_bytes=size, group_size=2))
+        num_members = job.mesh.pp * job.mesh.tp
+        collectives.append(summed(purpose="gradient norm", num_bytes=FP32_BYTES, group_size=num_members))
         return RankCost(collectives=tuple(collectives))
 
 
-def _output(job: JobShape, stage: StagePlan) -> LayerShape:
-    return job.layers(stage)[-1]
-
-
 def _message(
-    job: JobShape, purpose: str, layer: LayerShape, phase: Literal["forward", "backward"]
+    job: JobShape, purpose: str, below: StagePlan, phase: Literal["forward", "backward"]
 ) -> Collective:
-    """All messages of a step over one boundary in one direction."""
+    """All messages of a step over the boundary above a stage in one direction."""
     return Collective(
         operation="send_recv",
         purpose=purpose,
         axis="pp",
-        num_bytes=job.local_activation_bytes(layer.output_elements),
+        num_bytes=job.local_activation_bytes(job.layers(below)[-1].output_elements),
         count=job.pipeline.num_microbatches,
         overlappable=True,
         phase=phase,
-    )
-
-
-def _sum(purpose: str, num_bytes: int, group_size: int) -> Collective:
-    """One sum at the end of the step."""
-    return Collective(
-        operation="all_reduce",
-        purpose=purpose,
-        axis="pp",
-        num_bytes=num_bytes,
-        count=1,
-        overlappable=False,
-        group_size=group_size,
     )

@@ -16,15 +16,17 @@ Source: Shoeybi et al., Megatron-LM (2019), section 3; Korthikanti et al. (2022)
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from math import gcd
 from typing import Literal
 
 from launcher.base.arithmetic import divisors, nearest_first
+from launcher.contract.shape import Operation
 from launcher.contract.strategy import FP32_BYTES, Collective, Fault, JobShape, Parallel, RankCost, StagePlan
 
 _MAX_DEGREES = 4
 """Degrees that are proposed in place of one that does not fit, the nearest first."""
-Phase = Literal["forward", "backward", "step"]
+_message = partial(Collective, axis="tp")
 
 
 class TensorParallel(Parallel):
@@ -50,7 +52,7 @@ class TensorParallel(Parallel):
             ways = tuple({"parallel.tp": degree} for degree in nearest[:_MAX_DEGREES])
             yield Fault("parallel.tp", tp, rule, ways=ways)
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The sums inside every layer, in the embedding and in the loss."""
         collectives: list[Collective] = []
         for stage in job.stages_of(pp_rank):
@@ -61,7 +63,9 @@ class TensorParallel(Parallel):
                 collectives += [*_edge(job, stage, "head", leaves=0, enters=1), *_loss(job)]
         collectives += _replicated_gradients(job, pp_rank) if job.config.parallel.sequence_parallel else []
         if job.mesh.pp == 1:
-            collectives.append(_collective("all_reduce", "gradient norm", FP32_BYTES, 1, "step"))
+            collectives.append(
+                _message(operation="all_reduce", purpose="gradient norm", num_bytes=FP32_BYTES)
+            )
         return RankCost(collectives=tuple(collectives))
 
 
@@ -88,25 +92,28 @@ def _edge(job: JobShape, stage: StagePlan, purpose: str, *, leaves: int, enters:
     return forward + _forward(job, purpose, enters, leaves + gathered_again, "backward")
 
 
-def _forward(job: JobShape, purpose: str, leaves: int, enters: int, phase: Phase) -> list[Collective]:
+def _forward(
+    job: JobShape, purpose: str, leaves: int, enters: int, phase: Literal["forward", "backward"]
+) -> list[Collective]:
     elements = job.model.layers[0].output_elements
     size, m = job.micro_size * elements * job.compute_bytes, job.pipeline.num_microbatches
-    if not job.config.parallel.sequence_parallel:
-        wanted = [_collective("all_reduce", purpose, size, leaves * m, phase)]
-    else:
-        wanted = [
-            _collective("all_gather", purpose, size, enters * m, phase),
-            _collective("reduce_scatter", purpose, size, leaves * m, phase),
-        ]
-    return [collective for collective in wanted if collective.count]
+    counts: dict[Operation, int] = {"all_reduce": leaves}
+    if job.config.parallel.sequence_parallel:
+        counts = {"all_gather": enters, "reduce_scatter": leaves}
+    return [
+        _message(operation=operation, purpose=purpose, num_bytes=size, count=count * m, phase=phase)
+        for operation, count in counts.items()
+        if count
+    ]
 
 
 def _loss(job: JobShape) -> list[Collective]:
     """Per token the largest logit; then the sum of exponentials with the target's logit."""
     tokens, m = job.micro_size * job.config.batch.seq_length, job.pipeline.num_microbatches
+    sizes = {"largest logit": tokens * FP32_BYTES, "sums of the loss": 2 * tokens * FP32_BYTES}
     return [
-        _collective("all_reduce", "largest logit", tokens * FP32_BYTES, m, "forward"),
-        _collective("all_reduce", "sums of the loss", 2 * tokens * FP32_BYTES, m, "forward"),
+        _message(operation="all_reduce", purpose=purpose, num_bytes=size, count=m, phase="forward")
+        for purpose, size in sizes.items()
     ]
 
 
@@ -119,22 +126,5 @@ def _replicated_gradients(job: JobShape, pp_rank: int) -> list[Collective]:
     positions = prologue.num_replicated_parameters if prologue and stages[0].has_prologue else 0
     in_head = epilogue.num_replicated_parameters if epilogue and stages[-1].has_epilogue else 0
     size = (in_layers + in_head + positions) * job.gradient_bytes
-    return [_collective("all_reduce", "replicated gradients", size, 1, "step")] if size else []
-
-
-def _collective(
-    operation: Literal["all_reduce", "all_gather", "reduce_scatter"],
-    purpose: str,
-    num_bytes: int,
-    count: int,
-    phase: Phase,
-) -> Collective:
-    return Collective(
-        operation=operation,
-        purpose=purpose,
-        axis="tp",
-        num_bytes=num_bytes,
-        count=count,
-        overlappable=False,
-        phase=phase,
-    )
+    message = _message(operation="all_reduce", purpose="replicated gradients", num_bytes=size)
+    return [message] if size else []

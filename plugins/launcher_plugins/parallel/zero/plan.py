@@ -16,7 +16,8 @@ Source: Rajbhandari et al., ZeRO (2020), sections 5 and 7.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from launcher.base import registry
 from launcher.contract.config import DEFAULT_ARCHITECTURE, DEFAULT_SCHEDULE, LaunchConfig
@@ -31,7 +32,7 @@ from launcher.contract.strategy import (
     Schedule,
     Section,
 )
-from launcher_plugins.parallel.data.plan import loss_messages
+from launcher_plugins.parallel.data.plan import buckets, loss_messages
 from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json, option_faults
 from launcher_plugins.parallel.zero.states import scratch_bytes, section, states_of
 
@@ -74,12 +75,15 @@ class ZeroParallel(Parallel):
             yield Fault("parallel.zero_offload", "true", rule, ways=({"parallel.zero_offload": False},))
         yield from option_faults(job.config, job.model.num_parameters)
 
-    def cost(self, job: JobShape, pp_rank: int, tp_rank: int) -> RankCost:
+    def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The messages that split states need, and what the update holds for a moment."""
-        collectives = [*_gradients(job, pp_rank), *_weights(job, pp_rank), *loss_messages(job, pp_rank)]
-        collectives.append(_message(job, "all_reduce", "gradient norm", FP32_BYTES, 2))
+        norm = Collective(
+            operation="all_reduce", purpose="gradient norm", axis="dp", num_bytes=FP32_BYTES, count=2
+        )
+        sums = (*loss_messages(job, pp_rank), norm)
+        collectives = (_gradients(job, pp_rank), *_weights(job, pp_rank), *sums)
         return RankCost(
-            memory_bytes=_memory(job, pp_rank), states=states_of(job, pp_rank), collectives=tuple(collectives)
+            memory_bytes=_memory(job, pp_rank), states=states_of(job, pp_rank), collectives=collectives
         )
 
     def memory_ways(self, job: JobShape) -> Iterable[Mapping[str, Any]]:
@@ -127,13 +131,14 @@ def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
         whole |= {"parallel.num_chunks": 1, "parallel.schedule": DEFAULT_SCHEDULE}
     if stages > 1:
         rule = (
-            f"gives gradients away after every microbatch, and a pipeline of {stages} stages "
+            f"reduce-scatters gradients after every microbatch, and a pipeline of {stages} stages "
             "(pp * num_chunks) accumulates them over all of its microbatches"
         )
         ways = ({"parallel.zero_stage": 1}, whole)
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
     elif registry.load(Schedule, parallel.schedule).splits_backward:
-        rule = f"gives gradients away during the backward, and {parallel.schedule} computes them after it"
+        late = f"{parallel.schedule} computes them after it"
+        rule = f"reduce-scatters gradients during the backward, and {late}"
         ways = ({"parallel.zero_stage": 1}, {"parallel.schedule": DEFAULT_SCHEDULE})
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
 
@@ -167,39 +172,38 @@ def has_whole_fp32_gradients(job: JobShape) -> bool:
     return parallel.zero_stage == 1 and is_mixed and not parallel.zero_offload
 
 
-def _gradients(job: JobShape, pp_rank: int) -> Iterator[Collective]:
+def _gradients(job: JobShape, pp_rank: int) -> Collective:
     """All gradients in buckets: once a step, or from stage 2 on after every microbatch."""
-    total = job.num_local_parameters(pp_rank) * job.gradient_bytes
-    num_buckets = -(-total // job.config.parallel.bucket_bytes)
-    operation: Literal["all_reduce", "reduce_scatter"]
-    operation = "all_reduce" if has_whole_fp32_gradients(job) else "reduce_scatter"
-    size = -(-total // num_buckets)
-    if job.config.parallel.zero_stage == 1:
-        yield _message(job, operation, "gradients", size, num_buckets)
-    else:
-        count = num_buckets * job.pipeline.num_microbatches
-        yield _message(job, operation, "gradients", size, count, "backward")
+    size, count = buckets(job, pp_rank)
+    is_repeated = job.config.parallel.zero_stage > 1
+    return Collective(
+        operation="all_reduce" if has_whole_fp32_gradients(job) else "reduce_scatter",
+        purpose="gradients",
+        axis="dp",
+        num_bytes=size,
+        count=count * job.pipeline.num_microbatches if is_repeated else count,
+        overlappable=is_repeated and job.config.device.kind == "cuda",
+        phase="backward" if is_repeated else "step",
+    )
 
 
 def _weights(job: JobShape, pp_rank: int) -> Iterator[Collective]:
     """The updated weights once a step; at stage 3 instead those of each layer, for every forward and
-    every backward."""
+    every backward, which a GPU computes beside."""
+    gathered = partial(Collective, operation="all_gather", purpose="weights", axis="dp")
     if job.config.parallel.zero_stage < 3:
-        size = job.num_local_parameters(pp_rank) * job.compute_bytes
-        yield _message(job, "all_gather", "weights", size, 1)
+        yield gathered(num_bytes=job.num_local_parameters(pp_rank) * job.compute_bytes)
         return
+    count, is_hidden = job.pipeline.num_microbatches, job.config.device.kind == "cuda"
     for size in _part_bytes(job, pp_rank):
-        yield _message(job, "all_gather", "weights", size, job.pipeline.num_microbatches, "forward")
-        yield _message(job, "all_gather", "weights", size, job.pipeline.num_microbatches, "backward")
+        yield gathered(num_bytes=size, count=count, overlappable=is_hidden, phase="forward")
+        yield gathered(num_bytes=size, count=count, overlappable=is_hidden, phase="backward")
 
 
 def _part_bytes(job: JobShape, pp_rank: int) -> list[int]:
     """Bytes of the weights of each layer, and of each end of the model, on one rank."""
-    stages = job.stages_of(pp_rank)
-    parts = [part for stage in stages for part in (*job.layers(stage), *job.ends(stage))]
-    tied = job.model.num_tied_parameters
-    sizes = []
-    for part in parts:
+    tied, sizes = job.model.num_tied_parameters, []
+    for part in (part for stage in job.stages_of(pp_rank) for part, _ in job.parts(stage)):
         split = part.num_parameters - part.num_replicated_parameters
         if part is job.model.epilogue:
             split -= tied  # gathered with the embedding
@@ -220,23 +224,3 @@ def _memory(job: JobShape, pp_rank: int) -> dict[str, int]:
     if stage == 3:
         held["gathered weights"] = max(_part_bytes(job, pp_rank))
     return held
-
-
-def _message(
-    job: JobShape,
-    operation: Literal["all_reduce", "reduce_scatter", "all_gather"],
-    purpose: str,
-    num_bytes: int,
-    count: int,
-    phase: Literal["forward", "backward", "step"] = "step",
-) -> Collective:
-    """At stage 1 DeepSpeed works after the schedule; from stage 2 on it can hide messages on a GPU."""
-    return Collective(
-        operation=operation,
-        purpose=purpose,
-        axis="dp",
-        num_bytes=num_bytes,
-        count=count,
-        overlappable=phase != "step" and job.config.device.kind == "cuda",
-        phase=phase,
-    )

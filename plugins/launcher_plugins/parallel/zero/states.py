@@ -72,5 +72,5 @@ def section(job: JobShape) -> Section:
 
 def _at_stage(job: JobShape, pp_rank: int, stage: int) -> ModelStates:
     if stage == 0:
-        return job.whole_states(pp_rank)
+        return job.unsharded_states(pp_rank)
     return split_states(job.num_local_parameters(pp_rank), job.config.precision, job.mesh.dp, stage)
