@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,8 @@ RunPhase = Phase | Literal["prepared"]
 ACTIVE = ("prepared", "pending", "running")
 """Phases of a run that has not ended."""
 SUBFOLDERS = ("logs", "metrics", "exit")
+START_FOLDERS = ("logs", "exit")
+"""Those of one start of the ranks; moved aside before the next."""
 SWEEP_FILE = "sweep.json"
 """In the directory of a sweep, beside its run directories."""
 _SAVED = re.compile(r"step-([0-9]{8})")
@@ -107,22 +110,60 @@ class RunDirectory:
 
 
 def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunDirectory:
-    """Creates the directory of a new run; of several concurrent callers exactly one gets it.
+    """Creates the directory of a new run; with ``overwrite`` an existing ``run.dir`` is moved aside.
 
     Raises:
-        ConfigError: when ``run.dir`` exists and may not be moved aside, or cannot be created.
+        ConfigError: as `new_folder`, and when ``run.dir`` may not be moved aside.
+        JobError: when the run to be moved aside has not ended.
+    """
+    fix = "Give another run.dir."
+    path = absolute(run.dir or "")
+    if run.dir and os.path.lexists(path):
+        not_movable = _why_not_movable(path)
+        if overwrite:
+            check_idle(RunDirectory(path))
+        if overwrite and not_movable:
+            raise ConfigError([Fault("run.dir", run.dir, f"{not_movable}, and is not moved aside", fix)])
+        if not not_movable:
+            fix = "Give --resume to continue it, --overwrite to move it aside, or another run.dir."
+    return RunDirectory(new_folder(run, name, SUBFOLDERS, overwrite=overwrite, fix=fix))
+
+
+def new_folder(
+    run: RunConfig,
+    name: str,
+    subfolders: Sequence[str],
+    *,
+    kind: str = "run",
+    overwrite: bool = False,
+    fix: str,
+) -> Path:
+    """Creates ``run.dir``, or a folder below ``run.root``, with subfolders; of several concurrent callers
+    exactly one gets it. ``fix``: what to do where ``run.dir`` exists.
+
+    Raises:
+        ConfigError: when ``run.dir`` exists, or the folder cannot be created.
     """
     try:
-        path = _make_named(run, overwrite=overwrite) if run.dir else numbered_folder(run, name)
-        for folder in SUBFOLDERS:
+        path = (
+            _named_folder(run.dir, kind, fix, overwrite=overwrite) if run.dir else _numbered_folder(run, name)
+        )
+        for folder in subfolders:
             (path / folder).mkdir()
     except OSError as error:
         setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
-        fault = Fault(
-            setting, given, f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
-        )
-        raise ConfigError([fault]) from error
-    return RunDirectory(path)
+        rule, fix = f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
+        raise ConfigError([Fault(setting, given, rule, fix)]) from error
+    return path
+
+
+def fresh_folders(directory: RunDirectory, *names: str) -> None:
+    """Moves aside these folders of the last start of the ranks, and makes new ones."""
+    for name in names:
+        folder = directory.path / name
+        if folder.is_dir():
+            move_aside(folder)
+        folder.mkdir()
 
 
 def expected_path(run: RunConfig, name: str) -> Path:
@@ -150,25 +191,16 @@ def absolute(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 
-def _make_named(run: RunConfig, *, overwrite: bool) -> Path:
-    path = absolute(run.dir or "")
-    not_movable = _why_not_movable(path) if os.path.lexists(path) else ""
-    if overwrite:
-        check_idle(RunDirectory(path))
-    if overwrite and not_movable:
-        fault = Fault("run.dir", run.dir, f"{not_movable}, and is not moved aside", "Give another run.dir.")
-        raise ConfigError([fault])
+def _named_folder(given: str, kind: str, fix: str, *, overwrite: bool) -> Path:
+    path = absolute(given)
     path.parent.mkdir(parents=True, exist_ok=True)
     if overwrite and os.path.lexists(path):
         move_aside(path)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        fix = "Give --resume to continue it, --overwrite to move it aside, or another run.dir."
-        fix = "Give another run.dir." if not_movable else fix
-        raise ConfigError(
-            [Fault("run.dir", run.dir, "already exists; a run never overwrites a directory", fix)]
-        ) from None
+        rule = f"already exists; a {kind} never overwrites a directory"
+        raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
     return path
 
 
@@ -187,7 +219,7 @@ def _why_not_movable(path: Path) -> str:
     return ""
 
 
-def numbered_folder(run: RunConfig, name: str) -> Path:
+def _numbered_folder(run: RunConfig, name: str) -> Path:
     """Creates a folder below ``run.root`` named after the time; each concurrent caller gets its own."""
     first = expected_path(run, name)
     first.parent.mkdir(parents=True, exist_ok=True)

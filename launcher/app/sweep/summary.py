@@ -13,7 +13,7 @@ from launcher.app.output import TERMINAL, Output, shown, text_width
 from launcher.app.progress import last_step
 from launcher.app.sweep.point import Point, PointState
 from launcher.app.sweep.store import Sweep
-from launcher.app.sweep.tables import results, unit, with_results
+from launcher.app.sweep.tables import results_table, speed_unit, with_results
 from launcher.app.wait import ASK_INTERVAL_S, wait_for_baseline
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted, format_count
@@ -32,7 +32,7 @@ def say_results(sweep: Sweep, output: Output) -> list[Point]:
         LauncherError: as `with_results`.
     """
     found = with_results(sweep)
-    output.say("\n".join([*results(found), *(f"  {line}" for line in _details(found))]))
+    output.say("\n".join([*results_table(found), *(f"  {line}" for line in _details(found))]))
     room = shutil.get_terminal_size().columns if output.stream.isatty() else None
     promises = [_promise(point) for point in found]
     if table := claims(promises, sweep.refused, width=text_width(), room=room):
@@ -108,4 +108,4 @@ def _base_text(base: Path) -> str:
         run = load_run(base)
     except LauncherError:
         return f"{shown(base)}, {current_state(RunDirectory(base)).phase}"
-    return f"{shown(base)}, {format_count(run.work.tokens_per_s)} {unit([run.plan])}/s"
+    return f"{shown(base)}, {format_count(run.work.tokens_per_s)} {speed_unit([run.plan])}/s"

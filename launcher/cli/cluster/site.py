@@ -12,7 +12,7 @@ from launcher.base import resources
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import check_new, write_new
 from launcher.cli.arguments import one_recipe, parse
-from launcher.cli.cluster.site_dialog import ask_person, given_answers, settle
+from launcher.cli.cluster.site_dialog import ask_person, given_answers, site_yaml
 from launcher.contract.config import SUBMITTING_EXECUTOR
 from launcher.contract.executor import Executor
 
@@ -64,7 +64,7 @@ def _init(given: Namespace) -> int:
             example = f"trireme site init {name} {question.setting}={question.choices[0]}"
             fix = f"Give one of {', '.join(question.choices)}: {example}"
             raise ConfigError([Fault(f"site.{question.setting}", "null", "the cluster has no default", fix)])
-    text = settle(name, survey, answers)
+    text = site_yaml(name, survey, answers)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_new(path, text, "out")
     print(f"\n{text}\nwrote {path}")
@@ -80,7 +80,7 @@ def _check_name(name: str) -> None:
 
 
 def _check(given: Namespace) -> int:
-    from launcher.app.prepared_run import make_plan  # imports hydra, which the help does not need
+    from launcher.app.planning import make_plan  # imports hydra, which the help does not need
     from launcher.plan.rules.checks import with_sources
     from launcher.runs.render import render
 

@@ -28,7 +28,7 @@ def run(words: list[str]) -> int:
     Raises:
         LauncherError: when the recipe cannot be planned, or the file not be written.
     """
-    from launcher.app.prepared_run import make_plan  # imports hydra, which the help does not need
+    from launcher.app.planning import make_plan  # imports hydra, which the help does not need
     from launcher.cli.plans.drawing import check_drawing, draw_plan
     from launcher.plan.text import plan_text
 

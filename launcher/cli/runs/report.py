@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.app.baseline import unfinished_baseline
+from launcher.app.lifecycle import unfinished_baseline
 from launcher.app.lookup import DEFAULT_ROOT
 from launcher.app.output import text_width
 from launcher.base.errors import LauncherError

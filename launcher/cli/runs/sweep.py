@@ -96,16 +96,16 @@ def _retry(given: Namespace) -> int:
 def _best(given: Namespace) -> int:
     """Shows the point to go on with, and the command that runs it."""
     from launcher.app.sweep.store import find_sweep
-    from launcher.app.sweep.tables import best, command, results, with_results
+    from launcher.app.sweep.tables import best_point, rerun_command, results_table, with_results
 
     by = given.by or "speed"
     if by not in _WAYS:
         raise LauncherError(f"--by={by}: known are {' and '.join(_WAYS)}.")
     sweep = find_sweep(given.sweep)
     points = with_results(sweep)
-    chosen = best(points, by)
-    print("\n".join(results([chosen])))
-    print(f"\n  {command(sweep.recipe, chosen)}")
+    chosen = best_point(points, by)
+    print("\n".join(results_table([chosen])))
+    print(f"\n  {rerun_command(sweep.recipe, chosen)}")
     left = sum(point.measured is None and point.state_text != "out of memory as planned" for point in points)
     if left:
         verb = "is" if left == 1 else "are"
