@@ -53,7 +53,7 @@ MEASURED_GROUPS = ("cluster", "device", "executor", "site", "run")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What came of a measurement."""
+    """The result of a measurement."""
 
     config: LaunchConfig
     run: EndedRun

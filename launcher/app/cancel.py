@@ -24,7 +24,7 @@ def going(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def cancel(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Ends all ranks of runs that have not ended, and waits for that; returns those that still go on.
+    """Ends all ranks of runs that have not ended, and waits for that; returns those that still run.
 
     Raises:
         LauncherError: when one cannot be ended from here.
@@ -40,7 +40,7 @@ def cancel(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def going_baselines(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """The baselines of runs that go on: they were submitted beside them, and other runs may need them."""
+    """The baselines of runs that have not ended: they were submitted beside them, and other runs may need them."""
     bases = {base for run in directories if (base := named_base(run.path))}
     return going([RunDirectory(base) for base in sorted(bases)])
 

@@ -47,7 +47,7 @@ class PreparedRun:
     code: Path | None = None
     """The directory that holds the frozen code of the job; None: it runs the code that is installed."""
     resume: bool = False
-    """Whether the ranks go on from the newest checkpoint."""
+    """Whether the ranks resume from the newest checkpoint."""
     after: str = ""
     """Ids of the jobs that have to end before this one begins."""
 
@@ -241,7 +241,7 @@ def unfinished_baseline(run_dir: Path) -> str:
 
 
 def _saved_text(directory: RunDirectory) -> str:
-    """What a run that has not finished can go on from."""
+    """What a run that has not finished can be resumed from."""
     if steps := saved_steps(directory.path):
         return f"Saved after step {steps[-1]}: --resume goes on from there."
     plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))

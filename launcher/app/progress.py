@@ -149,7 +149,7 @@ class Progress:
         resumed: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``resumed``: where ranks say which checkpoint they go on from."""
+        """``resumed``: where ranks say which checkpoint they resume from."""
         self._tail = RunTail(records)
         self.view = StepView(num_steps=num_steps)
         self._stream = stream
@@ -187,7 +187,7 @@ class Progress:
             self._print(str(self.view))
 
     def _tell_resumed(self) -> None:
-        """Says once what the ranks go on from: they write it anew in every start."""
+        """Says once which checkpoint the ranks resumed from: they write it at every start."""
         if self._resumed is None or not self._resumed.exists():
             return
         written_at = self._resumed.stat().st_mtime_ns
@@ -196,7 +196,7 @@ class Progress:
             note = read_json(self._resumed)
             for sentence in note.get("skipped", ()):
                 self._print(sentence)
-            self._print(f"goes on after step {note.get('step')}")
+            self._print(f"resumed after step {note.get('step')}")
 
     def _draw(self) -> None:
         if not self._is_due(_LIVE_INTERVAL_S):

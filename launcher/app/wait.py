@@ -20,7 +20,7 @@ _DRAW_INTERVAL_S = 0.2
 
 
 def wait_for_run(directory: RunDirectory, output: Output = TERMINAL) -> EndedRun:
-    """Follows a run to its end, then its baseline where that is still on its way, and says what came of it.
+    """Follows a run to its end, then its baseline where that has not ended, and says how they ended.
 
     Raises:
         LauncherError: when its scheduler gives no answer.

@@ -73,8 +73,10 @@ class Verb:
         return tuple(flag for flag in self.flags if not flag.actions or action in flag.actions)
 
 
-_RESUME = Flag("--resume", "go on from the newest checkpoint in run.dir")
-_OVERWRITE = Flag("--overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start anew")
+_RESUME = Flag("--resume", "resume from the newest checkpoint in run.dir")
+_OVERWRITE = Flag(
+    "--overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start from scratch"
+)
 
 VERBS: Mapping[str, Verb] = {
     "plan": Verb(
@@ -126,9 +128,7 @@ VERBS: Mapping[str, Verb] = {
             ),
             Flag("--require-clean", "on Slurm refuse code that differs from its commit", ("run",)),
             Flag("--untracked GLOB,...", "on Slurm copy these files, too", ("run",)),
-            Flag(
-                "--by speed|loss", "with loss, that of the lowest loss in the end, not the fastest", ("best",)
-            ),
+            Flag("--by speed|loss", "rank points by throughput (default) or final loss", ("best",)),
         ),
     ),
     "status": Verb(
@@ -137,10 +137,7 @@ VERBS: Mapping[str, Verb] = {
         "[RUN ...]",
         flags=(
             Flag("--root DIR", "look for runs here instead of in runs/"),
-            Flag(
-                "--all",
-                "of those that run not only 20, of those that wait or have ended not only 10",
-            ),
+            Flag("--all", "show every run (default: 20 running, 10 pending, 10 ended)"),
         ),
     ),
     "logs": Verb(
@@ -148,7 +145,7 @@ VERBS: Mapping[str, Verb] = {
         "what a run has printed",
         "RUN",
         flags=(
-            Flag("-f, --follow", "go on printing until the run has ended"),
+            Flag("-f, --follow", "keep printing until the run has ended"),
             Flag("--rank N", "the output of rank N"),
         ),
     ),

@@ -60,8 +60,8 @@ def test_what_the_ranks_go_on_from_is_said_once_for_each_start(records, tmp_path
     progress.update()
     assert out.getvalue().splitlines() == [
         "step-00000006 was skipped: damaged",
-        "goes on after step 4",
-        "goes on after step 8",
+        "resumed after step 4",
+        "resumed after step 8",
     ]
 
 

@@ -30,7 +30,7 @@ _TO_RETRY = ("failed", "cancelled", "not started")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRun:
-    """What came of starting the points of a sweep."""
+    """The outcome of starting the points of a sweep."""
 
     sweep: Sweep | None
     """None: no point can run, or nothing was to be started."""
@@ -114,7 +114,7 @@ def _submitted(sweep: Sweep, points: Sequence[Point]) -> SweepRun:
 def train_points(
     sweep: Sweep, runs: Sequence[PointRun], origin: Origin, output: Output, *, wants_baseline: bool
 ) -> int:
-    """Trains points one after the other, those on one device first, and says what came of the sweep.
+    """Trains points one after the other, those on one device first, and says the results.
 
     A failure is reported at once and ends no other point. Returns the exit code: that of a request to stop,
     1 when a point failed, else 0.

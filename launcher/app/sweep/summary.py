@@ -1,4 +1,4 @@
-"""What came of a sweep, for a terminal: its table, its failures, its baselines, and how to go on."""
+"""The results of a sweep, for a terminal: its table, its failures, its baselines, and what to do next."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from launcher.runs.store import ACTIVE, RunDirectory
 
 
 def say_results(sweep: Sweep, output: Output) -> list[Point]:
-    """Says what came of the points: the table, why some failed, what they are measured against, and how to
-    go on.
+    """Says the results of the points: the table, why some failed, their baselines, and what to do next.
 
     Raises:
         LauncherError: as `with_results`.
@@ -46,7 +45,7 @@ def say_results(sweep: Sweep, output: Output) -> list[Point]:
 
 
 def wait_for_points(sweep: Sweep, output: Output = TERMINAL) -> list[Point]:
-    """Waits until every point has ended, and a baseline beside them, and says what came of them.
+    """Waits until every point has ended, and a baseline beside them, and says the results.
 
     Raises:
         LauncherError: when a scheduler gives no answer.

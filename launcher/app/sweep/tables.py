@@ -135,7 +135,7 @@ def _with_result(point: Point, state: JobState | None, bases: Mapping[str, Path]
 
 
 def results_table(found: Sequence[Point]) -> list[str]:
-    """The table of what came of points, without the columns that say nothing of them."""
+    """The table of the states and results of points, without the columns that say nothing of them."""
     speed = f"{speed_unit([point.plan for point in found])}/s"
     head = ("point", "state", speed, "predicted", "speedup S", "efficiency E", "bubble", "predicted", "loss")
     is_done = all(point.state_text in DONE for point in found)
@@ -146,7 +146,7 @@ def results_table(found: Sequence[Point]) -> list[str]:
 
 
 def best_point(found: Sequence[Point], by: str) -> Point:
-    """The fastest point that has succeeded, or the one of the lowest loss in the end.
+    """The point with the highest throughput, or the lowest final loss, of those that succeeded.
 
     Raises:
         LauncherError: when no point has been measured.

@@ -18,7 +18,7 @@ A recipe may hold the values itself (sweep: {key: "A,B"}).
   run     runs the points: here one after the other, or on Slurm with site= or executor=slurm, as one job
           array where all ask for the same resources, else as a job each. One that fails ends no other.
   status  how the points stand, and what was measured, beside what was predicted
-  retry   runs those again that failed or did not start; what was saved is gone on from
+  retry   runs those again that failed or did not start; each resumes from its last checkpoint
   best    the fastest point, and the command that runs it
 
 SWEEP is the sweep's directory, its name below runs/, or a recipe for its newest sweep; without it the
@@ -94,7 +94,7 @@ def _retry(given: Namespace) -> int:
 
 
 def _best(given: Namespace) -> int:
-    """Shows the point to go on with, and the command that runs it."""
+    """Shows the best point, and the command that runs it."""
     from launcher.app.sweep.store import find_sweep
     from launcher.app.sweep.tables import best_point, rerun_command, results_table, with_results
 

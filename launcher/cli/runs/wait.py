@@ -10,8 +10,8 @@ from launcher.app.wait import wait_for_run
 from launcher.cli.arguments import parse
 
 HELP = """\
-Follows a run to its end: its state, then its steps, then those of its baseline where that is still
-on its way, and at last the speedup or the reason of its failure. Ctrl-C ends the waiting and leaves
+Follows a run to its end: its state, then its steps, then those of its baseline where that has
+not ended, and at last the speedup or the reason of its failure. Ctrl-C ends the waiting and leaves
 the run alone. The exit code is 0 when the run succeeded, and 1 when it failed or was cancelled. Of a
 sweep it says how many points are in which state, and at last shows its table; a point that ended out
 of memory as its plan had warned has not failed where that is to be shown (report.claims=true).
