@@ -40,7 +40,7 @@ def cancel(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def going_baselines(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """The baselines of runs that have not ended: they were submitted beside them, and other runs may need them."""
+    """The baselines, of runs, that have not ended: submitted beside them, they may serve other runs, too."""
     bases = {base for run in directories if (base := named_base(run.path))}
     return going([RunDirectory(base) for base in sorted(bases)])
 
