@@ -50,7 +50,7 @@ class Verb:
     """One verb."""
 
     module: str
-    """Below ``launcher.cli``."""
+    """Below ``launcher.cli``; holds a function that is named as the verb, whose docstring is its help."""
     line: str
     """What it is for, in the list of verbs."""
     words: str | Mapping[str, str] = ""
@@ -94,7 +94,7 @@ VERBS: Mapping[str, Verb] = {
         ),
     ),
     "run": Verb(
-        "runs.run",
+        "runs.start",
         "plan, start the ranks on this machine, follow them, and report the speedup",
         _RECIPE,
         flags=(
@@ -103,7 +103,7 @@ VERBS: Mapping[str, Verb] = {
         ),
     ),
     "submit": Verb(
-        "runs.submit",
+        "runs.start",
         "plan, freeze the code, and hand the job to Slurm",
         _RECIPE,
         flags=(
@@ -150,10 +150,10 @@ VERBS: Mapping[str, Verb] = {
         ),
     ),
     "wait": Verb("runs.wait", "follow a run to its end, and report the speedup", "RUN|SWEEP"),
-    "cancel": Verb("runs.cancel", "end a run", "RUN|SWEEP"),
-    "export": Verb("runs.export", "a trained model in Hugging Face's format", "RUN FOLDER"),
+    "cancel": Verb("runs.wait", "end a run", "RUN|SWEEP"),
+    "export": Verb("runs.results", "a trained model in Hugging Face's format", "RUN FOLDER"),
     "report": Verb(
-        "runs.report",
+        "runs.results",
         "the speedup table again, from stored runs",
         "RUN ...",
         flags=(

@@ -17,26 +17,9 @@ from launcher.base.files import check_new, write_new
 from launcher.bench.link_file import cluster_text
 from launcher.bench.plot import svg_text
 from launcher.bench.tables import json_text, not_measured_lines, result_text
-from launcher.cli.arguments import parse
 from launcher.contract.bench import BenchResult
 from launcher.contract.config import LaunchConfig
 
-HELP = """\
-Starts ranks, checks that every collective operation gives the right value, and times it: broadcast,
-scatter, reduce, all-reduce, gather, all-gather, reduce-scatter, all-to-all, send and receive. Bandwidths
-are those of nccl-tests; to the times a latency and a bandwidth are fitted, with their error.
-
-key=value sets what belongs to cluster, device, executor, site or run: gloo is measured on device.kind=cpu,
-NCCL on cuda. With several nodes, which executor=slurm reserves, the link between them is measured, too.
-
-The exit code is 0 when everything was right, and 1 when a value was wrong or a rank failed.
-"""
-EXAMPLES = """\
-  trireme bench collectives
-  trireme bench collectives --ranks 2,4 --sizes 4KB,64KB,1MB,16MB --plot links.svg
-  trireme bench collectives --save this_machine
-  trireme plan quickstart cluster=this_machine
-"""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(I?)B?|B)?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -50,16 +33,23 @@ class _Outputs:
     save: Path | None
 
 
-def run(words: list[str]) -> int:
-    """Runs ``bench collectives``; returns the exit code.
+def bench(given: Namespace) -> int:
+    """Starts ranks, checks that every collective operation gives the right value, and times it: broadcast,
+    scatter, reduce, all-reduce, gather, all-gather, reduce-scatter, all-to-all, send and receive. Bandwidths
+    are those of nccl-tests; to the times a latency and a bandwidth are fitted, with their error.
 
-    Raises:
-        LauncherError: for other words, and for what cannot be measured here.
+    key=value sets what belongs to cluster, device, executor, site or run: gloo is measured on
+    device.kind=cpu, NCCL on cuda. With several nodes, which executor=slurm reserves, the link
+    between them is measured, too.
+
+    The exit code is 0 when everything was right, and 1 when a value was wrong or a rank failed.
+
+    Examples:
+      trireme bench collectives
+      trireme bench collectives --ranks 2,4 --sizes 4KB,64KB,1MB,16MB --plot links.svg
+      trireme bench collectives --save this_machine
+      trireme plan quickstart cluster=this_machine
     """
-    return _collectives(parse("bench", words))
-
-
-def _collectives(given: Namespace) -> int:
     from launcher.app.bench import measure_collectives  # imports hydra, which the help does not need
 
     outputs = _outputs(given)

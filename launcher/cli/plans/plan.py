@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from launcher.base.files import check_new, write_new
-from launcher.cli.arguments import parse
-
-HELP = """\
-Checks a recipe and shows what it would do: the mesh of ranks, the batch, the layers of every stage,
-the drawn schedule, memory and traffic per rank, and the predicted time of a step. Starts nothing.
-What cannot run is refused, with the rule and the nearest valid choice.
-"""
-EXAMPLES = """\
-  trireme plan
-  trireme plan quickstart parallel.pp=4
-  trireme plan gpt_1t_3072xa100
-  trireme plan gpt_1t_3072xa100 --json --out plan.json
-  trireme plan quickstart parallel.schedule=zb_h1 --draw schedule.svg
-"""
 
 
-def run(words: list[str]) -> int:
-    """Plans and shows the plan; returns the exit code.
+def plan(given: Namespace) -> int:
+    """Checks a recipe and shows what it would do: the mesh of ranks, the batch, the layers of every stage,
+    the drawn schedule, memory and traffic per rank, and the predicted time of a step. Starts nothing.
+    What cannot run is refused, with the rule and the nearest valid choice.
 
-    Raises:
-        LauncherError: when the recipe cannot be planned, or the file not be written.
+    Examples:
+      trireme plan
+      trireme plan quickstart parallel.pp=4
+      trireme plan gpt_1t_3072xa100
+      trireme plan gpt_1t_3072xa100 --json --out plan.json
+      trireme plan quickstart parallel.schedule=zb_h1 --draw schedule.svg
     """
     from launcher.app.planning import make_plan  # imports hydra, which the help does not need
     from launcher.cli.plans.drawing import check_drawing, draw_plan
     from launcher.plan.text import plan_text
 
-    given = parse("plan", words)
     drawing = Path(given.draw) if given.draw else None
     if drawing:
         check_drawing(drawing)

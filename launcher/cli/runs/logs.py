@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +14,10 @@ from pathlib import Path
 from launcher.app.lookup import one_run
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.cli.arguments import parse
 from launcher.contract.job import EXECUTOR_LOG
 from launcher.runs.state import current_state
 from launcher.runs.store import ACTIVE, RunDirectory, read_json
 
-HELP = """\
-Prints the output of a run: what started its ranks, then what each rank printed, or with --rank only that
-of one rank. Of many ranks the first 16 are printed.
-"""
-EXAMPLES = """\
-  trireme logs -f runs/quickstart-20250102-030405
-  trireme logs runs/quickstart-20250102-030405 --rank 3
-"""
 _READ_INTERVAL_S = 0.2
 _ASK_INTERVAL_S = 2.0
 _MAX_RANKS = 16
@@ -55,13 +47,14 @@ class _Source:
         return "".join(f"{self.prefix}{line}" for line in text.splitlines(keepends=True))
 
 
-def run(words: list[str]) -> int:
-    """Prints the log; returns the exit code.
+def logs(given: Namespace) -> int:
+    """Prints the output of a run: what started its ranks, then what each rank printed, or with --rank only
+    that of one rank. Of many ranks the first 16 are printed.
 
-    Raises:
-        LauncherError: when there is no such run, rank or output.
+    Examples:
+      trireme logs -f runs/quickstart-20250102-030405
+      trireme logs runs/quickstart-20250102-030405 --rank 3
     """
-    given = parse("logs", words)
     directory = one_run(given.names, "logs")
     rank = _rank(given.rank, directory) if given.rank else None
     sources: dict[Path, _Source] = {}

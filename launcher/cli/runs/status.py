@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,20 +15,11 @@ from launcher.app.sweep.store import stored_sweeps
 from launcher.base.columns import columns
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
-from launcher.cli.arguments import parse
 from launcher.contract.job import JobState, Phase
 from launcher.runs.failure import failure_line
 from launcher.runs.state import current_states
 from launcher.runs.store import RunDirectory, read_json
 
-HELP = """\
-Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
-ended first, then the newest that have. RUN is a run directory, or its name below runs/.
-"""
-EXAMPLES = """\
-  trireme status
-  trireme status runs/quickstart-20250102-030405
-"""
 _NUM_RUNNING, _NUM_OTHERS = 20, 10
 _ORDER: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
 _HEAD = ("run", "state", "job", "step", "since", "")
@@ -44,13 +36,14 @@ class Row:
     """When the state was recorded last."""
 
 
-def run(words: list[str]) -> int:
-    """Prints the table; returns the exit code.
+def status(given: Namespace) -> int:
+    """Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
+    ended first, then the newest that have. RUN is a run directory, or its name below runs/.
 
-    Raises:
-        LauncherError: for a run that is not there, or a scheduler that gives no answer.
+    Examples:
+      trireme status
+      trireme status runs/quickstart-20250102-030405
     """
-    given = parse("status", words)
     root = given.root or DEFAULT_ROOT
     directories = [find_run(word, root) for word in given.names] or all_runs(root)
     sweeps = [] if given.names else [path.name for path in stored_sweeps(root)]
