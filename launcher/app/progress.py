@@ -20,39 +20,20 @@ from launcher.contract.job import RESUME_NOTE
 from launcher.contract.mesh import Coordinates
 from launcher.contract.plan import Plan
 from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.tail import Tail, last_lines
 
 _WINDOW_STEPS = 20
 """Steps that the speed is averaged over."""
 _PLAIN_INTERVAL_S = 5
 """Least time between two lines when the output is not a terminal."""
 _LIVE_INTERVAL_S = 0.2
-_TAIL_BYTES = 65536
-"""Holds the newest steps, of which each is a line."""
-
-
-class RecordTail:
-    """The records that a rank appends, as they come; a line that is not whole yet is left for later."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Every record that was completed since the last call."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        yield from filter(None, map(parsed, whole.splitlines()))
 
 
 class RunTail:
     """What the ranks that stand for a run append; of several the furthest counts: others may be gone."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._tails = [RecordTail(path) for path in paths]
+        self._tails = [Tail(path, from_end=True) for path in paths]
         self._num_starts = [0] * len(paths)
         """Seen of each rank."""
         self._newest_start = 0
@@ -62,7 +43,8 @@ class RunTail:
     def read(self) -> Iterator[dict[str, Any]]:
         """Every start, step and evaluation that no rank had recorded at the last call."""
         for index, tail in enumerate(self._tails):
-            yield from (record for record in tail.read() if self._is_first(index, record))
+            found = filter(None, map(parsed, tail.read().splitlines()))
+            yield from (record for record in found if self._is_first(index, record))
 
     def _is_first(self, index: int, record: dict[str, Any]) -> bool:
         kind = record["type"]
@@ -260,14 +242,5 @@ def _newest_step(records: Path) -> int | None:
     """The step that a rank has recorded last; None before the first."""
     if not records.is_file():
         return None
-    found = [record for record in map(parsed, _last_lines(records)) if record and record["type"] == "step"]
+    found = [record for record in map(parsed, last_lines(records)) if record and record["type"] == "step"]
     return int(found[-1]["step"]) if found else None
-
-
-def _last_lines(path: Path) -> list[bytes]:
-    """The whole lines at the end of a file."""
-    with path.open("rb") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
-        file.seek(start)
-        lines = file.read().split(b"\n")[:-1]
-    return lines[1:] if start else lines

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -22,15 +22,6 @@ from launcher.contract.config import LaunchConfig
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(I?)B?|B)?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Outputs:
-    """Where what was found is written; None: nowhere."""
-
-    json: Path | None
-    plot: Path | None
-    save: Path | None
 
 
 def bench(given: Namespace) -> int:
@@ -57,7 +48,7 @@ def bench(given: Namespace) -> int:
         (*given.names, *given.overrides),
         sizes=parsed_sizes(given.sizes) if given.sizes else None,
         ranks=parsed_ranks(given.ranks) if given.ranks else None,
-        tells_bandwidth=outputs.save is not None,
+        tells_bandwidth="save" in outputs,
     )
     result = measured.result
     if result is None:
@@ -105,23 +96,21 @@ def parsed_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _outputs(given: Namespace) -> _Outputs:
-    """The files to write, none of which is there yet."""
-    paths = {
-        "json": Path(given.json) if given.json else None,
-        "plot": Path(given.plot) if given.plot else None,
-        "save": _saved_path(given.save) if given.save else None,
-    }
-    if paths["plot"] and paths["plot"].suffix != ".svg":
+def _outputs(given: Namespace) -> dict[str, Path]:
+    """The files to write by flag, none of which is there yet."""
+    paths = {flag: Path(vars(given)[flag]) for flag in ("json", "plot") if vars(given)[flag]}
+    if "plot" in paths and paths["plot"].suffix != ".svg":
         raise LauncherError(
             f"--plot {paths['plot']}: the plot is an SVG picture. Give a name ending in .svg."
         )
     for flag, path in paths.items():
-        if path is not None:
-            check_new(path, flag)
-            if flag != "save" and not path.absolute().parent.is_dir():
-                raise LauncherError(f"--{flag} {path}: there is no folder {path.parent}. Make it first.")
-    return _Outputs(**paths)
+        check_new(path, flag)
+        if not path.absolute().parent.is_dir():
+            raise LauncherError(f"--{flag} {path}: there is no folder {path.parent}. Make it first.")
+    if given.save:
+        paths["save"] = _saved_path(given.save)
+        check_new(paths["save"], "save")
+    return paths
 
 
 def _saved_path(given: str) -> Path:
@@ -139,16 +128,14 @@ def _saved_path(given: str) -> Path:
     return path
 
 
-def _write(outputs: _Outputs, result: BenchResult, config: LaunchConfig) -> None:
-    if outputs.json:
-        write_new(outputs.json, json_text(result), "json")
-        print(f"wrote {shown(outputs.json)}")
-    if outputs.plot:
-        write_new(outputs.plot, svg_text(result), "plot")
-        print(f"wrote {shown(outputs.plot)}")
-    if outputs.save:
-        name, day = outputs.save.stem, date.today().isoformat()
-        text = cluster_text(name, config.cluster, result, day)
-        outputs.save.parent.mkdir(parents=True, exist_ok=True)
-        write_new(outputs.save, text, "save")
-        print(f"wrote {shown(outputs.save)}\n  trireme plan quickstart cluster={name}")
+def _write(outputs: Mapping[str, Path], result: BenchResult, config: LaunchConfig) -> None:
+    for flag, path in outputs.items():
+        if flag == "save":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = cluster_text(path.stem, config.cluster, result, date.today().isoformat())
+        else:
+            text = json_text(result) if flag == "json" else svg_text(result)
+        write_new(path, text, flag)
+        print(f"wrote {shown(path)}")
+    if "save" in outputs:
+        print(f"  trireme plan quickstart cluster={outputs['save'].stem}")

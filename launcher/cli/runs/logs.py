@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.app.lookup import one_run
@@ -17,34 +15,12 @@ from launcher.base.units import counted
 from launcher.contract.job import EXECUTOR_LOG
 from launcher.runs.state import current_state
 from launcher.runs.store import ACTIVE, RunDirectory, read_json
+from launcher.runs.tail import Tail
 
 _READ_INTERVAL_S = 0.2
 _ASK_INTERVAL_S = 2.0
 _MAX_RANKS = 16
 _RANK_LOG = re.compile(r"rank-(\d+)\.log")
-
-
-@dataclass
-class _Source:
-    """A file that is printed as it grows, each line after a prefix."""
-
-    path: Path
-    prefix: str
-    position: int = 0
-
-    def read(self, *, to_end: bool) -> str:
-        """What is new, in whole lines; ``to_end``: also a last one that is not whole."""
-        if not self.path.is_file():
-            return ""
-        with self.path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < self.position:  # of a new start of the ranks
-                self.position = 0
-            file.seek(self.position)
-            new = file.read()
-        whole = new if to_end else new[: new.rfind(b"\n") + 1]
-        self.position += len(whole)
-        text = whole.decode(errors="replace")
-        return "".join(f"{self.prefix}{line}" for line in text.splitlines(keepends=True))
 
 
 def logs(given: Namespace) -> int:
@@ -57,14 +33,14 @@ def logs(given: Namespace) -> int:
     """
     directory = one_run(given.names, "logs")
     rank = _rank(given.rank, directory) if given.rank else None
-    sources: dict[Path, _Source] = {}
+    tails: dict[Path, Tail] = {}
     if given.follow:
-        _follow(directory, rank, sources)
+        _follow(directory, rank, tails)
         return 0
     if not any(path.is_file() for path, _ in _files(directory, rank)):
         state, (first, _) = current_state(directory), next(_files(directory, rank))
         raise LauncherError(f"{first} is not there: the run is {state.phase}. {state.reason}".strip())
-    _print_new(directory, rank, sources, to_end=True)
+    _print_new(directory, rank, tails, to_end=True)
     return 0
 
 
@@ -91,21 +67,19 @@ def _files(directory: RunDirectory, rank: int | None) -> Iterator[tuple[Path, st
     yield from ((logs / f"rank-{number}.log", f"rank {number}: ") for number in ranks[:_MAX_RANKS])
 
 
-def _print_new(
-    directory: RunDirectory, rank: int | None, sources: dict[Path, _Source], *, to_end: bool
-) -> None:
+def _print_new(directory: RunDirectory, rank: int | None, tails: dict[Path, Tail], *, to_end: bool) -> None:
     for path, prefix in _files(directory, rank):
-        source = sources.setdefault(path, _Source(path, prefix))
-        sys.stdout.write(source.read(to_end=to_end))
+        new = tails.setdefault(path, Tail(path)).read(to_end=to_end).decode(errors="replace")
+        sys.stdout.writelines(f"{prefix}{line}" for line in new.splitlines(keepends=True))
     sys.stdout.flush()
 
 
-def _follow(directory: RunDirectory, rank: int | None, sources: dict[Path, _Source]) -> None:
+def _follow(directory: RunDirectory, rank: int | None, tails: dict[Path, Tail]) -> None:
     """Prints what is there and what comes, until the run has ended and all of it is printed."""
     asked, has_ended = 0.0, False
     while not has_ended:
         if time.monotonic() - asked > _ASK_INTERVAL_S:
             has_ended, asked = current_state(directory).phase not in ACTIVE, time.monotonic()
-        _print_new(directory, rank, sources, to_end=has_ended)
+        _print_new(directory, rank, tails, to_end=has_ended)
         if not has_ended:
             time.sleep(_READ_INTERVAL_S)
