@@ -80,7 +80,7 @@ _OVERWRITE = Flag(
 
 VERBS: Mapping[str, Verb] = {
     "plan": Verb(
-        "plans.plan",
+        "recipes.plan",
         "check a recipe and show what it would do: mesh, schedule, memory, traffic",
         _RECIPE,
         flags=(

@@ -88,11 +88,7 @@ def say_scripts(planned: PlannedSweep, given: Request, output: Output) -> None:
 
 
 def _submit(sweep: Sweep, runs: Sequence[PointRun], at_once: int | None, output: Output) -> list[str]:
-    """Submits the runs as one job, or each by itself; the ids.
-
-    Raises:
-        JobError: when no point was submitted.
-    """
+    """Submits the runs as one job, or each by itself; the ids."""
     grouped = _group(runs, sweep.path, at_once)
     if grouped is None:
         ids = _submit_each(runs, at_once, output)

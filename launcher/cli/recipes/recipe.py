@@ -41,11 +41,7 @@ def recipe(given: Namespace) -> int:
 
 
 def _show(recipe: str, overrides: Sequence[str]) -> int:
-    """Shows a recipe under overrides; returns the exit code.
-
-    Raises:
-        LauncherError: for a recipe with faults, after it is shown.
-    """
+    """Shows a recipe under overrides, then refuses one with faults."""
     from launcher.config.compose import draft  # Hydra is slow to import, and `ls` needs none of it
     from launcher.config.load import load
 
