@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from typing import Any, Literal
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.files import safe_name, write_whole
 from launcher.contract.config import RunConfig
-from launcher.contract.job import JobState, Phase
+from launcher.contract.job import CHECKPOINTS, JobState, Phase, checkpoint_name, records_name
 
 RunPhase = Phase | Literal["prepared"]
 """Phase of a run: that of its job, or ``prepared`` before there is one."""
@@ -36,8 +35,6 @@ START_FOLDERS = ("logs", "exit")
 """Those of one start of the ranks; moved aside before the next."""
 SWEEP_FILE = "sweep.json"
 """In the directory of a sweep, beside its run directories."""
-_SAVED = re.compile(r"step-([0-9]{8})")
-"""Folder of a complete checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class RunDirectory:
 
     def records(self, rank: int) -> Path:
         """What a rank measured."""
-        return self.path / "metrics" / f"rank-{rank:05d}.jsonl"
+        return self.path / records_name(rank)
 
     def write(self, name: str, text: str) -> None:
         """Writes a file whole or not at all."""
@@ -173,8 +170,9 @@ def expected_path(run: RunConfig, name: str) -> Path:
 
 def saved_steps(run_dir: Path) -> list[int]:
     """The steps after which the run has a complete checkpoint, ascending."""
-    names = [folder.name for folder in run_dir.glob("checkpoints/*")]
-    return sorted(int(found[1]) for name in names if (found := _SAVED.fullmatch(name)))
+    names = [folder.name for folder in (run_dir / CHECKPOINTS).glob("step-*")]
+    steps = [int(name[5:]) for name in names if name[5:].isdecimal()]
+    return sorted(step for step in steps if checkpoint_name(step) in names)
 
 
 def read_json(path: Path) -> dict[str, Any]:

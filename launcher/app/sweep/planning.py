@@ -19,6 +19,7 @@ from launcher.app.sweep.tables import refusals
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.units import counted
 from launcher.config.compose import draft, group_files
+from launcher.contract.job import CHECKPOINTS
 from launcher.contract.plan import Plan
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of
@@ -148,7 +149,7 @@ def reset_runs(points: Sequence[Point], code: Path | None = None) -> list[PointR
         saved = saved_steps(directory.path)
         resume = bool(saved) and saved[-1] < point.plan.config.train.num_steps
         if not point.is_waiting:
-            fresh_folders(directory, *(START_FOLDERS if resume else (*SUBFOLDERS, "checkpoints")))
+            fresh_folders(directory, *(START_FOLDERS if resume else (*SUBFOLDERS, CHECKPOINTS)))
         run = PreparedRun(plan=point.plan, directory=directory, code=code, resume=resume)
         run.record_script()
         runs.append((point, run))

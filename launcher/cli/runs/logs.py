@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from argparse import Namespace
@@ -12,7 +11,7 @@ from pathlib import Path
 from launcher.app.lookup import one_run
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.contract.job import EXECUTOR_LOG
+from launcher.contract.job import EXECUTOR_LOG, log_name
 from launcher.runs.state import current_state
 from launcher.runs.store import ACTIVE, RunDirectory, read_json
 from launcher.runs.tail import Tail
@@ -20,7 +19,6 @@ from launcher.runs.tail import Tail
 _READ_INTERVAL_S = 0.2
 _ASK_INTERVAL_S = 2.0
 _MAX_RANKS = 16
-_RANK_LOG = re.compile(r"rank-(\d+)\.log")
 
 
 def logs(given: Namespace) -> int:
@@ -58,13 +56,13 @@ def _rank(word: str, directory: RunDirectory) -> int:
 
 def _files(directory: RunDirectory, rank: int | None) -> Iterator[tuple[Path, str]]:
     """The files to print, each with the prefix of its lines."""
-    logs = directory.path / "logs"
     if rank is not None:
-        yield logs / f"rank-{rank}.log", ""
+        yield directory.path / log_name(rank), ""
         return
     yield directory.path / EXECUTOR_LOG, ""
-    ranks = sorted(int(found[1]) for path in logs.glob("rank-*") if (found := _RANK_LOG.fullmatch(path.name)))
-    yield from ((logs / f"rank-{number}.log", f"rank {number}: ") for number in ranks[:_MAX_RANKS])
+    names = (path.stem.removeprefix("rank-") for path in (directory.path / "logs").glob("rank-*.log"))
+    ranks = sorted(int(name) for name in names if name.isdecimal())
+    yield from ((directory.path / log_name(rank), f"rank {rank}: ") for rank in ranks[:_MAX_RANKS])
 
 
 def _print_new(directory: RunDirectory, rank: int | None, tails: dict[Path, Tail], *, to_end: bool) -> None:
