@@ -103,6 +103,7 @@ class RunDirectory:
             exit_code=status.get("exit_code"),
             reason=status.get("reason", "" if status else "it has no status.json"),
             rank=status.get("rank"),
+            since_s=datetime.fromisoformat(status["changed"]).timestamp() if "changed" in status else None,
         )
 
 
