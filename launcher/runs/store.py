@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -222,23 +222,23 @@ def _numbered_folder(run: RunConfig, name: str) -> Path:
     """Creates a folder below ``run.root`` named after the time; each concurrent caller gets its own."""
     first = expected_path(run, name)
     first.parent.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
+    for path in _numbered(first):
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
             return path
-    raise AssertionError("count() does not end")
+    raise AssertionError("numbers do not end")
 
 
 def move_aside(path: Path) -> Path:
     """Renames to ``<path>.<time>``, with a number where that exists."""
-    stem = f"{path.name}.{_stamp()}"
-    for number in count(1):
-        aside = path.with_name(stem if number == 1 else f"{stem}-{number}")
-        if not os.path.lexists(aside):
-            path.rename(aside)
-            return aside
-    raise AssertionError("count() does not end")
+    names = _numbered(path.with_name(f"{path.name}.{_stamp()}"))
+    return path.rename(next(name for name in names if not os.path.lexists(name)))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """The path, then the same with a number behind it."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in count(2))
 
 
 def check_idle(directory: RunDirectory) -> None:

@@ -42,12 +42,12 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
         LauncherError: when the recipe cannot be composed at all.
     """
     section = draft(given.recipe).values.get(SECTION)
-    found = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
-    head = _executor_word(given.recipe, found.points[0])
+    found, dims = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
+    head = _executor_word(given.recipe, found[0])
     points: list[Point] = []
     refused: list[Point] = []
     notes: dict[str, None] = {}
-    for item in found.points:
+    for item in found:
         point = replace(item, overrides=(*head, *item.overrides))
         try:
             made = make_plan(given.recipe, point.overrides)
@@ -60,7 +60,7 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
     return PlannedSweep(
         recipe=given.recipe,
         words=given.overrides,
-        dims=found.dims,
+        dims=dims,
         points=tuple(points),
         refused=tuple(refused),
         notes=tuple(notes),

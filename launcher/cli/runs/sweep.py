@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
+from launcher.app.output import TERMINAL, shown
+from launcher.app.sweep import tables
+from launcher.app.sweep.store import find_sweep
+from launcher.app.sweep.summary import say_results
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
 from launcher.cli.arguments import request
@@ -50,12 +54,11 @@ def _plan(given: Namespace) -> int:
     """Shows every point, predicted or refused; starts nothing."""
     from launcher.app.sweep.planning import plan_sweep  # imports hydra, which the other actions do not need
     from launcher.app.sweep.run import NONE_CAN_RUN
-    from launcher.app.sweep.tables import planned_lines
 
     planned = plan_sweep(request(given))
     for note in planned.notes:
         print(f"note: {note}", file=sys.stderr)
-    print("\n".join(planned_lines(planned)))
+    print("\n".join(tables.planned_lines(planned)))
     return 0 if planned.points else NONE_CAN_RUN
 
 
@@ -68,10 +71,6 @@ def _run(given: Namespace) -> int:
 
 def _status(given: Namespace) -> int:
     """Shows the states of the points, and what they measured."""
-    from launcher.app.output import TERMINAL, shown
-    from launcher.app.sweep.store import find_sweep
-    from launcher.app.sweep.summary import say_results
-
     sweep = find_sweep(given.sweep)
     print(f"{shown(sweep.path)}: {counted(len(sweep.points), 'point')} of {sweep.recipe}\n")
     say_results(sweep, TERMINAL)
@@ -81,24 +80,20 @@ def _status(given: Namespace) -> int:
 def _retry(given: Namespace) -> int:
     """Runs the points again that failed, or did not start."""
     from launcher.app.sweep.run import retry_sweep
-    from launcher.app.sweep.store import find_sweep
 
     return retry_sweep(find_sweep(given.sweep), request(given)).exit_code
 
 
 def _best(given: Namespace) -> int:
     """Shows the best point, and the command that runs it."""
-    from launcher.app.sweep.store import find_sweep
-    from launcher.app.sweep.tables import best_point, rerun_command, results_table, with_results
-
     by = given.by or "speed"
     if by not in _WAYS:
         raise LauncherError(f"--by={by}: known are {' and '.join(_WAYS)}.")
     sweep = find_sweep(given.sweep)
-    points = with_results(sweep)
-    chosen = best_point(points, by)
-    print("\n".join(results_table([chosen])))
-    print(f"\n  {rerun_command(sweep.recipe, chosen)}")
+    points = tables.with_results(sweep)
+    chosen = tables.best_point(points, by)
+    print("\n".join(tables.results_table([chosen])))
+    print(f"\n  {tables.rerun_command(sweep.recipe, chosen)}")
     left = sum(point.measured is None and point.state_text != "out of memory as planned" for point in points)
     if left:
         verb = "is" if left == 1 else "are"
