@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,16 +78,14 @@ class RunDirectory:
 
     def write_status(self, phase: RunPhase, *, since_s: float | None = None, **details: Any) -> None:
         """Records a phase of the run, by default since now; keeps the time of its start."""
-        now, changed = (
-            datetime.fromtimestamp(time_s).astimezone().isoformat(timespec="microseconds")
-            for time_s in (time.time(), time.time() if since_s is None else since_s)
-        )
+        now = datetime.now().astimezone()
+        changed = now if since_s is None else datetime.fromtimestamp(since_s).astimezone()
         status = {
             "phase": phase,
             **{"exit_code": None, "reason": "", "rank": None},
             **details,
-            "started": read_json(self.status_file).get("started", now),
-            "changed": changed,
+            "started": read_json(self.status_file).get("started", now.isoformat(timespec="microseconds")),
+            "changed": changed.isoformat(timespec="microseconds"),
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
         }

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 
-from launcher.app import cancel as ending
 from launcher.app.lookup import one_run, sweep_at
 from launcher.app.output import shown
 from launcher.app.sweep.point import DONE
 from launcher.app.sweep.store import read_sweep
 from launcher.app.sweep.summary import wait_for_points
-from launcher.app.wait import wait_for_run
+from launcher.app.wait import END_TIMEOUT_S, end_runs, going, going_baselines, wait_for_run
 from launcher.base.units import counted
 from launcher.runs.state import current_state
 
@@ -49,19 +48,19 @@ def cancel(given: Namespace) -> int:
     else:
         points = read_sweep(sweep).points
         directories = [point.directory for point in points if not point.is_waiting]
-    runs = ending.going(directories)
+    runs = going(directories)
     if not runs:
         ended = f"it has ended already: {current_state(directories[0]).phase}" if sweep is None else ""
         print(ended or "none of its points is going")
         return 0
-    if left := ending.cancel(runs):
+    if left := end_runs(runs):
         what = current_state(left[0]).phase if sweep is None else counted(len(left), "point") + " going"
         print(
-            f"still {what} after {ending.TIMEOUT_S} s: ranks that save first take their time. trireme status "
+            f"still {what} after {END_TIMEOUT_S} s: ranks that save first take their time. trireme status "
             "tells when it has ended; on this machine a second trireme cancel ends them at once"
         )
         return 1
     print(current_state(runs[0]).phase if sweep is None else f"ended {counted(len(runs), 'point')}")
-    for base in ending.going_baselines(runs):
+    for base in going_baselines(runs):
         print(f"its baseline goes on: trireme cancel {shlex.quote(shown(base.path))}")
     return 0
