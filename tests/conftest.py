@@ -90,7 +90,7 @@ def stand_in_corpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 @pytest.fixture(scope="session")
 def make_plan() -> Callable[..., Plan]:
     """Plans the quickstart under overrides; one plan per set of overrides."""
-    from launcher.app.prepared_run import make_plan as plan_recipe  # imports hydra, which few tests need
+    from launcher.app.planning import make_plan as plan_recipe  # imports hydra, which few tests need
 
     @functools.cache
     def plan(*overrides: str) -> Plan:

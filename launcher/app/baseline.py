@@ -1,40 +1,53 @@
-"""The run on one device that a speedup is measured against: found among the stored runs, or made."""
+"""The run on one device that a speedup is measured against: named, found among the stored runs, or made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base.errors import ConfigError, Fault
-from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
+from launcher.app.lifecycle import PreparedRun, freeze_and_submit, prepared, train
+from launcher.app.output import Output, shown
+from launcher.app.planning import one_device_plan
+from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
+from launcher.base.units import format_duration
 from launcher.contract.plan import Plan
-from launcher.report.runs import named_base
-from launcher.runs.fingerprint import common_recompute
-from launcher.runs.record import write_baseline
-from launcher.runs.store import ACTIVE, SWEEP_FILE, RunDirectory, absolute, read_json
+from launcher.runs.failure import failure_text
+from launcher.runs.record import Origin, write_baseline
+from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_directory, read_json
+from launcher.runs.watch import StopSignal
 
 
-def baseline_search(directory: RunDirectory, plan: Plan) -> tuple[tuple[Path, ...], str]:
-    """Where a baseline of a recorded run is looked for, and the fingerprint that it has."""
-    places = (absolute(plan.config.run.root), directory.path.parent)
-    return tuple(dict.fromkeys(places)), read_json(directory.job)["fingerprint"]
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """The run on one device that another is measured against."""
+
+    path: Path | None = None
+    """Its directory; None where there is none, or none is needed."""
+    message: str = ""
+    """What is to be said of it."""
 
 
-def find_baseline(places: Sequence[Path], fingerprint: str, *, has_ended: bool = True) -> Path | None:
-    """The newest finished run on one rank with this fingerprint, in these folders or in sweeps there.
+def ensure_baseline(run: PreparedRun, make: Callable[[Plan], Baseline]) -> Baseline:
+    """Finds the baseline of a recorded run, or has it made, and names it in the run's directory.
 
-    ``has_ended=False``: the newest that a scheduler has, and that has not ended as far as is known.
+    ``make`` trains this plan, or submits it: the same training on one device. Of a run that a scheduler has
+    the baseline may be one that has not ended yet.
+
+    Raises:
+        ConfigError: when the one that ``report.baseline`` names has not finished.
     """
-    phases, found = ("succeeded",) if has_ended else ("pending", "running"), []
-    for directory in (directory for place in places for directory in _runs(place)):
-        status = read_json(directory.status_file)
-        if status.get("phase") not in phases or not (has_ended or directory.handle.is_file()):
-            continue
-        job = read_json(directory.job)
-        if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
-            found.append((status["changed"], directory.path))
-    return max(found)[1] if found else None
+    setting = run.plan.config.report.baseline
+    if setting not in ("auto", "none"):
+        found = Baseline(path=named_baseline(setting))
+    elif setting == "none" or run.plan.world_size == 1:
+        found = Baseline()
+    else:
+        found = _stored_baseline(run) or _made_baseline(run.plan, make)
+    if found.path is not None:
+        write_baseline(run.directory, found.path)
+    return found
 
 
 def named_baseline(setting: str) -> Path:
@@ -52,53 +65,85 @@ def named_baseline(setting: str) -> Path:
     return path
 
 
-def is_to_be_found(directory: RunDirectory, plan: Plan) -> bool:
-    """Whether a run on one device has still to be found or made for this one. A baseline that
-    ``report.baseline`` names is written down at once.
-
-    Raises:
-        ConfigError: when that is not the directory of a finished run.
-    """
-    setting = plan.config.report.baseline
-    if setting not in ("auto", "none"):
-        write_baseline(directory, named_baseline(setting))
-    return setting == "auto" and plan.world_size > 1
-
-
-def one_device(plan: Plan) -> LaunchConfig:
-    """The same training on one device: the same batch in the same microbatches, all in one place."""
-    config, batch = plan.config, plan.batch
-    return replace(
-        config,
-        name=f"{config.name}-baseline",
-        device=replace(config.device, measured_in=None),
-        cluster=replace(config.cluster, nodes=1, devices_per_node=1),
-        parallel=replace(config.parallel.on_one_device(), recompute=common_recompute(plan)),
-        batch=replace(
-            config.batch,
-            global_size=batch.global_size,
-            micro_size=batch.micro_size,
-            num_microbatches=batch.global_size // batch.micro_size,
-        ),
-        site=replace(config.site, nodelist=None),
-        architecture=PluginChoice(name=DEFAULT_ARCHITECTURE, options={}),
-        report=replace(config.report, baseline="none", claims=False),
-        run=replace(config.run, dir=None),
-    )
-
-
-def unfinished_baseline(run_dir: Path) -> str:
-    """Why the baseline that a run names measures nothing; empty where it does, and where none is named."""
-    base = named_base(run_dir)
-    phase = read_json(RunDirectory(base).status_file).get("phase") if base else None
-    if base is None or phase in ("succeeded", None):
-        return ""
-    if phase in ACTIVE:
-        return f"its baseline {base.name} is {phase}; trireme wait {run_dir} waits for it, too"
-    return f"its baseline {base.name} is {phase}; trireme report {run_dir} --base RUN takes another"
+def find_baseline(
+    places: Sequence[Path], fingerprint: str, phases: Sequence[str] = ("succeeded",)
+) -> Path | None:
+    """The newest run on one rank with this fingerprint and one of these phases, in these folders or in
+    sweeps there: one that has succeeded before one that a scheduler still has."""
+    found = []
+    for directory in (directory for place in dict.fromkeys(places) for directory in _runs(place)):
+        status = read_json(directory.status_file)
+        is_done = status.get("phase") == "succeeded"
+        if status.get("phase") in phases and (is_done or directory.handle.is_file()):
+            job = read_json(directory.job)
+            if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
+                found.append((is_done, status["changed"], directory.path))
+    return max(found)[-1] if found else None
 
 
 def _runs(folder: Path) -> Iterator[RunDirectory]:
     """The runs in a folder, and those of the sweeps in it."""
     for path in folder.iterdir() if folder.is_dir() else ():
         yield from map(RunDirectory, path.iterdir() if (path / SWEEP_FILE).is_file() else [path])
+
+
+def _stored_baseline(run: PreparedRun) -> Baseline | None:
+    places = (absolute(run.plan.config.run.root), run.directory.path.parent)
+    phases = ("succeeded",) if run.executor.is_local else ("succeeded", "pending", "running")
+    path = find_baseline(places, read_json(run.directory.job)["fingerprint"], phases)
+    if path is None:
+        return None
+    what = "the same training on one device, which has not ended yet"
+    if read_json(RunDirectory(path).status_file).get("phase") == "succeeded":
+        what = "an earlier run of the same training on one device"
+    return Baseline(path=path, message=f"baseline: {shown(path)}, {what}")
+
+
+def _made_baseline(plan: Plan, make: Callable[[Plan], Baseline]) -> Baseline:
+    try:
+        on_one_device = one_device_plan(plan)
+    except ConfigError as error:
+        return Baseline(message=f"no baseline: this training does not run on one device:\n{error}")
+    return make(on_one_device)
+
+
+def train_baseline(plan: Plan, origin: Origin, stop: StopSignal, output: Output) -> Baseline:
+    """Trains on one device, here and now.
+
+    Raises:
+        JobError: when that fails.
+    """
+    run = prepared(plan, new_directory(plan.config.run, plan.config.name))
+    run.record(origin)
+    path = run.directory.path
+    output.say(f"baseline: the same training on one device, in {shown(path)}")
+    state = train(run, stop, output)
+    if state.phase == "failed":
+        raise JobError(f"the baseline failed; --no-baseline runs without it\n{failure_text(path, state)}")
+    return Baseline(path=path if state.phase == "succeeded" else None)
+
+
+def submit_baseline(
+    plan: Plan, origin: Origin, *, code: Path | None = None, after: str = "", untracked: tuple[str, ...] = ()
+) -> Baseline:
+    """Submits the training on one device. That it cannot be submitted is no fault of the run.
+
+    ``code``: the directory whose frozen code it shares; None: it has its own copy.
+    """
+    try:
+        directory = new_directory(plan.config.run, plan.config.name)
+    except ConfigError as error:
+        return Baseline(message=f"no baseline: {error}")
+    path = directory.path
+    try:
+        run = PreparedRun(plan=plan, directory=directory, code=code or path, after=after)
+        handle, _ = freeze_and_submit(run, origin, untracked)
+    except LauncherError as error:
+        shutil.rmtree(path)
+        return Baseline(message=f"no baseline: {error}")
+    predicted = format_duration(plan.schedule.step_s * plan.config.train.num_steps)
+    return Baseline(
+        path=path,
+        message=f"baseline: the same training on one device, submitted as job {handle.id} in "
+        f"{shown(path)}; it takes {predicted} by prediction. --no-baseline leaves it out.",
+    )

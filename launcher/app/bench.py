@@ -6,9 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.app.checks import executor_faults, refuse
-from launcher.app.lifecycle import EndedRun, freeze_and_submit, origin_of, prepared
+from launcher.app.lifecycle import (
+    EndedRun,
+    failed_unless_ended,
+    freeze_and_submit,
+    origin_of,
+    prepared,
+    stopped_text,
+)
 from launcher.app.output import TERMINAL, Output, shown
+from launcher.app.preflight import executor_faults, refuse
 from launcher.app.wait import wait_for_end
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.machine import num_cores
@@ -46,7 +53,7 @@ MEASURED_GROUPS = ("cluster", "device", "executor", "site", "run")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What came of a measurement."""
+    """The result of a measurement."""
 
     config: LaunchConfig
     run: EndedRun
@@ -152,22 +159,18 @@ def start_and_wait(
     output.say(f"run directory: {shown(directory.path)}")
     run = prepared(plan, directory)
     origin = origin_of("", overrides)
-    with stop_signals() as stop:
-        try:
-            if is_local:
-                run.record(origin)
-                directory.write_status("running")
-                state = follow(run.executor, run.script, stop, lambda: None)
-            else:
-                handle, _ = freeze_and_submit(run, origin)
-                output.say(f"submitted as job {handle.id}")
-                state = wait_for_end(directory, output, stop=stop)
-        except BaseException:
-            directory.write_status("failed")
-            raise
+    with stop_signals() as stop, failed_unless_ended(directory):
+        if is_local:
+            run.record(origin)
+            directory.write_status("running")
+            state = follow(run.executor, run.script, stop, lambda: None)
+        else:
+            handle, _ = freeze_and_submit(run, origin)
+            output.say(f"submitted as job {handle.id}")
+            state = wait_for_end(directory, output, stop=stop)
     directory.write_state(state)
     if state.phase == "cancelled":
-        output.warn(f"stopped by {state.reason}: all ranks have ended")
+        output.warn(stopped_text(state.reason))
     elif state.phase == "failed":
         output.warn(failure_text(directory.path, state))
     return EndedRun(directory=directory, state=state)

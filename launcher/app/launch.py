@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from launcher.app.baseline_run import Baseline, settle_baseline, submit_baseline, train_baseline
-from launcher.app.checks import allocation_notes, executor_faults, input_faults, refuse, start_faults
+from launcher.app.baseline import ensure_baseline, submit_baseline, train_baseline
 from launcher.app.lifecycle import (
     EndedRun,
     PreparedRun,
+    failed_unless_ended,
     freeze_and_submit,
     origin_of,
     prepared,
@@ -19,7 +19,8 @@ from launcher.app.lifecycle import (
     train,
 )
 from launcher.app.output import TERMINAL, Output, shown, text_width
-from launcher.app.prepared_run import Planned, make_plan
+from launcher.app.planning import Planned, make_plan
+from launcher.app.preflight import allocation_notes, executor_faults, input_faults, refuse, start_faults
 from launcher.app.request import Request
 from launcher.base import registry
 from launcher.base.errors import ConfigError, Fault, LauncherError
@@ -51,24 +52,18 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
     directory = run_directory(plan, given)
     origin = origin_of(given.recipe, given.overrides)
-    with stop_signals() as stop:
-
-        def make(alone: Plan) -> Baseline:
-            return train_baseline(alone, origin, stop, output)
-
+    with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
         run.record(origin)
         for note in (*planned.composed.notes, *plan.notes, *allocation_notes(plan, directory)):
             output.say(f"note: {note}")
         drawn = _drawn_schedule(plan, color=output.stream.isatty())
         output.say(f"{summary(plan)}\n{drawn}run directory: {shown(directory.path)}")
-        try:
-            if given.wants_baseline and (sentence := settle_baseline(run, make).sentence):
-                output.say(sentence)
-            state = train(run, stop, output)
-        except BaseException:
-            directory.write_status("failed")
-            raise
+        if given.wants_baseline:
+            found = ensure_baseline(run, lambda plan: train_baseline(plan, origin, stop, output))
+            if found.message:
+                output.say(found.message)
+        state = train(run, stop, output)
     ended = EndedRun(directory=directory, state=state)
     report_end(ended, output)
     return ended
@@ -108,12 +103,11 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     _report_submission(run, handle, output)
     if given.wants_baseline and not given.resume:
         after = handle.id if plan.config.site.is_one_machine else ""
-
-        def make(alone: Plan) -> Baseline:
-            return submit_baseline(alone, origin, after=after, untracked=given.untracked)
-
-        if sentence := settle_baseline(run, make).sentence:
-            output.say(sentence)
+        found = ensure_baseline(
+            run, lambda plan: submit_baseline(plan, origin, after=after, untracked=given.untracked)
+        )
+        if found.message:
+            output.say(found.message)
     return run
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from launcher.app.baseline import unfinished_baseline
 from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import progress_of
 from launcher.base.errors import LauncherError
@@ -17,15 +17,23 @@ from launcher.base.units import counted
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
 from launcher.contract.plan import Plan
+from launcher.report.runs import named_base
 from launcher.report.tables import speedup_text
 from launcher.runs.facts import checkouts, environment_facts
 from launcher.runs.failure import failure_line, failure_text
 from launcher.runs.freeze import freeze, frozen_plan
 from launcher.runs.record import Origin, write_job
 from launcher.runs.render import executor_of, render, shell_text
-from launcher.runs.resume import begin_attempt
 from launcher.runs.state import save_handle
-from launcher.runs.store import RunDirectory, expected_path, saved_steps
+from launcher.runs.store import (
+    ACTIVE,
+    START_FOLDERS,
+    RunDirectory,
+    expected_path,
+    fresh_folders,
+    read_json,
+    saved_steps,
+)
 from launcher.runs.watch import StopSignal, follow
 
 
@@ -39,7 +47,7 @@ class PreparedRun:
     code: Path | None = None
     """The directory that holds the frozen code of the job; None: it runs the code that is installed."""
     resume: bool = False
-    """Whether the ranks go on from the newest checkpoint."""
+    """Whether the ranks resume from the newest checkpoint."""
     after: str = ""
     """Ids of the jobs that have to end before this one begins."""
 
@@ -131,7 +139,7 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
         output.say(failure_line(directory.path, state))
         output.say(f"{running.reason}: {_next_start(directory, progress.view.num_done)}")
         run = replace(run, resume=bool(saved_steps(directory.path)))
-        begin_attempt(directory)
+        fresh_folders(directory, *START_FOLDERS)
     if num_restarts and state.phase != "cancelled":
         after = f"after {counted(num_restarts, 'restart')}"
         state = replace(state, reason=f"{state.reason}, {after}" if state.reason else after)
@@ -140,10 +148,10 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
 
 
 def _next_start(directory: RunDirectory, num_done: int) -> str:
-    """Where the next start begins, and what it makes again."""
+    """Where the next start begins, and which steps it repeats."""
     first = max(saved_steps(directory.path), default=0)
-    begins = f"goes on after step {first}" if first else "begins anew, as nothing is saved yet"
-    return f"{begins}; {counted(num_done - first, 'step')} made again" if num_done > first else begins
+    begins = f"resumed after step {first}" if first else "restarts from scratch (no checkpoint)"
+    return f"{begins}; {counted(num_done - first, 'step')} repeated" if num_done > first else begins
 
 
 # By a scheduler
@@ -187,14 +195,28 @@ def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
 # The end
 
 
+@contextmanager
+def failed_unless_ended(directory: RunDirectory) -> Iterator[None]:
+    """Records a run as failed when whatever is raised ends this process before the run: nobody else would."""
+    try:
+        yield
+    except BaseException:
+        directory.write_status("failed")
+        raise
+
+
+def stopped_text(by: str) -> str:
+    """What is said after a request to stop, which is named."""
+    return f"stopped by {by}: all ranks have ended"
+
+
 def report_end(run: EndedRun, output: Output) -> None:
     """Says how a run ended: with its speedup, or with the guilty rank."""
     directory, state = run.directory, run.state
     if state.phase == "cancelled":
         directory.write_state(state)
         output.warn(
-            f"stopped by {state.reason}: all ranks have ended. Run directory: {shown(directory.path)}\n"
-            f"{_saved_text(directory)}"
+            f"{stopped_text(state.reason)}. Run directory: {shown(directory.path)}\n{_saved_text(directory)}"
         )
     elif state.phase == "failed":
         output.warn(failure_text(directory.path, state))
@@ -207,8 +229,19 @@ def report_end(run: EndedRun, output: Output) -> None:
             output.say(f"no speedup: {error}")
 
 
+def unfinished_baseline(run_dir: Path) -> str:
+    """Why the baseline that a run names measures nothing; empty where it does, and where none is named."""
+    base = named_base(run_dir)
+    phase = read_json(RunDirectory(base).status_file).get("phase") if base else None
+    if base is None or phase in ("succeeded", None):
+        return ""
+    if phase in ACTIVE:
+        return f"its baseline {base.name} is {phase}; trireme wait {run_dir} waits for it, too"
+    return f"its baseline {base.name} is {phase}; trireme report {run_dir} --base RUN takes another"
+
+
 def _saved_text(directory: RunDirectory) -> str:
-    """What a run that has not finished can go on from."""
+    """What a run that has not finished can be resumed from."""
     if steps := saved_steps(directory.path):
         return f"Saved after step {steps[-1]}: --resume goes on from there."
     plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))

@@ -20,39 +20,20 @@ from launcher.contract.job import RESUME_NOTE
 from launcher.contract.mesh import Coordinates
 from launcher.contract.plan import Plan
 from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.tail import Tail, last_lines
 
 _WINDOW_STEPS = 20
 """Steps that the speed is averaged over."""
 _PLAIN_INTERVAL_S = 5
 """Least time between two lines when the output is not a terminal."""
 _LIVE_INTERVAL_S = 0.2
-_TAIL_BYTES = 65536
-"""Holds the newest steps, of which each is a line."""
-
-
-class RecordTail:
-    """The records that a rank appends, as they come; a line that is not whole yet is left for later."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Every record that was completed since the last call."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        yield from filter(None, map(parsed, whole.splitlines()))
 
 
 class RunTail:
     """What the ranks that stand for a run append; of several the furthest counts: others may be gone."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._tails = [RecordTail(path) for path in paths]
+        self._tails = [Tail(path, from_end=True) for path in paths]
         self._num_starts = [0] * len(paths)
         """Seen of each rank."""
         self._newest_start = 0
@@ -62,7 +43,8 @@ class RunTail:
     def read(self) -> Iterator[dict[str, Any]]:
         """Every start, step and evaluation that no rank had recorded at the last call."""
         for index, tail in enumerate(self._tails):
-            yield from (record for record in tail.read() if self._is_first(index, record))
+            found = filter(None, map(parsed, tail.read().splitlines()))
+            yield from (record for record in found if self._is_first(index, record))
 
     def _is_first(self, index: int, record: dict[str, Any]) -> bool:
         kind = record["type"]
@@ -149,7 +131,7 @@ class Progress:
         resumed: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``resumed``: where ranks say which checkpoint they go on from."""
+        """``resumed``: where ranks say which checkpoint they resume from."""
         self._tail = RunTail(records)
         self.view = StepView(num_steps=num_steps)
         self._stream = stream
@@ -187,7 +169,7 @@ class Progress:
             self._print(str(self.view))
 
     def _tell_resumed(self) -> None:
-        """Says once what the ranks go on from: they write it anew in every start."""
+        """Says once which checkpoint the ranks resumed from: they write it at every start."""
         if self._resumed is None or not self._resumed.exists():
             return
         written_at = self._resumed.stat().st_mtime_ns
@@ -196,7 +178,7 @@ class Progress:
             note = read_json(self._resumed)
             for sentence in note.get("skipped", ()):
                 self._print(sentence)
-            self._print(f"goes on after step {note.get('step')}")
+            self._print(f"resumed after step {note.get('step')}")
 
     def _draw(self) -> None:
         if not self._is_due(_LIVE_INTERVAL_S):
@@ -260,14 +242,5 @@ def _newest_step(records: Path) -> int | None:
     """The step that a rank has recorded last; None before the first."""
     if not records.is_file():
         return None
-    found = [record for record in map(parsed, _last_lines(records)) if record and record["type"] == "step"]
+    found = [record for record in map(parsed, last_lines(records)) if record and record["type"] == "step"]
     return int(found[-1]["step"]) if found else None
-
-
-def _last_lines(path: Path) -> list[bytes]:
-    """The whole lines at the end of a file."""
-    with path.open("rb") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
-        file.seek(start)
-        lines = file.read().split(b"\n")[:-1]
-    return lines[1:] if start else lines

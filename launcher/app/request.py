@@ -17,7 +17,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     """``key=value``, ``+key=value`` and ``~key``, in their order."""
     resume: bool = False
-    """Go on with the run in run.dir."""
+    """Resume the run in run.dir."""
     overwrite: bool = False
     """Move aside what is in run.dir."""
     wants_baseline: bool = True

@@ -36,11 +36,7 @@ def measured_shape(config: LaunchConfig, roots: Sequence[str]) -> ModelShape:
 
 @cache
 def _measure(request: str, roots: Sequence[str]) -> ModelShape:
-    """The answer of the other process; the points of a sweep ask the same.
-
-    Raises:
-        PlanError: when the user's model or dataset cannot be made, with the last line of the reason.
-    """
+    """The answer of the other process; the points of a sweep ask the same."""
     path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(  # noqa: S603 (our own module, no shell)
         [sys.executable, "-m", _MODULE],

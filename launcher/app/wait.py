@@ -1,26 +1,33 @@
-"""Follows runs that others started: a scheduler, or another process of this machine."""
+"""Follows runs that others started, a scheduler or another process of this machine, or ends them."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.app.lifecycle import EndedRun, report_end
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.progress import Progress, progress_of
+from launcher.base.errors import LauncherError
 from launcher.contract.job import JobState
 from launcher.report.runs import named_base, read_plan
-from launcher.runs.state import current_state, load_handle
-from launcher.runs.store import ACTIVE, RunDirectory
+from launcher.runs.state import current_state, current_states, load_handle
+from launcher.runs.store import ACTIVE, RunDirectory, follower, read_json
 from launcher.runs.watch import StopSignal
 
 ASK_INTERVAL_S = 2.0
 """Time between two questions to a scheduler."""
 _DRAW_INTERVAL_S = 0.2
+END_TIMEOUT_S = 30
+"""Longest wait for runs to end: ranks that save first may take more."""
+_END_INTERVAL_S = 0.5
 
 
 def wait_for_run(directory: RunDirectory, output: Output = TERMINAL) -> EndedRun:
-    """Follows a run to its end, then its baseline where that is still on its way, and says what came of it.
+    """Follows a run to its end, then its baseline where that has not ended, and says how they ended.
 
     Raises:
         LauncherError: when its scheduler gives no answer.
@@ -59,10 +66,7 @@ def wait_for_end(
     said = ""
     while (state := current_state(directory)).phase in ACTIVE:
         if stop is not None and stop.signal is not None:
-            job = load_handle(directory)
-            assert job is not None, "the job was noted when it was submitted"
-            executor, handle = job
-            executor.cancel(handle)
+            _end(directory)
             return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
         text = f"{state.phase}: {state.reason}" if state.reason else state.phase
         if text != said:
@@ -79,3 +83,43 @@ def wait_for_end(
         progress.update()
         progress.close()
     return state
+
+
+def going(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """The runs that have not ended."""
+    found = zip(directories, current_states(directories), strict=True)
+    return [run for run, state in found if state.phase in ACTIVE]
+
+
+def end_runs(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Ends all ranks of runs that have not ended, and waits for that; returns those that still run.
+
+    Raises:
+        LauncherError: when one cannot be ended from here.
+    """
+    for directory in directories:
+        _end(directory)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while left := going(directories):
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(_END_INTERVAL_S)
+    return []
+
+
+def going_baselines(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Baselines that have not ended: they were submitted beside these runs, and others may need them."""
+    bases = {base for run in directories if (base := named_base(run.path))}
+    return going([RunDirectory(base) for base in sorted(bases)])
+
+
+def _end(directory: RunDirectory) -> None:
+    if (job := load_handle(directory)) is not None:
+        executor, handle = job
+        executor.cancel(handle)
+        return
+    pid = follower(directory)
+    if pid is None:
+        host = read_json(directory.status_file).get("hostname", "another machine")
+        raise LauncherError(f"the run was started on {host}: cancel it there")
+    os.kill(pid, signal.SIGTERM)  # the launcher that follows it ends the ranks

@@ -1,1 +1,1 @@
-"""The command line: arguments, the terminal and one file per verb. What a verb does is in `launcher.app`."""
+"""The command line: arguments, the terminal and its verbs. What a verb does is in `launcher.app`."""

@@ -7,7 +7,8 @@ begin with ``~``, too, when it is written from ``/``, ``./``, ``../`` or ``~/``.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import cleandoc
 from textwrap import fill
 from typing import Any
 
@@ -128,8 +129,9 @@ def request(given: argparse.Namespace) -> Request:
     )
 
 
-def help_text(verb: str, description: str, examples: str) -> str:
-    """The help of a verb: usage, description, flags, examples."""
+def help_text(verb: str, function: Callable[..., int]) -> str:
+    """The help of a verb: its usage, what the docstring of its function says, its flags and examples."""
+    description, _, examples = cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
     told = VERBS[verb]
     usages = []
     for action in told.actions or ("",):
@@ -147,7 +149,7 @@ def help_text(verb: str, description: str, examples: str) -> str:
         )
         for usage, actions, text in rows
     ]
-    return "\n".join([*usages, "", description, *lines, *([""] if lines else []), examples])
+    return "\n".join([*usages, "", description, "", *lines, *([""] if lines else []), examples, ""])
 
 
 def is_override(word: str) -> bool:

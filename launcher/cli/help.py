@@ -6,31 +6,26 @@ import re
 
 from launcher.base import resources
 from launcher.base.errors import LauncherError, did_you_mean
-from launcher.cli.main import HELP, main
 from launcher.cli.verbs import TOPICS, VERBS
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
-def run(words: list[str]) -> int:
-    """Shows the list of topics, a page, sections of a page, or the help of a verb; returns the exit code.
+def show_topic(topic: str, wanted: str = "") -> None:
+    """Shows a page, or its sections whose heading holds ``wanted``; without a topic the list of topics.
 
     Raises:
         LauncherError: for an unknown topic or section; names the nearest.
     """
-    topic, *rest = [word for word in words if word not in ("-h", "--help")] or [""]
     if not topic:
         lines = (f"  {name:9} {line}" for name, line in TOPICS.items())
-        print(HELP, "trireme help TOPIC [SECTION] shows one of these pages:", "", *lines, sep="\n")
-        return 0
-    if topic in VERBS:
-        return main([topic, "--help"])
+        print("trireme help TOPIC [SECTION] shows one of these pages:", "", *lines, sep="\n")
+        return
     if topic not in TOPICS:
         raise LauncherError(f"no topic is called {topic!r}. {did_you_mean(topic, [*TOPICS, *VERBS])}")
     folder = resources.pages() if topic == "readme" else resources.pages() / topic
     text = (folder / "README.md").read_text(encoding="utf-8")
-    print(as_text(sections(text, " ".join(rest)) if rest else text), end="")
-    return 0
+    print(as_text(sections(text, wanted) if wanted else text), end="")
 
 
 def sections(page: str, wanted: str) -> str:

@@ -7,11 +7,10 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
 
 from launcher.base.errors import LauncherError, did_you_mean
 from launcher.base.redaction import escaped, hide_secrets
-from launcher.cli.arguments import help_text, unknown_flag
+from launcher.cli.arguments import help_text, parse, unknown_flag
 from launcher.cli.terminal import protect_output
 from launcher.cli.verbs import VERBS
 from launcher.config.recipes import shipped
@@ -45,19 +44,6 @@ EXIT_BROKEN_PIPE = 141
 _HELP_FLAGS = ("-h", "--help")
 ANSWER = "__complete"
 """What the scripts of shell completion ask with."""
-
-
-class VerbModule(Protocol):
-    """What a module of a verb holds."""
-
-    HELP: str
-    """What it does, and what its exit code says."""
-    EXAMPLES: str
-    """Command lines."""
-
-    def run(self, words: list[str]) -> int:
-        """Does it; returns the exit code."""
-        ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,18 +88,36 @@ def _dispatch(words: list[str]) -> int:
         print(f"trireme {metadata.version('trireme-launcher')}")
         return 0
     if name == "help":
-        return cast(VerbModule, importlib.import_module("launcher.cli.help")).run(rest)
+        topic, *rest = [word for word in rest if word not in _HELP_FLAGS] or [""]
+        if topic in VERBS:
+            return run_verb(topic, ["--help"])
+        from launcher.cli.help import show_topic
+
+        if not topic:
+            print(HELP)
+        show_topic(topic, " ".join(rest))
+        return 0
     if name == ANSWER:
         from launcher.cli.completion.completion import answer
 
         return answer(rest)
     if name not in VERBS:
         raise LauncherError(_unknown_verb(name))
-    module = cast(VerbModule, importlib.import_module(f"launcher.cli.{VERBS[name].module}"))
-    if any(word in _HELP_FLAGS for word in rest):
-        print(help_text(name, module.HELP, module.EXAMPLES), end="")
+    return run_verb(name, rest)
+
+
+def run_verb(name: str, words: Sequence[str]) -> int:
+    """Runs a verb, or with ``--help`` shows its help; returns the exit code.
+
+    Raises:
+        LauncherError: when the words are wrong, or what is asked for cannot be done.
+    """
+    verb = getattr(importlib.import_module(f"launcher.cli.{VERBS[name].module}"), name)
+    if any(word in _HELP_FLAGS for word in words):
+        print(help_text(name, verb), end="")
         return 0
-    return module.run(rest)
+    code: int = verb(parse(name, words))
+    return code
 
 
 def _unknown_verb(word: str) -> str:

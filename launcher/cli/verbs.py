@@ -50,7 +50,7 @@ class Verb:
     """One verb."""
 
     module: str
-    """Below ``launcher.cli``."""
+    """Below ``launcher.cli``; holds a function that is named as the verb, whose docstring is its help."""
     line: str
     """What it is for, in the list of verbs."""
     words: str | Mapping[str, str] = ""
@@ -73,12 +73,14 @@ class Verb:
         return tuple(flag for flag in self.flags if not flag.actions or action in flag.actions)
 
 
-_RESUME = Flag("--resume", "go on from the newest checkpoint in run.dir")
-_OVERWRITE = Flag("--overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start anew")
+_RESUME = Flag("--resume", "resume from the newest checkpoint in run.dir")
+_OVERWRITE = Flag(
+    "--overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start from scratch"
+)
 
 VERBS: Mapping[str, Verb] = {
     "plan": Verb(
-        "plans.plan",
+        "recipes.plan",
         "check a recipe and show what it would do: mesh, schedule, memory, traffic",
         _RECIPE,
         flags=(
@@ -92,7 +94,7 @@ VERBS: Mapping[str, Verb] = {
         ),
     ),
     "run": Verb(
-        "runs.run",
+        "runs.start",
         "plan, start the ranks on this machine, follow them, and report the speedup",
         _RECIPE,
         flags=(
@@ -101,7 +103,7 @@ VERBS: Mapping[str, Verb] = {
         ),
     ),
     "submit": Verb(
-        "runs.submit",
+        "runs.start",
         "plan, freeze the code, and hand the job to Slurm",
         _RECIPE,
         flags=(
@@ -126,9 +128,7 @@ VERBS: Mapping[str, Verb] = {
             ),
             Flag("--require-clean", "on Slurm refuse code that differs from its commit", ("run",)),
             Flag("--untracked GLOB,...", "on Slurm copy these files, too", ("run",)),
-            Flag(
-                "--by speed|loss", "with loss, that of the lowest loss in the end, not the fastest", ("best",)
-            ),
+            Flag("--by speed|loss", "rank points by throughput (default) or final loss", ("best",)),
         ),
     ),
     "status": Verb(
@@ -137,10 +137,7 @@ VERBS: Mapping[str, Verb] = {
         "[RUN ...]",
         flags=(
             Flag("--root DIR", "look for runs here instead of in runs/"),
-            Flag(
-                "--all",
-                "of those that run not only 20, of those that wait or have ended not only 10",
-            ),
+            Flag("--all", "show every run (default: 20 running, 10 pending, 10 ended)"),
         ),
     ),
     "logs": Verb(
@@ -148,15 +145,15 @@ VERBS: Mapping[str, Verb] = {
         "what a run has printed",
         "RUN",
         flags=(
-            Flag("-f, --follow", "go on printing until the run has ended"),
+            Flag("-f, --follow", "keep printing until the run has ended"),
             Flag("--rank N", "the output of rank N"),
         ),
     ),
     "wait": Verb("runs.wait", "follow a run to its end, and report the speedup", "RUN|SWEEP"),
-    "cancel": Verb("runs.cancel", "end a run", "RUN|SWEEP"),
-    "export": Verb("runs.export", "a trained model in Hugging Face's format", "RUN FOLDER"),
+    "cancel": Verb("runs.wait", "end a run", "RUN|SWEEP"),
+    "export": Verb("runs.results", "a trained model in Hugging Face's format", "RUN FOLDER"),
     "report": Verb(
-        "runs.report",
+        "runs.results",
         "the speedup table again, from stored runs",
         "RUN ...",
         flags=(

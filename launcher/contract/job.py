@@ -17,6 +17,8 @@ STOP_NOTE = "exit/stopped.json"
 """Written in the run directory by ranks that were asked to stop, once they have saved."""
 RESUME_NOTE = "exit/resumed.json"
 """Written there by ranks that resume: the step of the checkpoint, and a sentence for each damaged one."""
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in the run directory; each has a folder of its own, of `checkpoint_name`."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 """Exit codes of a rank that ends because another one failed: terminated, or aborted in a collective."""
 
@@ -98,3 +100,23 @@ class JobState:
     """The rank that failed first, where the executor knows it."""
     since_s: float | None = field(default=None, compare=False, repr=False)
     """When it entered this phase, in seconds since the epoch; None: when that was noticed."""
+
+
+def log_name(rank: int) -> str:
+    """The file of what a rank prints, inside the run directory."""
+    return f"logs/rank-{rank}.log"
+
+
+def records_name(rank: int) -> str:
+    """The file of what a rank measures, inside the run directory."""
+    return f"metrics/rank-{rank:05d}.jsonl"
+
+
+def error_name(rank: int) -> str:
+    """The file of the error of a rank that failed, inside the run directory."""
+    return f"exit/rank-{rank}.json"
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of the checkpoint after a step, inside `CHECKPOINTS`."""
+    return f"step-{step:08d}"

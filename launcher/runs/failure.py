@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.contract.heartbeat import stacks_name
-from launcher.contract.job import EXECUTOR_LOG, OUT_OF_MEMORY, SECONDARY_EXIT_CODES, JobState
+from launcher.contract.job import (
+    EXECUTOR_LOG,
+    OUT_OF_MEMORY,
+    SECONDARY_EXIT_CODES,
+    JobState,
+    error_name,
+    log_name,
+)
 from launcher.runs.hang import Hang, find_hang
 from launcher.runs.store import read_json
 from launcher.typed.read import Reading, read
@@ -32,7 +39,7 @@ class RankFailure:
 
 def rank_failures(run_dir: Path) -> tuple[RankFailure, ...]:
     """The errors of all ranks that reported one, the earliest first."""
-    found = [read_json(path) for path in (run_dir / "exit").glob("rank-*.json")]
+    found = [read_json(path) for path in run_dir.glob(error_name(0).replace("0", "*"))]
     failures = [failure for report in found if (failure := read(RankFailure, report, Reading()))]
     return tuple(sorted(failures, key=lambda failure: (failure.time, failure.rank)))
 
@@ -56,7 +63,7 @@ def failure_text(run_dir: Path, state: JobState) -> str:
     if first.traceback:
         lines += ["", first.traceback.rstrip(), ""]
     lines += _others(rest)
-    return "\n".join([*lines, f"Its log: {_log(run_dir, first.rank)}"])
+    return "\n".join([*lines, f"Its log: {run_dir / log_name(first.rank)}"])
 
 
 def failure_line(run_dir: Path, state: JobState) -> str:
@@ -78,7 +85,7 @@ def _hang_text(run_dir: Path, hang: Hang) -> str:
         lines.append(f"All its threads: {run_dir / stacks_name(hang.rank)}")
     if hang.waiting:
         lines.append(f"Waiting for other ranks then: {_ranks(hang.waiting)}.")
-    return "\n".join([*lines, f"Its log: {_log(run_dir, hang.rank)}"])
+    return "\n".join([*lines, f"Its log: {run_dir / log_name(hang.rank)}"])
 
 
 def _was_killed(state: JobState, failures: Sequence[RankFailure]) -> bool:
@@ -92,7 +99,7 @@ def _text_without_error(run_dir: Path, state: JobState, failures: Sequence[RankF
     if state.rank is None:
         log = run_dir / EXECUTOR_LOG
         return "\n".join([f"the job failed: {state.reason}", *_tail(log), f"Its log: {log}"])
-    log = _log(run_dir, state.rank)
+    log = run_dir / log_name(state.rank)
     log = log if log.is_file() else run_dir / EXECUTOR_LOG
     lines = [f"rank {state.rank} failed: {state.reason}"]
     if state.exit_code == -signal.SIGKILL:
@@ -110,10 +117,6 @@ def _others(failures: Sequence[RankFailure]) -> list[str]:
 def _ranks(ranks: Sequence[int]) -> str:
     named = [f"rank {rank}" for rank in ranks[:_MAX_RANKS]]
     return ", ".join([*named, *([f"{len(ranks) - _MAX_RANKS} more"] if len(ranks) > _MAX_RANKS else [])])
-
-
-def _log(run_dir: Path, rank: int) -> Path:
-    return run_dir / "logs" / f"rank-{rank}.log"
 
 
 def _tail(log: Path) -> list[str]:

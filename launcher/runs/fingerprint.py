@@ -14,6 +14,7 @@ from launcher.contract.config import Recompute
 from launcher.contract.plan import Plan
 from launcher.typed.read import plain
 
+_WORK = ("model", "optim", "precision", "fusion", "train", "seed")
 _ENVIRONMENT = ("python", "torch", "cpu_model", "num_cores")
 
 
@@ -30,19 +31,14 @@ def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
     device = plain(config.device)
     del device["measured_in"]
     return {
-        "model": plain(config.model),
+        **{name: plain(getattr(config, name)) for name in _WORK},
         "data": data,
         "batch": {
             "global_size": plan.batch.global_size,
             "micro_size": plan.batch.micro_size,
             "seq_length": plan.batch.seq_length,
         },
-        "optim": plain(config.optim),
-        "precision": plain(config.precision),
-        "fusion": plain(config.fusion),
         "recompute": common_recompute(plan),
-        "train": plain(config.train),
-        "seed": config.seed,
         "device": device,
         "code": code_sha256(plan),
         "environment": {name: facts.get(name) for name in _ENVIRONMENT},

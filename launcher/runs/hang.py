@@ -12,7 +12,6 @@ from launcher.base.units import format_duration
 from launcher.contract.heartbeat import SERVING, SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
 from launcher.contract.job import JobState
 
-_NAME = re.compile(r"rank-(\d+)\.heartbeat")
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAX_FRAMES = 20
 _SERVER_SILENT_S = 2.0
@@ -81,11 +80,10 @@ def with_hang(state: JobState, run_dir: Path) -> JobState:
 
 def _heartbeats(run_dir: Path) -> Iterator[tuple[int, Heartbeat]]:
     for path in run_dir.glob(heartbeat_name(0).replace("0", "*")):
-        found = _NAME.fullmatch(path.name)
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # a file that is none of ours
             data = path.read_bytes()
-            if found and len(data) == SIZE:
-                yield int(found[1]), unpack(data)
+            if len(data) == SIZE:
+                yield int(path.stem.removeprefix("rank-")), unpack(data)
 
 
 def _watchdog_time(run_dir: Path, rank: int) -> float | None:

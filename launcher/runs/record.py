@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,7 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
         "baseline": read_json(directory.job).get("baseline"),  # of the start that is resumed
         "facts": dict(origin.facts),
         "checkouts": [
-            {
-                "root": checkout.root,
-                "commit": checkout.commit,
-                "patch": _patch_name(number) if checkout.patch else None,
-                "untracked": list(checkout.untracked),
-            }
+            asdict(checkout) | {"patch": _patch_name(number) if checkout.patch else None}
             for number, checkout in enumerate(origin.checkouts)
         ],
     }

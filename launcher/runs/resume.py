@@ -11,11 +11,17 @@ from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.units import counted
 from launcher.contract.config import NOT_COMPUTED, RunConfig
 from launcher.contract.moved import with_current_names
-from launcher.runs.store import RunDirectory, absolute, check_idle, move_aside, read_json, saved_steps
+from launcher.runs.store import (
+    START_FOLDERS,
+    RunDirectory,
+    absolute,
+    check_idle,
+    fresh_folders,
+    read_json,
+    saved_steps,
+)
 from launcher.typed.differences import differences
 
-_ATTEMPT = ("logs", "exit")
-"""Folders of one start of the ranks; moved aside when a run is resumed."""
 _TRAINING = (
     "seed",
     "model",
@@ -56,17 +62,8 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
-    begin_attempt(directory, *(() if is_same_layout else ("metrics",)))
+    fresh_folders(directory, *START_FOLDERS, *(() if is_same_layout else ("metrics",)))
     return directory
-
-
-def begin_attempt(directory: RunDirectory, *others: str) -> None:
-    """Moves aside the folders of the previous start, and ``others``."""
-    for name in (*_ATTEMPT, *others):
-        folder = directory.path / name
-        if folder.is_dir():
-            move_aside(folder)
-        folder.mkdir()
 
 
 def _text(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from launcher.base import registry
 from launcher.contract.executor import Executor
@@ -52,12 +53,13 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
             job = JobHandle(id=handle["id"], run_dir=str(directory.path))
             asked.setdefault(handle["executor"], []).append((index, job))
         elif (pid := follower(directory)) is not None and not is_alive(pid):
-            states[index] = JobState(phase="failed", reason="the launcher that followed it is gone")
+            gone = "the launcher that followed it is gone"
+            states[index] = replace(states[index], phase="failed", reason=gone)
     for name, jobs in asked.items():
         answers = registry.load(Executor, name).states([job for _, job in jobs])
         for (index, _), answer in zip(jobs, answers, strict=True):
             state = with_hang(answer, directories[index].path)
             if state != states[index]:
                 directories[index].write_state(state)
-            states[index] = state
+                states[index] = directories[index].state()
     return states

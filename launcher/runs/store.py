@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
-import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,17 +23,17 @@ from typing import Any, Literal
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.files import safe_name, write_whole
 from launcher.contract.config import RunConfig
-from launcher.contract.job import JobState, Phase
+from launcher.contract.job import CHECKPOINTS, JobState, Phase, checkpoint_name, records_name
 
 RunPhase = Phase | Literal["prepared"]
 """Phase of a run: that of its job, or ``prepared`` before there is one."""
 ACTIVE = ("prepared", "pending", "running")
 """Phases of a run that has not ended."""
 SUBFOLDERS = ("logs", "metrics", "exit")
+START_FOLDERS = ("logs", "exit")
+"""Those of one start of the ranks; moved aside before the next."""
 SWEEP_FILE = "sweep.json"
 """In the directory of a sweep, beside its run directories."""
-_SAVED = re.compile(r"step-([0-9]{8})")
-"""Folder of a complete checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class RunDirectory:
 
     def records(self, rank: int) -> Path:
         """What a rank measured."""
-        return self.path / "metrics" / f"rank-{rank:05d}.jsonl"
+        return self.path / records_name(rank)
 
     def write(self, name: str, text: str) -> None:
         """Writes a file whole or not at all."""
@@ -79,16 +78,14 @@ class RunDirectory:
 
     def write_status(self, phase: RunPhase, *, since_s: float | None = None, **details: Any) -> None:
         """Records a phase of the run, by default since now; keeps the time of its start."""
-        now, changed = (
-            datetime.fromtimestamp(time_s).astimezone().isoformat(timespec="microseconds")
-            for time_s in (time.time(), time.time() if since_s is None else since_s)
-        )
+        now = datetime.now().astimezone()
+        changed = now if since_s is None else datetime.fromtimestamp(since_s).astimezone()
         status = {
             "phase": phase,
             **{"exit_code": None, "reason": "", "rank": None},
             **details,
-            "started": read_json(self.status_file).get("started", now),
-            "changed": changed,
+            "started": read_json(self.status_file).get("started", now.isoformat(timespec="microseconds")),
+            "changed": changed.isoformat(timespec="microseconds"),
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
         }
@@ -103,26 +100,65 @@ class RunDirectory:
             exit_code=status.get("exit_code"),
             reason=status.get("reason", "" if status else "it has no status.json"),
             rank=status.get("rank"),
+            since_s=datetime.fromisoformat(status["changed"]).timestamp() if "changed" in status else None,
         )
 
 
 def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunDirectory:
-    """Creates the directory of a new run; of several concurrent callers exactly one gets it.
+    """Creates the directory of a new run; with ``overwrite`` an existing ``run.dir`` is moved aside.
 
     Raises:
-        ConfigError: when ``run.dir`` exists and may not be moved aside, or cannot be created.
+        ConfigError: as `new_folder`, and when ``run.dir`` may not be moved aside.
+        JobError: when the run to be moved aside has not ended.
+    """
+    fix = "Give another run.dir."
+    path = absolute(run.dir or "")
+    if run.dir and os.path.lexists(path):
+        not_movable = _why_not_movable(path)
+        if overwrite:
+            check_idle(RunDirectory(path))
+        if overwrite and not_movable:
+            raise ConfigError([Fault("run.dir", run.dir, f"{not_movable}, and is not moved aside", fix)])
+        if not not_movable:
+            fix = "Give --resume to continue it, --overwrite to move it aside, or another run.dir."
+    return RunDirectory(new_folder(run, name, SUBFOLDERS, overwrite=overwrite, fix=fix))
+
+
+def new_folder(
+    run: RunConfig,
+    name: str,
+    subfolders: Sequence[str],
+    *,
+    kind: str = "run",
+    overwrite: bool = False,
+    fix: str,
+) -> Path:
+    """Creates ``run.dir``, or a folder below ``run.root``, with subfolders; of several concurrent callers
+    exactly one gets it. ``fix``: what to do where ``run.dir`` exists.
+
+    Raises:
+        ConfigError: when ``run.dir`` exists, or the folder cannot be created.
     """
     try:
-        path = _make_named(run, overwrite=overwrite) if run.dir else numbered_folder(run, name)
-        for folder in SUBFOLDERS:
+        path = (
+            _named_folder(run.dir, kind, fix, overwrite=overwrite) if run.dir else _numbered_folder(run, name)
+        )
+        for folder in subfolders:
             (path / folder).mkdir()
     except OSError as error:
         setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
-        fault = Fault(
-            setting, given, f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
-        )
-        raise ConfigError([fault]) from error
-    return RunDirectory(path)
+        rule, fix = f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
+        raise ConfigError([Fault(setting, given, rule, fix)]) from error
+    return path
+
+
+def fresh_folders(directory: RunDirectory, *names: str) -> None:
+    """Moves aside these folders of the last start of the ranks, and makes new ones."""
+    for name in names:
+        folder = directory.path / name
+        if folder.is_dir():
+            move_aside(folder)
+        folder.mkdir()
 
 
 def expected_path(run: RunConfig, name: str) -> Path:
@@ -132,8 +168,9 @@ def expected_path(run: RunConfig, name: str) -> Path:
 
 def saved_steps(run_dir: Path) -> list[int]:
     """The steps after which the run has a complete checkpoint, ascending."""
-    names = [folder.name for folder in run_dir.glob("checkpoints/*")]
-    return sorted(int(found[1]) for name in names if (found := _SAVED.fullmatch(name)))
+    names = [folder.name for folder in (run_dir / CHECKPOINTS).glob("step-*")]
+    steps = [int(name[5:]) for name in names if name[5:].isdecimal()]
+    return sorted(step for step in steps if checkpoint_name(step) in names)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -150,25 +187,16 @@ def absolute(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 
-def _make_named(run: RunConfig, *, overwrite: bool) -> Path:
-    path = absolute(run.dir or "")
-    not_movable = _why_not_movable(path) if os.path.lexists(path) else ""
-    if overwrite:
-        check_idle(RunDirectory(path))
-    if overwrite and not_movable:
-        fault = Fault("run.dir", run.dir, f"{not_movable}, and is not moved aside", "Give another run.dir.")
-        raise ConfigError([fault])
+def _named_folder(given: str, kind: str, fix: str, *, overwrite: bool) -> Path:
+    path = absolute(given)
     path.parent.mkdir(parents=True, exist_ok=True)
     if overwrite and os.path.lexists(path):
         move_aside(path)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        fix = "Give --resume to continue it, --overwrite to move it aside, or another run.dir."
-        fix = "Give another run.dir." if not_movable else fix
-        raise ConfigError(
-            [Fault("run.dir", run.dir, "already exists; a run never overwrites a directory", fix)]
-        ) from None
+        rule = f"already exists; a {kind} never overwrites a directory"
+        raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
     return path
 
 
@@ -187,27 +215,27 @@ def _why_not_movable(path: Path) -> str:
     return ""
 
 
-def numbered_folder(run: RunConfig, name: str) -> Path:
+def _numbered_folder(run: RunConfig, name: str) -> Path:
     """Creates a folder below ``run.root`` named after the time; each concurrent caller gets its own."""
     first = expected_path(run, name)
     first.parent.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
+    for path in _numbered(first):
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
             return path
-    raise AssertionError("count() does not end")
+    raise AssertionError("numbers do not end")
 
 
 def move_aside(path: Path) -> Path:
     """Renames to ``<path>.<time>``, with a number where that exists."""
-    stem = f"{path.name}.{_stamp()}"
-    for number in count(1):
-        aside = path.with_name(stem if number == 1 else f"{stem}-{number}")
-        if not os.path.lexists(aside):
-            path.rename(aside)
-            return aside
-    raise AssertionError("count() does not end")
+    names = _numbered(path.with_name(f"{path.name}.{_stamp()}"))
+    return path.rename(next(name for name in names if not os.path.lexists(name)))
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """The path, then the same with a number behind it."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in count(2))
 
 
 def check_idle(directory: RunDirectory) -> None:

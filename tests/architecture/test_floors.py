@@ -158,7 +158,7 @@ def test_no_import_closes_a_cycle_be_it_inside_of_a_function():
         ("launcher.runtime.measure.memory", "from launcher.plan.cost.memory import part_bytes"),
         ("launcher.runtime.measure.clock", "from launcher.schedule import simulate"),
         ("launcher.metrics.read", "from launcher.plan.cost import timing"),
-        ("launcher.cli.runs.run", "import launcher.runtime.process.main"),
+        ("launcher.cli.runs.start", "import launcher.runtime.process.main"),
         ("launcher.base.registry", "import launcher_plugins.executors.torchrun"),
         ("launcher_plugins.parallel.data.plan", "from launcher.plan import build"),
         ("launcher_plugins.parallel.data.plan", "import torch"),

@@ -144,7 +144,7 @@ def test_an_interrupted_run_saves_first_and_goes_on_from_there(start, tmp_path):
     second.send_signal(signal.SIGTERM)
     output, _ = second.communicate(timeout=300)
     assert f"resumed after step {saved}\n" in log.read_text()
-    assert f"\ngoes on after step {saved}\n" in output
+    assert f"\nresumed after step {saved}\n" in output
 
 
 def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_path):
@@ -204,7 +204,7 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(star
     output, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
     assert re.search(r"\nrank 1 hung waiting for data of step \d+: not heard from for", output)
-    assert re.search(r"\nrestart 1 of 1: goes on after step \d+", output)
+    assert re.search(r"\nrestart 1 of 1: resumed after step \d+", output)
     assert re.search(r"mine lost \d+ steps? with starts that failed", output)
     (set_aside,) = (tmp_path / "mine").glob("exit.*")
     assert set_aside.stat().st_ctime - (tmp_path / "hung").stat().st_mtime < TIMEOUT_S + at_this_load(SOON_S)

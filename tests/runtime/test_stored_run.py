@@ -59,5 +59,5 @@ def test_a_stored_run_is_gone_on_with(stored, capsys):
     assert steps(stored / "pp2" / "metrics" / "rank-00000.jsonl") == list(range(27))
     asked = Request(recipe="quickstart", overrides=OVERRIDES, resume=True, wants_baseline=False)
     assert launch(asked).exit_code == 0
-    assert "goes on after step 27" in capsys.readouterr().out
+    assert "resumed after step 27" in capsys.readouterr().out
     assert steps(stored / "pp2" / "metrics" / "rank-00000.jsonl") == list(range(60))

@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.app.baseline import find_baseline, named_baseline, one_device
+from launcher.app.baseline import find_baseline, named_baseline
+from launcher.app.planning import one_device
 from launcher.base.errors import ConfigError
 from launcher.plan.build import build
 from launcher.runs.fingerprint import code_sha256, fingerprint

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.app.bench import MEASURED_GROUPS
-from launcher.app.prepared_run import make_plan
+from launcher.app.planning import make_plan
 from launcher.base.errors import LauncherError
 from launcher.bench.link_file import cluster_text
 from launcher.bench.placements import default_sizes, placements, world_size

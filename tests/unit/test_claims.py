@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.baseline import one_device
+from launcher.app.planning import one_device
 from launcher.base.errors import ConfigError
 from launcher.config.load import load
 from launcher.contract.config import ReportConfig

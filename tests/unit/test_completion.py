@@ -9,8 +9,8 @@ from launcher.base import registry
 from launcher.base.errors import LauncherError
 from launcher.cli.completion.answers import answers
 from launcher.cli.completion.bash_line import read_line, replies
-from launcher.cli.completion.completion import answer, run
-from launcher.cli.main import main
+from launcher.cli.completion.completion import answer
+from launcher.cli.main import main, run_verb
 from launcher.cli.verbs import TOPICS, VERBS
 from launcher.config.recipes import shipped
 from launcher.contract.config import LaunchConfig, ParallelConfig
@@ -256,7 +256,7 @@ def test_bash_reads_a_reply_as_the_name_itself(typed, name):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_is_printed(shell, capsys):
-    assert run([shell]) == 0
+    assert run_verb("completion", [shell]) == 0
     assert f"trireme __complete {shell}" in capsys.readouterr().out
 
 
@@ -270,7 +270,7 @@ def test_the_script_of_a_shell_is_printed(shell, capsys):
 )
 def test_one_known_shell_is_to_be_named(words, message):
     with pytest.raises(LauncherError, match=message):
-        run(words)
+        run_verb("completion", words)
 
 
 def test_answers_are_lines_with_what_each_means_or_what_bash_inserts(capsys):

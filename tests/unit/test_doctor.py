@@ -6,7 +6,7 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.cli.cluster import doctor
 from launcher.cli.cluster.doctor import Check
-from launcher.cli.main import main
+from launcher.cli.main import main, run_verb
 
 
 @pytest.fixture
@@ -31,15 +31,15 @@ def test_every_look_has_one_line(capsys):
 
 def test_the_exit_code_tells_whether_something_has_to_be_fixed(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", {"a": lambda: Check("none", "absent")})
-    assert doctor.run([]) == 0
+    assert run_verb("doctor", []) == 0
     monkeypatch.setattr(doctor, "CHECKS", {"a": lambda: Check("fix", "do this")})
-    assert doctor.run([]) == 1
+    assert run_verb("doctor", []) == 1
     assert capsys.readouterr().out.splitlines()[1] == "fix   a          do this"
 
 
 def test_words_are_refused():
     with pytest.raises(LauncherError, match=r"doctor takes no words, given quickstart"):
-        doctor.run(["quickstart"])
+        run_verb("doctor", ["quickstart"])
 
 
 def test_a_missing_package_comes_with_the_command_that_installs_it():

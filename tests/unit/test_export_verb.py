@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from launcher.base.errors import LauncherError
-from launcher.cli.runs import export
+from launcher.cli.main import run_verb
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_the_exporter_is_a_process_of_its_own_whose_exit_code_counts(a_run, tmp_
         return subprocess.CompletedProcess(command, 3)
 
     monkeypatch.setattr(subprocess, "run", start)
-    assert export.run([str(a_run), str(tmp_path / "model")]) == 3
+    assert run_verb("export", [str(a_run), str(tmp_path / "model")]) == 3
     assert started == [
         [sys.executable, "-m", "launcher.runtime.checkpoint.export", str(a_run), str(tmp_path / "model")]
     ]
@@ -35,15 +35,15 @@ def test_the_exporter_is_a_process_of_its_own_whose_exit_code_counts(a_run, tmp_
 
 def test_a_folder_that_is_there_is_not_written_over(a_run, tmp_path):
     with pytest.raises(LauncherError, match=r"is there already, and is not written over: give a new folder"):
-        export.run([str(a_run), str(tmp_path)])
+        run_verb("export", [str(a_run), str(tmp_path)])
 
 
 @pytest.mark.parametrize("words", [[], ["one"], ["one", "two", "three"]])
 def test_two_words_are_needed(words):
     with pytest.raises(LauncherError, match=r"trireme export takes a run directory and a folder to write"):
-        export.run(words)
+        run_verb("export", words)
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path):
     with pytest.raises(LauncherError, match=r"no run directory at .*nowhere"):
-        export.run([str(tmp_path / "nowhere"), str(tmp_path / "model")])
+        run_verb("export", [str(tmp_path / "nowhere"), str(tmp_path / "model")])

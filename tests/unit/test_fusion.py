@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.app.checks import input_faults
+from launcher.app.preflight import input_faults
 from launcher.base.errors import PlanError
 from launcher.base.machine import cxx_compiler, missing_for_compile
 from launcher.cli.cluster import doctor

@@ -95,9 +95,9 @@ def test_ranks_that_fail_are_started_again_from_what_is_saved_by_then(run, tmp_p
     first = lines.index("rank 1 killed by signal 9 (SIGKILL)")
     assert lines[first : first + 4] == [
         "rank 1 killed by signal 9 (SIGKILL)",
-        "restart 1 of 2: begins anew, as nothing is saved yet",
+        "restart 1 of 2: restarts from scratch (no checkpoint)",
         "rank 1 killed by signal 9 (SIGKILL)",
-        "restart 2 of 2: goes on after step 5",
+        "restart 2 of 2: resumed after step 5",
     ]
     (path,) = stored(tmp_path)
     assert read_json(path / "status.json")["reason"] == "after 2 restarts"
@@ -114,7 +114,7 @@ def test_a_restart_says_how_many_steps_are_made_again(run, tmp_path, capsys):
 
     run.states, run.at_start = [KILLED], {0: make_steps}
     run.start(*RESTARTS, wants_baseline=False)
-    assert "restart 1 of 2: goes on after step 5; 7 steps made again\n" in capsys.readouterr().out
+    assert "restart 1 of 2: resumed after step 5; 7 steps repeated\n" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_each_time_has_failed_after_its_last_restart(run, tmp_path, capsys):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.app.baseline import one_device
-from launcher.app.prepared_run import make_plan
+from launcher.app.planning import make_plan, one_device
 from launcher.base.errors import LauncherError, PlanError
 from launcher.cli.main import main
 from launcher.contract.plan import LayerShape, ModelShape, Plan

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.app.prepared_run import make_plan
+from launcher.app.planning import make_plan
 from launcher.base.errors import PlanError
 from launcher.contract.config import LinkConfig, PluginChoice
 from launcher.contract.plan import Plan

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from launcher.app.progress import Progress, RecordTail
+from launcher.app.progress import Progress, RunTail
 from tests.helpers.objects import substitute
 
 HEADER = {"type": "header", "rank": 1}
@@ -60,8 +60,8 @@ def test_what_the_ranks_go_on_from_is_said_once_for_each_start(records, tmp_path
     progress.update()
     assert out.getvalue().splitlines() == [
         "step-00000006 was skipped: damaged",
-        "goes on after step 4",
-        "goes on after step 8",
+        "resumed after step 4",
+        "resumed after step 8",
     ]
 
 
@@ -113,7 +113,7 @@ def test_an_evaluation_has_a_line_of_its_own(records):
 
 def test_half_a_line_waits_for_its_rest(records):
     whole = json.dumps(step(0)) + "\n"
-    tail = RecordTail(records)
+    tail = RunTail([records])
     records.write_text(whole[:20])
     assert list(tail.read()) == []
     records.write_text(whole)
@@ -122,7 +122,7 @@ def test_half_a_line_waits_for_its_rest(records):
 
 def test_a_resumed_run_starts_after_the_records_that_are_there(records):
     append(records, HEADER, step(0))
-    tail = RecordTail(records)
+    tail = RunTail([records])
     append(records, HEADER, step(7))
     assert [record.get("step") for record in tail.read()] == [None, 7]
 
@@ -167,7 +167,7 @@ def test_a_run_that_never_stepped_leaves_nothing_on_a_terminal(records, monkeypa
 
 def test_half_a_line_of_a_rank_that_was_killed_is_passed_over(records):
     records.write_text(json.dumps(step(0)) + "\n" + json.dumps(step(1))[:20])
-    tail = RecordTail(records)
+    tail = RunTail([records])
     with records.open("a") as file:
         file.write("\n")
     append(records, HEADER, step(1))
@@ -186,7 +186,7 @@ def test_skipped_steps_are_counted(records):
     out = io.StringIO()
     append(records, HEADER)
     progress = Progress([records], 3, out)
-    substitute(progress, "_tail", RecordTail(records))
+    substitute(progress, "_tail", RunTail([records]))
     append(
         records,
         step(0) | {"is_skipped": True},
@@ -201,7 +201,7 @@ def test_skipped_steps_are_counted(records):
 def test_a_run_that_skips_nothing_says_nothing_of_it(records):
     append(records, HEADER, step(0))
     progress = Progress([records], 3, io.StringIO())
-    substitute(progress, "_tail", RecordTail(records))
+    substitute(progress, "_tail", RunTail([records]))
     append(records, step(1))
     progress.update()
     assert "skipped" not in str(progress.view)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from launcher.app.prepared_run import make_plan as make_plan_of
+from launcher.app.planning import make_plan as make_plan_of
 from launcher.base.errors import ConfigError
 from launcher.cli.main import main
 from launcher.config.save import dump

@@ -7,12 +7,12 @@ import pytest
 
 from launcher.base import resources
 from launcher.base.errors import ConfigError, LauncherError
-from launcher.cli.recipes import recipe
+from launcher.cli.main import run_verb
 from launcher.config.recipes import description, find, shipped
 
 
 def test_ls_prints_one_line_with_a_description_for_each_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recipe.run(["ls"]) == 0
+    assert run_verb("recipe", ["ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == sorted(shipped())
     assert all(re.fullmatch(r"\w+ +[A-Z]\S.*\.", line) for line in lines)
@@ -20,7 +20,7 @@ def test_ls_prints_one_line_with_a_description_for_each_recipe(capsys: pytest.Ca
 
 def test_ls_imports_neither_hydra_nor_yaml_nor_torch() -> None:
     code = (
-        "import sys; from launcher.cli.recipes import recipe; recipe.run(['ls']);"
+        "import sys; from launcher.cli.main import run_verb; run_verb('recipe', ['ls']);"
         "print({'hydra', 'omegaconf', 'yaml', 'torch'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -28,7 +28,7 @@ def test_ls_imports_neither_hydra_nor_yaml_nor_torch() -> None:
 
 
 def test_show_prints_each_value_with_its_origin(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recipe.run(["show", "quickstart", "parallel.tp=2", "optim.lr=1e-5"]) == 0
+    assert run_verb("recipe", ["show", "quickstart", "parallel.tp=2", "optim.lr=1e-5"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^  tp: 2 +# override parallel\.tp=2$", out, re.MULTILINE)
     assert re.search(r"^  lr: 1\.0e-05 +# override optim\.lr=1e-5$", out, re.MULTILINE)
@@ -38,7 +38,7 @@ def test_show_prints_each_value_with_its_origin(capsys: pytest.CaptureFixture[st
 
 
 def test_show_aligns_the_origins(capsys: pytest.CaptureFixture[str]) -> None:
-    recipe.run(["show"])
+    run_verb("recipe", ["show"])
     columns = {line.index("  # ") for line in capsys.readouterr().out.splitlines() if "  # " in line}
     assert len(columns) == 1
 
@@ -47,14 +47,14 @@ def test_show_prints_a_recipe_with_faults_before_it_refuses_it(capsys: pytest.Ca
     with pytest.raises(
         ConfigError, match=r"parallel\.tp=0: must be a whole number of at least 1\. Write 1\."
     ):
-        recipe.run(["show", "quickstart", "parallel.tp=0"])
+        run_verb("recipe", ["show", "quickstart", "parallel.tp=0"])
     assert "tp: 0" in capsys.readouterr().out
 
 
 def test_show_prints_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["+data.options.api_key=abc123secret", "model.options={token: abc123secret}"]
     with pytest.raises(ConfigError, match=r"data\.options\.api_key=\*\*\*: looks like a secret") as caught:
-        recipe.run(["show", "quickstart", *words])
+        run_verb("recipe", ["show", "quickstart", *words])
     out = capsys.readouterr().out
     assert re.search(r'^    api_key: "\*\*\*" +# override \+data\.options\.api_key=\*\*\*$', out, re.M)
     assert re.search(r'^    token: "\*\*\*" +# override model\.options=\{token: \*\*\*\}$', out, re.M)
@@ -63,7 +63,7 @@ def test_show_prints_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_prints_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="holds a control character"):
-        recipe.run(["show", "quickstart", "run.dir='a\x1b[31m\x7f'"])
+        run_verb("recipe", ["show", "quickstart", "run.dir='a\x1b[31m\x7f'"])
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\x7f" not in out
@@ -74,7 +74,7 @@ def test_show_names_a_file_that_hides_another(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("quickstart.yaml").write_text("seed: 1\n")
-    recipe.run(["show", "quickstart"])
+    run_verb("recipe", ["show", "quickstart"])
     assert "./quickstart.yaml is not; give ./quickstart.yaml for that one" in capsys.readouterr().err
 
 
@@ -89,11 +89,12 @@ def test_show_names_a_file_that_hides_another(
 )
 def test_other_words_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(LauncherError, match=re.escape(message)):
-        recipe.run(words)
+        run_verb("recipe", words)
 
 
-def test_help_names_only_shipped_recipes_in_its_examples() -> None:
-    examples = re.findall(r"^  trireme recipe show (\w+)", recipe.EXAMPLES, re.MULTILINE)
+def test_help_names_only_shipped_recipes_in_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    run_verb("recipe", ["--help"])
+    examples = re.findall(r"^  trireme recipe show ([a-z0-9_]+)", capsys.readouterr().out, re.MULTILINE)
     assert examples
     assert set(examples) <= set(shipped())
 

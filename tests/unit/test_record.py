@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import launcher
-from launcher.app.checks import device_faults
+from launcher.app.preflight import device_faults
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
 from launcher.runs.facts import Checkout, checkouts, environment_facts
@@ -153,7 +153,7 @@ def on_cuda(plan):
 
 
 def test_cuda_ranks_without_devices_are_refused_with_the_arithmetic(make_plan, monkeypatch):
-    monkeypatch.setattr("launcher.app.checks.installed_gpus", lambda: ["H200"] * 8)
+    monkeypatch.setattr("launcher.app.preflight.installed_gpus", lambda: ["H200"] * 8)
     plan = on_cuda(make_plan())
     assert device_faults(plan, {"CUDA_VISIBLE_DEVICES": "4,5"}) == []
     (fault,) = device_faults(plan, {"CUDA_VISIBLE_DEVICES": "4"})
@@ -164,7 +164,7 @@ def test_cuda_ranks_without_devices_are_refused_with_the_arithmetic(make_plan, m
 
 
 def test_without_any_device_fewer_ranks_are_no_way_out(make_plan, monkeypatch):
-    monkeypatch.setattr("launcher.app.checks.installed_gpus", lambda: [])
+    monkeypatch.setattr("launcher.app.preflight.installed_gpus", lambda: [])
     (fault,) = device_faults(on_cuda(make_plan("parallel.pp=1", "cluster.devices_per_node=1")), {})
     assert str(fault).endswith(
         "the plan has 1 rank on as many CUDA devices, and 0 can be used here. "

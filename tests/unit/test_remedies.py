@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.app.prepared_run import make_plan
+from launcher.app.planning import make_plan
 from launcher.base.errors import Fault, LauncherError, PlanError
 from launcher.config.load import load
 from launcher.config.paths import changed

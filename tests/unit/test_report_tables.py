@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import LauncherError
-from launcher.cli.runs import report as report_verb
+from launcher.cli.main import run_verb
 from launcher.contract.mesh import Mesh
 from launcher.report.tables import ASCII, UNICODE, bar, speedup_text
 from tests.helpers.fake_runs import CUDA, MS, FakeRun
@@ -215,18 +215,18 @@ def test_characters_follow_the_encoding_of_stdout(monkeypatch, base, encoding, r
 
 
 def test_verb_prints_the_report(capsys, run):
-    assert report_verb.run([str(run)]) == 0
+    assert run_verb("report", [str(run)]) == 0
     assert capsys.readouterr().out.startswith("Speedup of dp=1 tp=1 pp=2 1f1b against dp=1 tp=1 pp=1\n")
 
 
 def test_verb_takes_a_base(capsys, tmp_path, run, base):
     other = FakeRun(kinds_ms={0: {"compute": 126}}).write(tmp_path / "other")
-    assert report_verb.run([str(run), "--base", str(other)]) == 0
+    assert run_verb("report", [str(run), "--base", str(other)]) == 0
     assert "went: 2 - 2.000 = 0.000 lost" in capsys.readouterr().out
 
 
 def test_verb_prints_json(capsys, run):
-    assert report_verb.run([str(run), "--json"]) == 0
+    assert run_verb("report", [str(run), "--json"]) == 0
     assert capsys.readouterr().out.startswith('{\n "bases": [')
 
 
@@ -234,12 +234,12 @@ def test_verb_without_a_run_says_what_to_give():
     with pytest.raises(
         LauncherError, match=r"no run given\. Give at least one run directory: trireme report RUN"
     ):
-        report_verb.run([])
+        run_verb("report", [])
 
 
 def test_verb_names_the_nearest_flag():
     with pytest.raises(LauncherError, match=r"unknown flag --bas\. Did you mean --base\?"):
-        report_verb.run(["runs/a", "--bas", "runs/b"])
+        run_verb("report", ["runs/a", "--bas", "runs/b"])
 
 
 def loaded_by(module):
@@ -258,7 +258,7 @@ def test_what_measures_does_not_import_what_predicts():
 
 
 def test_the_report_predicts_nothing_itself_but_replays_what_was_measured():
-    assert loaded_by("launcher.cli.runs.report") == "['launcher.schedule.simulate']\n"
+    assert loaded_by("launcher.cli.runs.results") == "['launcher.schedule.simulate']\n"
 
 
 def test_a_base_of_several_devices_counts_as_that_many(tmp_path):
@@ -273,5 +273,5 @@ def test_runs_and_their_base_are_found_by_their_names_below_runs(tmp_path, base,
     base.rename(tmp_path / "runs" / "one")
     run.rename(tmp_path / "runs" / "two")
     monkeypatch.chdir(tmp_path)
-    assert report_verb.run(["two", "--base", "one"]) == 0
+    assert run_verb("report", ["two", "--base", "one"]) == 0
     assert "base      one (" in capsys.readouterr().out

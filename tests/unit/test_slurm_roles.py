@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.prepared_run import make_plan
+from launcher.app.planning import make_plan
 from launcher.base.errors import ConfigError, PlanError
 from launcher.contract.job import GroupRequest
 from launcher.contract.strategy import RoleGroup

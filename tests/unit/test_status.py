@@ -1,21 +1,16 @@
 import json
-from datetime import datetime, timedelta
+import time
 from pathlib import Path
 
 from launcher.app.progress import last_step
-from launcher.cli.runs.status import Row, table
+from launcher.cli.runs.status import table
 from launcher.contract.job import JobState
 from launcher.runs.store import RunDirectory
 
-NOW = datetime.now().astimezone()
-
 
 def row(name, phase, minutes=0, **details):
-    return Row(
-        directory=RunDirectory(Path(f"/runs/{name}")),
-        state=JobState(phase=phase, **details),
-        changed=NOW - timedelta(minutes=minutes),
-    )
+    since_s = time.time() - 60 * minutes
+    return RunDirectory(Path(f"/runs/{name}")), JobState(phase=phase, since_s=since_s, **details)
 
 
 def test_active_runs_come_first_and_then_the_newest_that_ended():
@@ -47,7 +42,7 @@ def test_a_failed_run_tells_what_its_guilty_rank_raised_in_a_line_that_fits(tmp_
     message = "the batch of step 7 " + "is wrong " * 20
     (tmp_path / "exit" / "rank-2.json").write_text(json.dumps(report | {"message": message}))
     failed = JobState(phase="failed", exit_code=1, reason="ended with exit code 1", rank=2)
-    (_, line) = table([Row(directory=RunDirectory(tmp_path), state=failed, changed=NOW)], is_whole=False)
+    (_, line) = table([(RunDirectory(tmp_path), failed)], is_whole=False)
     assert "  rank 2: ValueError: the batch of step 7 is wrong" in line
     assert line.endswith(" ...")
 

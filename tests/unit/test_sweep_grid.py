@@ -13,17 +13,17 @@ def files_of(group):
 
 
 def labels(*words, section=None):
-    return [point.label for point in grid(words, section, files_of).points]
+    return [point.label for point in grid(words, section, files_of)[0]]
 
 
 def test_every_combination_is_a_point_the_first_setting_changing_slowest():
-    found = grid(("parallel.pp=1,2", "parallel.schedule=gpipe,1f1b", "seed=3"), None, files_of)
-    assert [point.overrides for point in found.points] == [
+    found, dims = grid(("parallel.pp=1,2", "parallel.schedule=gpipe,1f1b", "seed=3"), None, files_of)
+    assert [point.overrides for point in found] == [
         ("seed=3", f"parallel.pp={pp}", f"parallel.schedule={schedule}")
         for pp in (1, 2)
         for schedule in ("gpipe", "1f1b")
     ]
-    assert found.dims == "parallel.pp (2) x parallel.schedule (2)"
+    assert dims == "parallel.pp (2) x parallel.schedule (2)"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_every_combination_is_a_point_the_first_setting_changing_slowest():
 )
 def test_choices_and_ranges_are_hydras_and_each_value_stays_as_it_is_written(word, values):
     other = "train.num_steps=1,2"
-    found = [point.overrides[0] for point in grid((word, other), None, files_of).points[::2]]
+    found = [point.overrides[0] for point in grid((word, other), None, files_of)[0][::2]]
     assert found == [f"{word.partition('=')[0]}={value}" for value in values]
 
 
@@ -87,7 +87,7 @@ def test_a_recipes_own_grids_are_joined_and_no_point_is_there_twice():
         "schedule=1f1b pp=2",
         "schedule=1f1b pp=4",
     ]
-    assert all(point.overrides[0] == "~sweep" for point in grid((), section, files_of).points)
+    assert all(point.overrides[0] == "~sweep" for point in grid((), section, files_of)[0])
 
 
 def test_a_word_takes_the_place_of_the_recipes_axis_and_others_multiply_it():

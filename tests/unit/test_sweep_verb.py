@@ -10,7 +10,6 @@ import pytest
 
 from launcher.app import lifecycle
 from launcher.cli.main import main
-from launcher.cli.runs.sweep import EXAMPLES
 from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
 from launcher.runs.store import read_json
@@ -323,7 +322,8 @@ def test_each_point_has_its_own_nodes(capsys):
 
 
 def test_every_point_of_the_examples_in_the_help_can_run(capsys):
-    lines = EXAMPLES.replace("\\\n", "").splitlines()
+    assert main(["sweep", "--help"]) == 0
+    lines = capsys.readouterr().out.replace("\\\n", "").splitlines()
     examples = [
         line.split()[3:] for line in lines if line.startswith(("  trireme sweep plan", "  trireme sweep run"))
     ]

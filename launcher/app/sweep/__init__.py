@@ -1,1 +1,1 @@
-"""Sweeps: their points, the directory that holds them, how they are started, what came of them."""
+"""Sweeps: their points, the directory that holds them, how they are started, their results."""

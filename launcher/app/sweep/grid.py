@@ -55,19 +55,11 @@ class Axis:
         return split(f"{self.key}=")[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """What is swept."""
-
-    points: tuple[Point, ...]
-    dims: str
-    """Its size, such as ``parallel.pp (3) x parallel.schedule (2)``."""
-
-
 def grid(
     words: Sequence[str], section: Any, files_of: Callable[[str], Sequence[str]], source: str = ""
-) -> Grid:
-    """The points of the axes among the words and of those in a recipe's section (None: it has none).
+) -> tuple[tuple[Point, ...], str]:
+    """The points of the axes among the words and of those in a recipe's section (None: it has none); and
+    their number, such as ``parallel.pp (3) x parallel.schedule (2)``.
 
     A word takes the place of the section's axis for the same setting. ``files_of`` a group are what a
     ``glob`` chooses from; ``source`` says where the section is.
@@ -97,7 +89,7 @@ def grid(
     if faults:
         raise ConfigError(faults)
     head = ("~" + SECTION, *fixed) if section is not None else fixed
-    return Grid(points=tuple(_points(products, head)), dims=_dims(products))
+    return tuple(_points(products, head)), _dims(products)
 
 
 def _axes(words: Sequence[str], files_of: Callable[[str], Sequence[str]]) -> tuple[list[Axis], list[Fault]]:

@@ -6,23 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.app.checks import executor_faults, refuse, start_faults
 from launcher.app.launch import with_executor
 from launcher.app.lifecycle import PreparedRun, prepared
 from launcher.app.output import Output, shown, text_width
-from launcher.app.prepared_run import make_plan
+from launcher.app.planning import make_plan
+from launcher.app.preflight import executor_faults, refuse, start_faults
 from launcher.app.request import Request
 from launcher.app.sweep.grid import SECTION, grid
 from launcher.app.sweep.point import PlannedSweep, Point
-from launcher.app.sweep.store import Sweep, make_sweep, ready_again
+from launcher.app.sweep.store import Sweep, make_sweep
 from launcher.app.sweep.tables import refusals
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.units import counted
 from launcher.config.compose import compose, group_files
+from launcher.contract.job import CHECKPOINTS
 from launcher.contract.plan import Plan
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of
-from launcher.runs.store import new_directory
+from launcher.runs.store import (
+    START_FOLDERS,
+    SUBFOLDERS,
+    check_idle,
+    fresh_folders,
+    new_directory,
+    saved_steps,
+)
 
 
 def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
@@ -34,12 +42,12 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
         LauncherError: when the recipe cannot be composed at all.
     """
     section = compose(given.recipe).values.get(SECTION)
-    found = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
-    head = _executor_word(given.recipe, found.points[0])
+    found, dims = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
+    head = _executor_word(given.recipe, found[0])
     points: list[Point] = []
     refused: list[Point] = []
     notes: dict[str, None] = {}
-    for item in found.points:
+    for item in found:
         point = replace(item, overrides=(*head, *item.overrides))
         try:
             made = make_plan(given.recipe, point.overrides)
@@ -52,7 +60,7 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
     return PlannedSweep(
         recipe=given.recipe,
         words=given.overrides,
-        dims=found.dims,
+        dims=dims,
         points=tuple(points),
         refused=tuple(refused),
         notes=tuple(notes),
@@ -114,7 +122,7 @@ def new_sweep(planned: PlannedSweep, output: Output) -> Sweep:
     return sweep
 
 
-def recorded(sweep: Sweep, origin: Origin, code: Path | None = None) -> list[PointRun]:
+def create_runs(sweep: Sweep, origin: Origin, code: Path | None = None) -> list[PointRun]:
     """Every point with its run, all recorded before the first starts: a change of the recipe reaches none.
 
     ``code``: the directory that holds their frozen code; None: they run the code that is installed.
@@ -128,16 +136,21 @@ def recorded(sweep: Sweep, origin: Origin, code: Path | None = None) -> list[Poi
     return runs
 
 
-def recorded_again(points: Sequence[Point], code: Path | None = None) -> list[PointRun]:
-    """Points that were started before with their runs: they go on from what is saved.
+def reset_runs(points: Sequence[Point], code: Path | None = None) -> list[PointRun]:
+    """Points that were started before with their runs, which resume from their last checkpoint.
 
     Raises:
         JobError: when one is still going.
     """
     runs = []
     for point in points:
-        resume = ready_again(point.directory, point.plan.config.train.num_steps)
-        run = PreparedRun(plan=point.plan, directory=point.directory, code=code, resume=resume)
+        directory = point.directory
+        check_idle(directory)
+        saved = saved_steps(directory.path)
+        resume = bool(saved) and saved[-1] < point.plan.config.train.num_steps
+        if not point.is_waiting:
+            fresh_folders(directory, *(START_FOLDERS if resume else (*SUBFOLDERS, CHECKPOINTS)))
+        run = PreparedRun(plan=point.plan, directory=directory, code=code, resume=resume)
         run.record_script()
         runs.append((point, run))
     return runs

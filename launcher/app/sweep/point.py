@@ -32,7 +32,7 @@ class Point:
     overrides: tuple[str, ...]
     """All that the recipe is composed with."""
     label: str
-    """The values of its axes by short names, such as ``pp=2 tp=4``."""
+    """The values of its axes by short names, such as ``dp=1 pp=2``."""
     planned: Plan | None = None
     faults: tuple[Fault, ...] = ()
     """Why it cannot run."""

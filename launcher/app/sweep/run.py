@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.app.baseline_run import Baseline, settle_baseline, train_baseline
-from launcher.app.lifecycle import PreparedRun, origin_of, train
+from launcher.app.baseline import ensure_baseline, train_baseline
+from launcher.app.lifecycle import PreparedRun, failed_unless_ended, origin_of, stopped_text, train
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.request import Request
-from launcher.app.sweep.planning import PointRun, new_sweep, plan_sweep, recorded, recorded_again, starts_here
+from launcher.app.sweep.planning import PointRun, create_runs, new_sweep, plan_sweep, reset_runs, starts_here
 from launcher.app.sweep.point import Point
 from launcher.app.sweep.store import Sweep
 from launcher.app.sweep.submit import resubmit, say_scripts, submit_points
@@ -18,7 +18,6 @@ from launcher.app.sweep.tables import planned_lines, with_results
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.units import counted
 from launcher.contract.job import JobState
-from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, failure_text
 from launcher.runs.record import Origin
 from launcher.runs.store import read_json
@@ -31,7 +30,7 @@ _TO_RETRY = ("failed", "cancelled", "not started")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRun:
-    """What came of starting the points of a sweep."""
+    """The outcome of starting the points of a sweep."""
 
     sweep: Sweep | None
     """None: no point can run, or nothing was to be started."""
@@ -65,7 +64,7 @@ def run_sweep(given: Request, output: Output = TERMINAL) -> SweepRun:
         sweep = submit_points(planned, given, output)
         return _submitted(sweep, sweep.points)
     sweep, origin = new_sweep(planned, output), origin_of(given.recipe)
-    runs = recorded(sweep, origin)
+    runs = create_runs(sweep, origin)
     code = train_points(sweep, runs, origin, output, wants_baseline=given.wants_baseline)
     return SweepRun(sweep=sweep, exit_code=code)
 
@@ -86,7 +85,7 @@ def retry_sweep(sweep: Sweep, given: Request, output: Output = TERMINAL) -> Swee
         return _submitted(sweep, points)
     if given.at_once is not None:
         raise LauncherError("--at-once has no effect on a sweep on this machine: its points run one by one.")
-    runs = recorded_again(points)
+    runs = reset_runs(points)
     for _, run in runs:
         run.directory.write_status("prepared")
     code = train_points(sweep, runs, origin_of(sweep.recipe), output, wants_baseline=given.wants_baseline)
@@ -115,7 +114,7 @@ def _submitted(sweep: Sweep, points: Sequence[Point]) -> SweepRun:
 def train_points(
     sweep: Sweep, runs: Sequence[PointRun], origin: Origin, output: Output, *, wants_baseline: bool
 ) -> int:
-    """Trains points one after the other, those on one device first, and says what came of the sweep.
+    """Trains points one after the other, those on one device first, and says the results.
 
     A failure is reported at once and ends no other point. Returns the exit code: that of a request to stop,
     1 when a point failed, else 0.
@@ -132,7 +131,7 @@ def train_points(
         output.say("")
         say_results(sweep, output)
         if stop.signal is not None:
-            output.warn(f"stopped by {stop.signal.name}: all ranks have ended.")
+            output.warn(f"{stopped_text(stop.signal.name)}.")
             return stop.exit_code
     return 1 if has_failed or baselines.has_failed else 0
 
@@ -143,17 +142,15 @@ def _train(
     """One point from its baseline to its end; whether it has failed."""
     directory = run.directory
     try:
-        if baselines is not None:
-            baselines.settle(point, run)
-        if stop.signal is not None:
-            return False
-        state = train(run, stop, output)
+        with failed_unless_ended(directory):
+            if baselines is not None:
+                baselines.ensure(point, run)
+            if stop.signal is not None:
+                return False
+            state = train(run, stop, output)
     except (LauncherError, OSError) as error:
         state = JobState(phase="failed", reason=str(error))
         directory.write_state(state)
-    except BaseException:
-        directory.write_status("failed")
-        raise
     has_failed = replace(point, has_started=True, state=state).state_text == "failed"
     if has_failed:
         output.warn(failure_text(directory.path, state))
@@ -173,25 +170,19 @@ class _Baselines:
     """Fingerprints of baselines that cannot be had: nobody tries them for every point again."""
     has_failed: bool = False
 
-    def settle(self, point: Point, run: PreparedRun) -> None:
+    def ensure(self, point: Point, run: PreparedRun) -> None:
         """Names the baseline of a point: one that is there, or one that is made now."""
         fingerprint = read_json(run.directory.job)["fingerprint"]
-
-        def make(alone: Plan) -> Baseline:
-            if fingerprint in self.missing:
-                return Baseline()
-            made = Baseline()
-            try:
-                origin = replace(self.origin, overrides=point.overrides)
-                made = train_baseline(alone, origin, self.stop, self.output)
-            except JobError as error:
-                self.has_failed = True
-                self.output.warn(str(error))
-            if made.path is None:
-                self.missing.add(fingerprint)
-            return made
-
-        found = settle_baseline(run, make)
-        if found.path is None and found.sentence and fingerprint not in self.missing:
+        if fingerprint in self.missing:
+            return
+        origin = replace(self.origin, overrides=point.overrides)
+        try:
+            found = ensure_baseline(run, lambda plan: train_baseline(plan, origin, self.stop, self.output))
+        except JobError as error:
+            self.has_failed = True
             self.missing.add(fingerprint)
-            self.output.say(found.sentence)
+            self.output.warn(str(error))
+        else:
+            if found.path is None and found.message:
+                self.missing.add(fingerprint)
+                self.output.say(found.message)

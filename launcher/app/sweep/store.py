@@ -17,19 +17,9 @@ from typing import Any
 
 from launcher.app.lookup import DEFAULT_ROOT, sweep_at
 from launcher.app.sweep.point import PlannedSweep, Point
-from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean
+from launcher.base.errors import LauncherError, did_you_mean
 from launcher.base.files import write_whole
-from launcher.runs.store import (
-    SUBFOLDERS,
-    SWEEP_FILE,
-    RunDirectory,
-    absolute,
-    check_idle,
-    move_aside,
-    numbered_folder,
-    read_json,
-    saved_steps,
-)
+from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_folder, read_json
 
 VERSION = 1
 """Of sweep.json; raised when a field changes its meaning."""
@@ -47,11 +37,6 @@ class Sweep:
     refused: tuple[tuple[str, str], ...]
     """Label and first reason of the points that could not run."""
 
-    @property
-    def tasks(self) -> Path:
-        """Where the runs go by number."""
-        return self.path / TASKS
-
 
 def make_sweep(planned: PlannedSweep) -> Sweep:
     """Makes the directory: run.dir, or one below run.root that is named by the time. Holds no runs yet.
@@ -60,16 +45,12 @@ def make_sweep(planned: PlannedSweep) -> Sweep:
         ConfigError: when run.dir exists, or cannot be made.
     """
     config, count = planned.points[0].plan.config, len(planned.points)
-    run = config.run
-    try:
-        path = _named_folder(run.dir) if run.dir else numbered_folder(run, f"{config.name}-sweep")
-        (path / TASKS).mkdir()
-        for point in planned.points:
-            (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
-    except OSError as error:
-        setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
-        rule, fix = f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
-        raise ConfigError([Fault(setting, given, rule, fix)]) from error
+    fix = "Give another run.dir."
+    if config.run.dir and (absolute(config.run.dir) / SWEEP_FILE).is_file():
+        fix = f"Give another run.dir, or go on with: trireme sweep retry {config.run.dir}"
+    path = new_folder(config.run, f"{config.name}-sweep", (TASKS,), kind="sweep", fix=fix)
+    for point in planned.points:
+        (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
     content = {
         "version": VERSION,
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -142,39 +123,6 @@ def find_sweep(word: str = "") -> Sweep:
     if not sweeps:
         raise LauncherError(f"there is no sweep in {DEFAULT_ROOT}. trireme sweep run makes one.")
     raise LauncherError(f"no sweep at {word}. {did_you_mean(word, [path.name for path in sweeps])}")
-
-
-def ready_again(directory: RunDirectory, num_steps: int) -> bool:
-    """Moves aside what the last attempt of a run left; whether there is a checkpoint to go on from.
-
-    Raises:
-        JobError: when the run is still going.
-    """
-    check_idle(directory)
-    saved = saved_steps(directory.path)
-    resumes = bool(saved) and saved[-1] < num_steps
-    kept = ("metrics", "checkpoints") if resumes else ()
-    for name in (*SUBFOLDERS, "checkpoints"):
-        folder = directory.path / name
-        if name not in kept and folder.is_dir() and any(folder.iterdir()):
-            move_aside(folder)
-    for name in SUBFOLDERS:
-        (directory.path / name).mkdir(exist_ok=True)
-    return resumes
-
-
-def _named_folder(given: str) -> Path:
-    path = absolute(given)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        fix = "Give another run.dir."
-        if (path / SWEEP_FILE).is_file():
-            fix = f"Give another run.dir, or go on with: trireme sweep retry {given}"
-        rule = "already exists; a sweep never overwrites a directory"
-        raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
-    return path
 
 
 def _stored(path: Path, index: int, item: dict[str, Any]) -> Point:

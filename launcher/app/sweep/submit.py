@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.app.baseline_run import Baseline, settle_baseline, submit_baseline
+from launcher.app.baseline import ensure_baseline, submit_baseline
 from launcher.app.launch import submitted_origin, tree_notes
 from launcher.app.lifecycle import PreparedRun, note_submitted, origin_of, submit_recorded
 from launcher.app.output import Output, shown
 from launcher.app.request import Request
-from launcher.app.sweep.planning import PointRun, new_sweep, recorded, recorded_again
+from launcher.app.sweep.planning import PointRun, create_runs, new_sweep, reset_runs
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.app.sweep.store import TASKS, Sweep
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.secrets import check_folder, check_text, secret_values
 from launcher.base.units import counted
 from launcher.contract.job import GroupRequest, JobHandle, JobScript, JobState
-from launcher.contract.plan import Plan
 from launcher.runs.freeze import freeze
 from launcher.runs.record import Origin
 from launcher.runs.store import expected_path, read_json
@@ -41,7 +40,7 @@ def submit_points(planned: PlannedSweep, given: Request, output: Output) -> Swee
         copied = freeze(roots, sweep.path, given.untracked)
         for note in tree_notes(origin.checkouts, copied):
             output.say(f"note: {note}")
-        runs = recorded(sweep, origin, sweep.path)
+        runs = create_runs(sweep, origin, sweep.path)
         check_folder(sweep.path, secret_values(os.environ, names))
         ids = _submit(sweep, runs, at_once_of(planned.points, given), output)
     except LauncherError:
@@ -58,7 +57,7 @@ def resubmit(sweep: Sweep, points: Sequence[Point], given: Request, output: Outp
     Raises:
         LauncherError: when a point is still going, or none was submitted.
     """
-    runs = recorded_again(points, sweep.path)
+    runs = reset_runs(points, sweep.path)
     ids = _submit(sweep, runs, at_once_of(points, given), output)
     if given.wants_baseline:
         missing = [item for item in runs if read_json(item[1].directory.job).get("baseline") is None]
@@ -89,11 +88,7 @@ def say_scripts(planned: PlannedSweep, given: Request, output: Output) -> None:
 
 
 def _submit(sweep: Sweep, runs: Sequence[PointRun], at_once: int | None, output: Output) -> list[str]:
-    """Submits the runs as one job, or each by itself; the ids.
-
-    Raises:
-        JobError: when no point was submitted.
-    """
+    """Submits the runs as one job, or each by itself; the ids."""
     grouped = _group(runs, sweep.path, at_once)
     if grouped is None:
         ids = _submit_each(runs, at_once, output)
@@ -170,10 +165,9 @@ def _settle_baselines(
     """Names the baseline of every point; one that has still to be made is a job of its own."""
     is_one_machine = any(run.plan.config.site.is_one_machine for _, run in runs)
     after = ",".join(ids) if is_one_machine else ""
-
-    def make(alone: Plan) -> Baseline:
-        return submit_baseline(alone, origin, code=sweep.path, after=after)
-
-    sentences = dict.fromkeys(settle_baseline(run, make).sentence for _, run in runs)
-    for sentence in filter(None, sentences):
-        output.say(sentence)
+    messages = dict.fromkeys(
+        ensure_baseline(run, lambda plan: submit_baseline(plan, origin, code=sweep.path, after=after)).message
+        for _, run in runs
+    )
+    for message in filter(None, messages):
+        output.say(message)

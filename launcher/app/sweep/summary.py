@@ -1,4 +1,4 @@
-"""What came of a sweep, for a terminal: its table, its failures, its baselines, and how to go on."""
+"""The results of a sweep, for a terminal: its table, its failures, its baselines, and what to do next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.app.output import TERMINAL, Output, shown, text_width
 from launcher.app.progress import last_step
 from launcher.app.sweep.point import Point, PointState
 from launcher.app.sweep.store import Sweep
-from launcher.app.sweep.tables import results, unit, with_results
+from launcher.app.sweep.tables import results_table, speed_unit, with_results
 from launcher.app.wait import ASK_INTERVAL_S, wait_for_baseline
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted, format_count
@@ -25,14 +25,13 @@ from launcher.runs.store import ACTIVE, RunDirectory
 
 
 def say_results(sweep: Sweep, output: Output) -> list[Point]:
-    """Says what came of the points: the table, why some failed, what they are measured against, and how to
-    go on.
+    """Says the results of the points: the table, why some failed, their baselines, and what to do next.
 
     Raises:
         LauncherError: as `with_results`.
     """
     found = with_results(sweep)
-    output.say("\n".join([*results(found), *(f"  {line}" for line in _details(found))]))
+    output.say("\n".join([*results_table(found), *(f"  {line}" for line in _details(found))]))
     room = shutil.get_terminal_size().columns if output.stream.isatty() else None
     promises = [_promise(point) for point in found]
     if table := claims(promises, sweep.refused, width=text_width(), room=room):
@@ -46,7 +45,7 @@ def say_results(sweep: Sweep, output: Output) -> list[Point]:
 
 
 def wait_for_points(sweep: Sweep, output: Output = TERMINAL) -> list[Point]:
-    """Waits until every point has ended, and a baseline beside them, and says what came of them.
+    """Waits until every point has ended, and a baseline beside them, and says the results.
 
     Raises:
         LauncherError: when a scheduler gives no answer.
@@ -108,4 +107,4 @@ def _base_text(base: Path) -> str:
         run = load_run(base)
     except LauncherError:
         return f"{shown(base)}, {current_state(RunDirectory(base)).phase}"
-    return f"{shown(base)}, {format_count(run.work.tokens_per_s)} {unit([run.plan])}/s"
+    return f"{shown(base)}, {format_count(run.work.tokens_per_s)} {speed_unit([run.plan])}/s"

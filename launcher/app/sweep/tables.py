@@ -30,7 +30,7 @@ _SAME_LOSS = 1e-3
 """Losses that are as near as this are those of one training."""
 
 
-def unit(plans: Sequence[Plan]) -> str:
+def speed_unit(plans: Sequence[Plan]) -> str:
     """What the speed of these plans is counted in: a user's own model has samples."""
     return "samples" if all(plan.unit == "samples" for plan in plans) else "tokens"
 
@@ -50,7 +50,7 @@ def planned_lines(planned: PlannedSweep) -> list[str]:
 def predictions(points: Sequence[Point]) -> list[str]:
     """The table of what the points would do."""
     plans = [point.plan for point in points]
-    head = ("point", "nodes", "ranks", "step", f"{unit(plans)}/s", "memory", "bubble")
+    head = ("point", "nodes", "ranks", "step", f"{speed_unit(plans)}/s", "memory", "bubble")
     rows = [
         (
             *(point.label, str(plan.config.cluster.nodes), str(plan.world_size)),
@@ -129,9 +129,9 @@ def _with_result(point: Point, state: JobState | None, bases: Mapping[str, Path]
     return replace(found, measured=run, speedup=speedup, problem=problem)
 
 
-def results(found: Sequence[Point]) -> list[str]:
-    """The table of what came of points, without the columns that say nothing of them."""
-    speed = f"{unit([point.plan for point in found])}/s"
+def results_table(found: Sequence[Point]) -> list[str]:
+    """The table of the states and results of points, without the columns that say nothing of them."""
+    speed = f"{speed_unit([point.plan for point in found])}/s"
     head = ("point", "state", speed, "predicted", "speedup S", "efficiency E", "bubble", "predicted", "loss")
     is_done = all(point.state_text in DONE for point in found)
     has_bubble = any(point.plan.mesh.pp > 1 for point in found)
@@ -140,8 +140,8 @@ def results(found: Sequence[Point]) -> list[str]:
     return _table([head, *map(_row, found)], shown, left=1 if is_done else 2)
 
 
-def best(found: Sequence[Point], by: str) -> Point:
-    """The fastest point that has succeeded, or the one of the lowest loss in the end.
+def best_point(found: Sequence[Point], by: str) -> Point:
+    """The point with the highest throughput, or the lowest final loss, of those that succeeded.
 
     Raises:
         LauncherError: when no point has been measured.
@@ -152,7 +152,7 @@ def best(found: Sequence[Point], by: str) -> Point:
     return max(measured, key=_speed) if by == "speed" else min(measured, key=_loss)
 
 
-def command(recipe: str, point: Point) -> str:
+def rerun_command(recipe: str, point: Point) -> str:
     """The command that runs a point alone, in a directory of its own: that of the sweep is taken."""
     verb = "submit" if point.directory.handle.is_file() else "run"
     words = [word for word in point.overrides if word.lstrip("+").partition("=")[0] != "run.dir"]

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -17,49 +17,30 @@ from launcher.base.files import check_new, write_new
 from launcher.bench.link_file import cluster_text
 from launcher.bench.plot import svg_text
 from launcher.bench.tables import json_text, not_measured_lines, result_text
-from launcher.cli.arguments import parse
 from launcher.contract.bench import BenchResult
 from launcher.contract.config import LaunchConfig
 
-HELP = """\
-Starts ranks, checks that every collective operation gives the right value, and times it: broadcast,
-scatter, reduce, all-reduce, gather, all-gather, reduce-scatter, all-to-all, send and receive. Bandwidths
-are those of nccl-tests; to the times a latency and a bandwidth are fitted, with their error.
-
-key=value sets what belongs to cluster, device, executor, site or run: gloo is measured on device.kind=cpu,
-NCCL on cuda. With several nodes, which executor=slurm reserves, the link between them is measured, too.
-
-The exit code is 0 when everything was right, and 1 when a value was wrong or a rank failed.
-"""
-EXAMPLES = """\
-  trireme bench collectives
-  trireme bench collectives --ranks 2,4 --sizes 4KB,64KB,1MB,16MB --plot links.svg
-  trireme bench collectives --save this_machine
-  trireme plan quickstart cluster=this_machine
-"""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(I?)B?|B)?", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outputs:
-    """Where what was found is written; None: nowhere."""
+def bench(given: Namespace) -> int:
+    """Starts ranks, checks that every collective operation gives the right value, and times it: broadcast,
+    scatter, reduce, all-reduce, gather, all-gather, reduce-scatter, all-to-all, send and receive. Bandwidths
+    are those of nccl-tests; to the times a latency and a bandwidth are fitted, with their error.
 
-    json: Path | None
-    plot: Path | None
-    save: Path | None
+    key=value sets what belongs to cluster, device, executor, site or run: gloo is measured on
+    device.kind=cpu, NCCL on cuda. With several nodes, which executor=slurm reserves, the link
+    between them is measured, too.
 
+    The exit code is 0 when everything was right, and 1 when a value was wrong or a rank failed.
 
-def run(words: list[str]) -> int:
-    """Runs ``bench collectives``; returns the exit code.
-
-    Raises:
-        LauncherError: for other words, and for what cannot be measured here.
+    Examples:
+      trireme bench collectives
+      trireme bench collectives --ranks 2,4 --sizes 4KB,64KB,1MB,16MB --plot links.svg
+      trireme bench collectives --save this_machine
+      trireme plan quickstart cluster=this_machine
     """
-    return _collectives(parse("bench", words))
-
-
-def _collectives(given: Namespace) -> int:
     from launcher.app.bench import measure_collectives  # imports hydra, which the help does not need
 
     outputs = _outputs(given)
@@ -67,7 +48,7 @@ def _collectives(given: Namespace) -> int:
         (*given.names, *given.overrides),
         sizes=parsed_sizes(given.sizes) if given.sizes else None,
         ranks=parsed_ranks(given.ranks) if given.ranks else None,
-        tells_bandwidth=outputs.save is not None,
+        tells_bandwidth="save" in outputs,
     )
     result = measured.result
     if result is None:
@@ -115,23 +96,21 @@ def parsed_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def _outputs(given: Namespace) -> _Outputs:
-    """The files to write, none of which is there yet."""
-    paths = {
-        "json": Path(given.json) if given.json else None,
-        "plot": Path(given.plot) if given.plot else None,
-        "save": _saved_path(given.save) if given.save else None,
-    }
-    if paths["plot"] and paths["plot"].suffix != ".svg":
+def _outputs(given: Namespace) -> dict[str, Path]:
+    """The files to write by flag, none of which is there yet."""
+    paths = {flag: Path(vars(given)[flag]) for flag in ("json", "plot") if vars(given)[flag]}
+    if "plot" in paths and paths["plot"].suffix != ".svg":
         raise LauncherError(
             f"--plot {paths['plot']}: the plot is an SVG picture. Give a name ending in .svg."
         )
     for flag, path in paths.items():
-        if path is not None:
-            check_new(path, flag)
-            if flag != "save" and not path.absolute().parent.is_dir():
-                raise LauncherError(f"--{flag} {path}: there is no folder {path.parent}. Make it first.")
-    return _Outputs(**paths)
+        check_new(path, flag)
+        if not path.absolute().parent.is_dir():
+            raise LauncherError(f"--{flag} {path}: there is no folder {path.parent}. Make it first.")
+    if given.save:
+        paths["save"] = _saved_path(given.save)
+        check_new(paths["save"], "save")
+    return paths
 
 
 def _saved_path(given: str) -> Path:
@@ -149,16 +128,14 @@ def _saved_path(given: str) -> Path:
     return path
 
 
-def _write(outputs: _Outputs, result: BenchResult, config: LaunchConfig) -> None:
-    if outputs.json:
-        write_new(outputs.json, json_text(result), "json")
-        print(f"wrote {shown(outputs.json)}")
-    if outputs.plot:
-        write_new(outputs.plot, svg_text(result), "plot")
-        print(f"wrote {shown(outputs.plot)}")
-    if outputs.save:
-        name, day = outputs.save.stem, date.today().isoformat()
-        text = cluster_text(name, config.cluster, result, day)
-        outputs.save.parent.mkdir(parents=True, exist_ok=True)
-        write_new(outputs.save, text, "save")
-        print(f"wrote {shown(outputs.save)}\n  trireme plan quickstart cluster={name}")
+def _write(outputs: Mapping[str, Path], result: BenchResult, config: LaunchConfig) -> None:
+    for flag, path in outputs.items():
+        if flag == "save":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = cluster_text(path.stem, config.cluster, result, date.today().isoformat())
+        else:
+            text = json_text(result) if flag == "json" else svg_text(result)
+        write_new(path, text, flag)
+        print(f"wrote {shown(path)}")
+    if "save" in outputs:
+        print(f"  trireme plan quickstart cluster={outputs['save'].stem}")

@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -22,16 +23,8 @@ from launcher.base.machine import (
     num_visible,
 )
 from launcher.base.units import format_bytes
-from launcher.cli.arguments import parse
 from launcher.runs.facts import version
 
-HELP = """\
-Looks at this machine, one line each: ok, or how to fix it. "none" is a part that only some runs
-need. The exit code is 1 when something has to be fixed.
-"""
-EXAMPLES = """\
-  trireme doctor
-"""
 _SLURM_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 _CUDA_DEVICES = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 
@@ -43,9 +36,14 @@ class Check(NamedTuple):
     text: str
 
 
-def run(words: list[str]) -> int:
-    """Prints the result of every check; returns 1 when something has to be fixed."""
-    rest = parse("doctor", words).names
+def doctor(given: Namespace) -> int:
+    """Looks at this machine, one line each: ok, or how to fix it. "none" is a part that only some runs
+    need. The exit code is 1 when something has to be fixed.
+
+    Examples:
+      trireme doctor
+    """
+    rest = given.names
     if rest:
         raise LauncherError(f"doctor takes no words, given {' '.join(rest)}")
     statuses = []

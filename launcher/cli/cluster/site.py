@@ -11,35 +11,30 @@ from pathlib import Path
 from launcher.base import resources
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import check_new, write_new
-from launcher.cli.arguments import one_recipe, parse
-from launcher.cli.cluster.site_dialog import ask_person, given_answers, settle
+from launcher.cli.arguments import one_recipe
+from launcher.cli.cluster.site_dialog import ask_person, given_answers, site_yaml
 from launcher.contract.config import SUBMITTING_EXECUTOR
 from launcher.contract.executor import Executor
 
-HELP = """\
-  init   asks the cluster what it is like, and you for what it leaves open; writes the file of a site,
-         after which site=NAME is known. key=value answers a question beforehand. Without a terminal
-         nothing is asked: what is proposed is taken.
-  check  plans a small job for a site, or the one of a recipe, and has the scheduler check it. Nothing
-         is submitted.
-"""
-EXAMPLES = """\
-  trireme site init alps
-  trireme site init alps partition=gpu account=physics time_limit=12:00:00
-  trireme site check box
-"""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _SMALL = ("parallel.pp=1", "cluster.devices_per_node=1", "report.baseline=none")
 """A job of one rank."""
 
 
-def run(words: list[str]) -> int:
-    """Runs ``site init`` or ``site check``; returns the exit code.
+def site(given: Namespace) -> int:
+    """Writes the file of a site, or has the cluster check one.
 
-    Raises:
-        LauncherError: for other words, a scheduler that gives no answer, or a site that is refused.
+      init   asks the cluster what it is like, and you for what it leaves open; writes the file of a site,
+             after which site=NAME is known. key=value answers a question beforehand. Without a terminal
+             nothing is asked: what is proposed is taken.
+      check  plans a small job for a site, or the one of a recipe, and has the scheduler check it. Nothing
+             is submitted.
+
+    Examples:
+      trireme site init alps
+      trireme site init alps partition=gpu account=physics time_limit=12:00:00
+      trireme site check box
     """
-    given = parse("site", words)
     action = given.action
     if not given.names:
         raise LauncherError(f"site {action} needs the name of a site. Write trireme site {action} NAME.")
@@ -64,7 +59,7 @@ def _init(given: Namespace) -> int:
             example = f"trireme site init {name} {question.setting}={question.choices[0]}"
             fix = f"Give one of {', '.join(question.choices)}: {example}"
             raise ConfigError([Fault(f"site.{question.setting}", "null", "the cluster has no default", fix)])
-    text = settle(name, survey, answers)
+    text = site_yaml(name, survey, answers)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_new(path, text, "out")
     print(f"\n{text}\nwrote {path}")
@@ -80,7 +75,7 @@ def _check_name(name: str) -> None:
 
 
 def _check(given: Namespace) -> int:
-    from launcher.app.prepared_run import make_plan  # imports hydra, which the help does not need
+    from launcher.app.planning import make_plan  # imports hydra, which the help does not need
     from launcher.plan.rules.checks import with_sources
     from launcher.runs.render import render
 

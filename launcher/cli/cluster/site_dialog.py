@@ -64,7 +64,7 @@ def ask_person(question: SiteQuestion) -> str | None:
         print(did_you_mean(words, question.choices))
 
 
-def settle(name: str, survey: SiteSurvey, answers: Mapping[str, str | None]) -> str:
+def site_yaml(name: str, survey: SiteSurvey, answers: Mapping[str, str | None]) -> str:
     """The file of the site.
 
     Raises:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from contextlib import redirect_stdout
 
 from launcher.base.errors import LauncherError, did_you_mean
-from launcher.cli.arguments import parse
 from launcher.cli.completion.answers import answers
 from launcher.cli.completion.bash_line import read_line, replies
 
-HELP = """\
-Prints a script that makes the shell complete verbs, flags, recipes, runs, settings and their values on TAB.
-"""
-EXAMPLES = """\
-  trireme completion bash > ~/.local/share/bash-completion/completions/trireme
-  trireme completion zsh > "${fpath[1]}/_trireme"       with compinit in ~/.zshrc
-  trireme completion fish > ~/.config/fish/completions/trireme.fish
-  source <(trireme completion bash)                     for this shell alone
-"""
 # The scripts only hand words over and answers back: no text of either is ever evaluated by the shell.
 _SCRIPTS = {
     "bash": """\
@@ -70,13 +61,17 @@ complete -c trireme -f -k -a '(__trireme_complete)'
 }
 
 
-def run(words: list[str]) -> int:
-    """Prints the script of a shell; returns the exit code.
+def completion(given: Namespace) -> int:
+    """Prints a script that makes the shell complete verbs, flags, recipes, runs, settings and their values
+    on TAB.
 
-    Raises:
-        LauncherError: for no shell, or one that is not known.
+    Examples:
+      trireme completion bash > ~/.local/share/bash-completion/completions/trireme
+      trireme completion zsh > "${fpath[1]}/_trireme"       with compinit in ~/.zshrc
+      trireme completion fish > ~/.config/fish/completions/trireme.fish
+      source <(trireme completion bash)                     for this shell alone
     """
-    names = parse("completion", words).names
+    names = given.names
     if len(names) != 1:
         raise LauncherError(f"trireme completion takes one shell: {', '.join(_SCRIPTS)}.")
     if names[0] not in _SCRIPTS:

@@ -17,10 +17,10 @@ Candidate = tuple[str, str]
 
 def paths(word: str, endings: tuple[str, ...] | None = None) -> Iterator[Candidate]:
     """Folders and files below the folder of ``word``; with ``endings`` only such files."""
-    for path, entry in _entries(word):
-        if _is_folder(entry):
+    for path, place in _entries(word):
+        if os.path.isdir(place):
             yield f"{path}/", ""
-        elif endings is None or entry.name.endswith(endings):
+        elif endings is None or path.endswith(endings):
             yield path, ""
 
 
@@ -31,34 +31,26 @@ def runs(word: str, kinds: Sequence[str] = ("RUN",), *, from_here: bool = False)
     """
     markers = [_MARKERS[kind] for kind in kinds]
     if not from_here and "/" not in word:
-        for path, entry in _entries(f"{DEFAULT_ROOT}/{word}"):
-            if _holds(entry, markers):
+        for path, place in _entries(f"{DEFAULT_ROOT}/{word}"):
+            if _holds(place, markers):
                 yield path.removeprefix(f"{DEFAULT_ROOT}/"), ""
-    for path, entry in _entries(word):
-        if _is_folder(entry):
-            yield (path if _holds(entry, markers) else f"{path}/"), ""
+    for path, place in _entries(word):
+        if os.path.isdir(place):
+            yield (path if _holds(place, markers) else f"{path}/"), ""
 
 
-def _entries(word: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """What lies in the folder of ``word`` and begins as it does, with its path as it would be typed."""
+def _entries(word: str) -> Iterator[tuple[str, str]]:
+    """What lies in the folder of ``word`` and begins as it does: as it would be typed, and its path."""
     folder, start = os.path.split(word)
-    prefix = word[: len(word) - len(start)]
+    place = os.path.expanduser(folder) or "."
     try:
-        entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
+        names = sorted(os.listdir(place))
     except (OSError, ValueError):
         return
-    for entry in entries:
-        is_hidden = entry.name.startswith(".") and not start.startswith(".")
-        if entry.name.startswith(start) and not is_hidden:
-            yield prefix + entry.name, entry
+    for name in names:
+        if name.startswith(start) and (start.startswith(".") or not name.startswith(".")):
+            yield word.removesuffix(start) + name, os.path.join(place, name)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _holds(entry: os.DirEntry[str], markers: Sequence[str]) -> bool:
-    return any(os.path.isfile(os.path.join(entry.path, marker)) for marker in markers)
+def _holds(folder: str, markers: Sequence[str]) -> bool:
+    return any(os.path.isfile(os.path.join(folder, marker)) for marker in markers)

@@ -29,7 +29,7 @@ _RUNS = {"report.baseline": ("auto", "none"), "device.measured_in": ("null",)}
 
 
 def settings(word: str, given: Sequence[str], recipe: str) -> Iterator[files.Candidate]:
-    """What a setting can go on with: keys, and behind ``=`` values; of several values, the last.
+    """How a setting can be completed: keys, and behind ``=`` values; of several values, the last.
 
     ``given`` are the settings before it, which choose the plugins whose options are known; ``recipe`` is the
     path of the recipe's file, beside which groups are looked for, or "".

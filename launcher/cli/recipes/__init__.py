@@ -1,1 +1,1 @@
-"""Verbs about recipes."""
+"""Verbs about recipes, which start nothing."""

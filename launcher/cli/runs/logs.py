@@ -2,76 +2,43 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.app.lookup import one_run
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.cli.arguments import parse
-from launcher.contract.job import EXECUTOR_LOG
+from launcher.contract.job import EXECUTOR_LOG, log_name
 from launcher.runs.state import current_state
 from launcher.runs.store import ACTIVE, RunDirectory, read_json
+from launcher.runs.tail import Tail
 
-HELP = """\
-Prints the output of a run: what started its ranks, then what each rank printed, or with --rank only that
-of one rank. Of many ranks the first 16 are printed.
-"""
-EXAMPLES = """\
-  trireme logs -f runs/quickstart-20250102-030405
-  trireme logs runs/quickstart-20250102-030405 --rank 3
-"""
 _READ_INTERVAL_S = 0.2
 _ASK_INTERVAL_S = 2.0
 _MAX_RANKS = 16
-_RANK_LOG = re.compile(r"rank-(\d+)\.log")
 
 
-@dataclass
-class _Source:
-    """A file that is printed as it grows, each line after a prefix."""
+def logs(given: Namespace) -> int:
+    """Prints the output of a run: what started its ranks, then what each rank printed, or with --rank only
+    that of one rank. Of many ranks the first 16 are printed.
 
-    path: Path
-    prefix: str
-    position: int = 0
-
-    def read(self, *, to_end: bool) -> str:
-        """What is new, in whole lines; ``to_end``: also a last one that is not whole."""
-        if not self.path.is_file():
-            return ""
-        with self.path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < self.position:  # of a new start of the ranks
-                self.position = 0
-            file.seek(self.position)
-            new = file.read()
-        whole = new if to_end else new[: new.rfind(b"\n") + 1]
-        self.position += len(whole)
-        text = whole.decode(errors="replace")
-        return "".join(f"{self.prefix}{line}" for line in text.splitlines(keepends=True))
-
-
-def run(words: list[str]) -> int:
-    """Prints the log; returns the exit code.
-
-    Raises:
-        LauncherError: when there is no such run, rank or output.
+    Examples:
+      trireme logs -f runs/quickstart-20250102-030405
+      trireme logs runs/quickstart-20250102-030405 --rank 3
     """
-    given = parse("logs", words)
     directory = one_run(given.names, "logs")
     rank = _rank(given.rank, directory) if given.rank else None
-    sources: dict[Path, _Source] = {}
+    tails: dict[Path, Tail] = {}
     if given.follow:
-        _follow(directory, rank, sources)
+        _follow(directory, rank, tails)
         return 0
     if not any(path.is_file() for path, _ in _files(directory, rank)):
         state, (first, _) = current_state(directory), next(_files(directory, rank))
         raise LauncherError(f"{first} is not there: the run is {state.phase}. {state.reason}".strip())
-    _print_new(directory, rank, sources, to_end=True)
+    _print_new(directory, rank, tails, to_end=True)
     return 0
 
 
@@ -89,30 +56,28 @@ def _rank(word: str, directory: RunDirectory) -> int:
 
 def _files(directory: RunDirectory, rank: int | None) -> Iterator[tuple[Path, str]]:
     """The files to print, each with the prefix of its lines."""
-    logs = directory.path / "logs"
     if rank is not None:
-        yield logs / f"rank-{rank}.log", ""
+        yield directory.path / log_name(rank), ""
         return
     yield directory.path / EXECUTOR_LOG, ""
-    ranks = sorted(int(found[1]) for path in logs.glob("rank-*") if (found := _RANK_LOG.fullmatch(path.name)))
-    yield from ((logs / f"rank-{number}.log", f"rank {number}: ") for number in ranks[:_MAX_RANKS])
+    names = (path.stem.removeprefix("rank-") for path in (directory.path / "logs").glob("rank-*.log"))
+    ranks = sorted(int(name) for name in names if name.isdecimal())
+    yield from ((directory.path / log_name(rank), f"rank {rank}: ") for rank in ranks[:_MAX_RANKS])
 
 
-def _print_new(
-    directory: RunDirectory, rank: int | None, sources: dict[Path, _Source], *, to_end: bool
-) -> None:
+def _print_new(directory: RunDirectory, rank: int | None, tails: dict[Path, Tail], *, to_end: bool) -> None:
     for path, prefix in _files(directory, rank):
-        source = sources.setdefault(path, _Source(path, prefix))
-        sys.stdout.write(source.read(to_end=to_end))
+        new = tails.setdefault(path, Tail(path)).read(to_end=to_end).decode(errors="replace")
+        sys.stdout.writelines(f"{prefix}{line}" for line in new.splitlines(keepends=True))
     sys.stdout.flush()
 
 
-def _follow(directory: RunDirectory, rank: int | None, sources: dict[Path, _Source]) -> None:
+def _follow(directory: RunDirectory, rank: int | None, tails: dict[Path, Tail]) -> None:
     """Prints what is there and what comes, until the run has ended and all of it is printed."""
     asked, has_ended = 0.0, False
     while not has_ended:
         if time.monotonic() - asked > _ASK_INTERVAL_S:
             has_ended, asked = current_state(directory).phase not in ACTIVE, time.monotonic()
-        _print_new(directory, rank, sources, to_end=has_ended)
+        _print_new(directory, rank, tails, to_end=has_ended)
         if not has_ended:
             time.sleep(_READ_INTERVAL_S)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from launcher.app.lookup import DEFAULT_ROOT, all_runs, find_run
 from launcher.app.progress import last_step
@@ -14,91 +14,63 @@ from launcher.app.sweep.store import stored_sweeps
 from launcher.base.columns import columns
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
-from launcher.cli.arguments import parse
 from launcher.contract.job import JobState, Phase
 from launcher.runs.failure import failure_line
 from launcher.runs.state import current_states
 from launcher.runs.store import RunDirectory, read_json
 
-HELP = """\
-Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
-ended first, then the newest that have. RUN is a run directory, or its name below runs/.
-"""
-EXAMPLES = """\
-  trireme status
-  trireme status runs/quickstart-20250102-030405
-"""
 _NUM_RUNNING, _NUM_OTHERS = 20, 10
 _ORDER: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
 _HEAD = ("run", "state", "job", "step", "since", "")
 _REASON_WIDTH = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One run of the table."""
+def status(given: Namespace) -> int:
+    """Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
+    ended first, then the newest that have. RUN is a run directory, or its name below runs/.
 
-    directory: RunDirectory
-    state: JobState
-    changed: datetime | None
-    """When the state was recorded last."""
-
-
-def run(words: list[str]) -> int:
-    """Prints the table; returns the exit code.
-
-    Raises:
-        LauncherError: for a run that is not there, or a scheduler that gives no answer.
+    Examples:
+      trireme status
+      trireme status runs/quickstart-20250102-030405
     """
-    given = parse("status", words)
     root = given.root or DEFAULT_ROOT
     directories = [find_run(word, root) for word in given.names] or all_runs(root)
     sweeps = [] if given.names else [path.name for path in stored_sweeps(root)]
     if not directories and not sweeps:
         print(f"no runs in {root}")
         return 0
-    states = current_states(directories)
-    rows = [_row(directory, state) for directory, state in zip(directories, states, strict=True)]
-    if rows:
-        print("\n".join(table(rows, is_whole=bool(given.names) or given.all)))
+    if directories:
+        runs = list(zip(directories, current_states(directories), strict=True))
+        print("\n".join(table(runs, is_whole=bool(given.names) or given.all)))
     if sweeps:
         where = f", the newest {sweeps[-1]}" if len(sweeps) > 1 else f", {sweeps[0]}"
         print(f"{counted(len(sweeps), 'sweep')}{where}: trireme sweep status")
     return 0
 
 
-def table(rows: Sequence[Row], *, is_whole: bool) -> list[str]:
+def table(runs: Sequence[tuple[RunDirectory, JobState]], *, is_whole: bool) -> list[str]:
     """Lines of the table, of which only some are shown unless it is to be whole; then the counts."""
     running, pending = (
-        sorted((row for row in rows if row.state.phase == phase), key=lambda row: row.directory.path.name)
+        sorted((run for run in runs if run[1].phase == phase), key=lambda run: run[0].path.name)
         for phase in ("running", "pending")
     )
-    ended = [row for row in rows if row.state.phase not in ("running", "pending")]
-    ended.sort(key=lambda row: row.changed.timestamp() if row.changed else 0, reverse=True)
+    ended = [run for run in runs if run[1].phase not in ("running", "pending")]
+    ended.sort(key=lambda run: run[1].since_s or 0, reverse=True)
     shown = [*running, *pending, *ended]
     if not is_whole:
         shown = [*running[:_NUM_RUNNING], *pending[:_NUM_OTHERS], *ended[:_NUM_OTHERS]]
-    lines = columns([_HEAD, *map(_cells, shown)], left=len(_HEAD))
-    counts = Counter(row.state.phase for row in rows)
+    lines = columns([_HEAD, *(_cells(*run) for run in shown)], left=len(_HEAD))
+    counts = Counter(state.phase for _, state in runs)
     total = ", ".join(f"{counts[phase]} {phase}" for phase in _ORDER if counts[phase])
-    if len(rows) > 1:
-        hidden = len(rows) - len(shown)
+    if len(runs) > 1:
+        hidden = len(runs) - len(shown)
         note = f"; {hidden} not shown, --all shows them" if hidden else ""
-        lines += ["", f"{len(rows)} runs: {total}{note}"]
+        lines += ["", f"{len(runs)} runs: {total}{note}"]
     return lines
 
 
-def _row(directory: RunDirectory, state: JobState) -> Row:
-    changed = read_json(directory.status_file).get("changed")
-    return Row(directory=directory, state=state, changed=datetime.fromisoformat(changed) if changed else None)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    directory, state = row.directory, row.state
-    since = ""
-    if row.changed:
-        passed = datetime.now().astimezone() - row.changed
-        since = format_duration(max(1, round(passed.total_seconds())))
+def _cells(directory: RunDirectory, state: JobState) -> tuple[str, ...]:
+    since = "" if state.since_s is None else format_duration(max(1, round(time.time() - state.since_s)))
     why = state.reason
     if state.phase == "failed":
         why = textwrap.shorten(

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from launcher.base.errors import JobError
 from launcher.base.files import bring_to_disk, write_whole
+from launcher.contract.job import checkpoint_name
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
 _MARKER, _FOLDERS = "complete.json", "step-????????"
@@ -77,7 +78,7 @@ def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> No
 
 def folder_of(root: Path, step: int) -> Path:
     """The checkpoint folder of a step."""
-    return root / f"step-{step:08d}"
+    return root / checkpoint_name(step)
 
 
 def prune(root: Path, step: int, keep: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import torch
 
 from launcher.base.machine import cpu_model, num_cores
+from launcher.contract.job import records_name
 from launcher.contract.plan import RankPlan
 from launcher.contract.records import COLLECTIVE_KINDS, COMPUTE, OTHER, Header
 from launcher.runtime.process.heartbeat import HeartbeatWriter
@@ -183,7 +184,7 @@ class RecordWriter:
     """Appends records to this rank's file, one whole line at a time."""
 
     def __init__(self, folder: Path, header: Header) -> None:
-        path = folder / f"rank-{header.rank:05d}.jsonl"
+        path = folder / Path(records_name(header.rank)).name
         was_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         if was_cut:  # a killed rank left half a line: keep it separate from the new header

@@ -20,7 +20,7 @@ from typing import NoReturn
 from launcher.base import registry
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.files import write_whole
-from launcher.contract.job import OUT_OF_MEMORY
+from launcher.contract.job import OUT_OF_MEMORY, error_name, log_name
 from launcher.contract.plan import Plan, sha256
 from launcher.runtime.process.environment import process_rank_from_environment
 from launcher.runtime.process.heartbeat import HeartbeatWriter
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run_dir = arguments.plan.parent
     process = process_rank_from_environment()
-    open_log(run_dir / "logs" / f"rank-{process.rank}.log")
+    open_log(run_dir / log_name(process.rank))
     try:
         plan = read_plan(arguments.plan, arguments.sha256)
         if process.world_size != plan.world_size:
@@ -78,7 +78,7 @@ def _fail(run_dir: Path, rank: int, error: BaseException) -> NoReturn:
             "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else str(error),
             "traceback": "" if isinstance(error, LauncherError) else traceback.format_exc(),
         }
-        write_whole(run_dir / "exit" / f"rank-{rank}.json", json.dumps(record, indent=1))
+        write_whole(run_dir / error_name(rank), json.dumps(record, indent=1))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -1,21 +1,21 @@
-"""From a recipe's name to its plan: what every verb does that plans."""
+"""From a recipe's name to its plan, and to that of the same training on one device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.app.baseline import one_device
 from launcher.app.user_model import measured_shape, source_roots
 from launcher.base.errors import LauncherError
 from launcher.config.compose import Composed, compose
 from launcher.config.load import load
-from launcher.contract.config import LaunchConfig
+from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
 from launcher.contract.plan import ModelShape, Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs, needs_shape
 from launcher.plan.cost.measured import MeasuredRun
+from launcher.runs.fingerprint import common_recompute
 from launcher.typed.read import NO_SOURCES, Source
 
 
@@ -87,12 +87,33 @@ def measured_run(path: str) -> MeasuredRun:
     )
 
 
-def alone_plan(plan: Plan) -> Plan:
+def one_device_plan(plan: Plan) -> Plan:
     """The plan of the same training on one device.
 
     Raises:
         ConfigError: when it does not run on one.
     """
-    config = one_device(plan)
-    roots = plan.source_roots
+    config, roots = one_device(plan), plan.source_roots
     return build(config, inputs=plan_inputs(config, roots), source_roots=roots)
+
+
+def one_device(plan: Plan) -> LaunchConfig:
+    """The same training on one device: the same batch in the same microbatches, all in one place."""
+    config, batch = plan.config, plan.batch
+    return replace(
+        config,
+        name=f"{config.name}-baseline",
+        device=replace(config.device, measured_in=None),
+        cluster=replace(config.cluster, nodes=1, devices_per_node=1),
+        parallel=replace(config.parallel.on_one_device(), recompute=common_recompute(plan)),
+        batch=replace(
+            config.batch,
+            global_size=batch.global_size,
+            micro_size=batch.micro_size,
+            num_microbatches=batch.global_size // batch.micro_size,
+        ),
+        site=replace(config.site, nodelist=None),
+        architecture=PluginChoice(name=DEFAULT_ARCHITECTURE, options={}),
+        report=replace(config.report, baseline="none", claims=False),
+        run=replace(config.run, dir=None),
+    )

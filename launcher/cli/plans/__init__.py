@@ -1,1 +1,0 @@
-"""Verbs about plans, which start nothing."""
