@@ -19,7 +19,7 @@ class Prefetcher(Generic[T]):
     def __init__(self, source: Generator[T, None, None], num_ahead: int) -> None:
         assert num_ahead > 0, "without items ahead, iterate the source itself"
         self._source = source
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[T]] = deque(self._thread.submit(next, source) for _ in range(num_ahead))
 
     def __iter__(self) -> Prefetcher[T]:
