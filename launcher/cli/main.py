@@ -22,7 +22,7 @@ trireme VERB [RECIPE] [key=value ...] [--flags]
 
 Plans, starts and explains training across many devices, from one recipe.
 
-{chr(10).join(f"  {name:{_WIDTH}} {verb.line}" for name, verb in VERBS.items())}
+{chr(10).join(f"  {name:{_WIDTH}}  {verb.line}" for name, verb in VERBS.items())}
 
 RECIPE is a shipped name or the path of a YAML file; without one it is quickstart.
 key=value overrides a setting of the recipe, such as parallel.pp=2 or model=gpt2_124m.
