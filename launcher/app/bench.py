@@ -159,13 +159,15 @@ def start_and_wait(
     output.say(f"run directory: {shown(directory.path)}")
     run = prepared(plan, directory)
     origin = origin_of("", overrides)
-    with stop_signals() as stop, failed_unless_ended(directory):
-        if is_local:
-            run.record(origin)
-            directory.write_status("running")
-            state = follow(run.executor, run.script, stop, lambda: None)
-        else:
-            handle, _ = freeze_and_submit(run, origin)
+    with stop_signals() as stop:
+        with failed_unless_ended(directory):
+            if is_local:
+                run.record(origin)
+                directory.write_status("running")
+                state = follow(run.executor, run.script, stop, lambda: None)
+            else:
+                handle, _ = freeze_and_submit(run, origin)
+        if not is_local:  # its job goes on where it cannot be asked for
             output.say(f"submitted as job {handle.id}")
             state = wait_for_end(directory, output, stop=stop)
     directory.write_state(state)

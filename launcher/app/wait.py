@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.app.lifecycle import EndedRun, report_end
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.progress import Progress, progress_of
-from launcher.base.errors import LauncherError
+from launcher.base.errors import JobError, LauncherError
 from launcher.contract.job import JobState
 from launcher.report.runs import named_base, read_plan
 from launcher.runs.state import current_state, current_states, load_handle
@@ -97,8 +98,14 @@ def end_runs(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
     Raises:
         LauncherError: when one cannot be ended from here.
     """
+    errors = []
     for directory in directories:
-        _end(directory)
+        try:
+            _end(directory)
+        except LauncherError as error:  # the others are ended all the same
+            errors.append(str(error))
+    if errors:
+        raise JobError("\n".join(errors))
     deadline = time.monotonic() + END_TIMEOUT_S
     while left := going(directories):
         if time.monotonic() > deadline:
@@ -122,4 +129,5 @@ def _end(directory: RunDirectory) -> None:
     if pid is None:
         host = read_json(directory.status_file).get("hostname", "another machine")
         raise LauncherError(f"the run was started on {host}: cancel it there")
-    os.kill(pid, signal.SIGTERM)  # the launcher that follows it ends the ranks
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, signal.SIGTERM)  # the launcher that follows it ends the ranks

@@ -47,7 +47,8 @@ class Executor(Plugin):
     is_local: bool
     """Whether `submit` starts the ranks on this machine, at once."""
     job_variable: str | None = None
-    """Environment variable with the id of the job that a process is inside of."""
+    """Environment variable with the id of the job that a process is inside of. Read of executors that come
+    with the launcher alone, as no plugin is loaded that is not named."""
 
     def check(self, plan: Plan, run_dir: str | None = None) -> Iterable[Fault]:
         """Faults of plans that cannot be started this way: planning notes them, and a start is refused.
@@ -66,7 +67,11 @@ class Executor(Plugin):
         raise NotImplementedError
 
     def submit(self, script: JobScript) -> JobHandle:
-        """Starts it."""
+        """Starts it.
+
+        Raises:
+            JobError: when it is refused; so do `state` and `cancel` where they get no answer.
+        """
         raise NotImplementedError
 
     def state(self, handle: JobHandle) -> JobState:

@@ -36,9 +36,7 @@ class Origin:
 
 def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Origin) -> None:
     """Writes plan, settings, command, environment and git state."""
-    text = plan.to_json()
-    directory.write("plan.json", text)
-    directory.write("plan.sha256", f"{sha256(text)}  plan.json\n")
+    text = write_plan(directory, plan)
     directory.write("config.yaml", dump(plan.config))
     for name, content in plan.documents.items():
         directory.write(name, json.dumps(content, indent=1) + "\n")
@@ -46,6 +44,7 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
     for number, checkout in enumerate(origin.checkouts):
         if checkout.patch:
             directory.write(_patch_name(number), checkout.patch)
+    directory.handle.unlink(missing_ok=True)  # of an earlier start, whose job no longer stands for the run
     job = {
         "version": VERSION,
         "created": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -66,6 +65,14 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
     }
     _write_job(directory, job)
     directory.write_status("prepared")
+
+
+def write_plan(directory: RunDirectory, plan: Plan) -> str:
+    """Writes the plan and its hash; its text."""
+    text = plan.to_json()
+    directory.write("plan.json", text)
+    directory.write("plan.sha256", f"{sha256(text)}  plan.json\n")
+    return text
 
 
 def write_baseline(directory: RunDirectory, baseline: Path) -> None:

@@ -2,23 +2,28 @@
 
 import ast
 import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import launcher.app
-from launcher.app import lifecycle
+from launcher.app import lifecycle, wait
 from launcher.app.launch import launch, submit
+from launcher.app.lifecycle import origin_of, prepared
 from launcher.app.output import Output
+from launcher.app.planning import make_plan
 from launcher.app.request import Request
-from launcher.app.sweep.planning import plan_sweep
+from launcher.app.sweep.planning import plan_sweep, reset_runs
 from launcher.app.sweep.run import retry_sweep, run_sweep
 from launcher.app.sweep.store import read_sweep
 from launcher.app.sweep.tables import with_results
-from launcher.base.errors import ConfigError, LauncherError
+from launcher.base.errors import ConfigError, JobError, LauncherError
 from launcher.contract.job import JobState
+from launcher.contract.plan import sha256
 from launcher.runs.state import current_state
+from launcher.runs.store import RunDirectory
 
 FAILED = JobState(phase="failed", exit_code=3, reason="ended with exit code 3", rank=1)
 
@@ -97,6 +102,48 @@ def test_a_program_plans_a_sweep_runs_it_and_reads_what_came_of_every_point(ends
     assert {point.state_text for point in with_results(sweep)} == {"succeeded"}
     assert "2 points: 2 succeeded" in output.out.getvalue()
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_points_of_an_older_version_are_retried_with_the_plan_that_their_ranks_read(ends, output):
+    ends["pp_2"] = FAILED
+    sweep = run_sweep(asked("parallel.pp=1,2", "run.dir=mine"), output).sweep
+    assert sweep is not None
+    directory = sweep.points[1].directory
+    stored = directory.plan.read_text()
+    old = stored.replace("launcher.runtime.process.rank:run", "launcher.runtime.rank:run")
+    assert old != stored
+    directory.write("plan.json", old)
+    with pytest.raises(
+        JobError, match="was planned by another version of trireme-launcher, which its frozen"
+    ):
+        reset_runs(with_results(sweep)[1:], code=sweep.path)
+    assert directory.plan.read_text() == old
+    ends.clear()
+    assert retry_sweep(sweep, asked(), output).exit_code == 0
+    assert directory.plan.read_text() == stored
+    assert f"--sha256 \\\n  {sha256(stored)}" in (directory.path / "job.sh").read_text()
+
+
+def test_what_stood_for_an_earlier_start_of_a_run_does_not_stand_for_the_next(ends, output):
+    run = launch(asked("run.dir=mine"), output)
+    run.directory.write("handle.json", json.dumps({"executor": "slurm", "id": "7"}))
+    planned = make_plan("quickstart", ["run.dir=mine"]).plan
+    prepared(planned, run.directory).record(origin_of("quickstart"))
+    assert not run.directory.handle.exists()
+
+
+def test_a_run_that_cannot_be_ended_leaves_none_of_the_others_going(monkeypatch, tmp_path):
+    ended = []
+
+    def end(directory):
+        if directory.path.name == "a":
+            raise LauncherError("a: cancel it there")
+        ended.append(directory.path.name)
+
+    monkeypatch.setattr(wait, "_end", end)
+    with pytest.raises(JobError, match=r"^a: cancel it there$"):
+        wait.end_runs([RunDirectory(tmp_path / name) for name in "abc"])
+    assert ended == ["b", "c"]
 
 
 def test_a_sweep_of_which_no_point_can_run_makes_nothing(ends, tmp_path, output):

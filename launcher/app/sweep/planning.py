@@ -16,12 +16,12 @@ from launcher.app.sweep.grid import SECTION, grid
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.app.sweep.store import Sweep, make_sweep
 from launcher.app.sweep.tables import refusals
-from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.units import counted
 from launcher.config.compose import compose, group_files
 from launcher.contract.job import CHECKPOINTS
 from launcher.contract.plan import Plan
-from launcher.runs.record import Origin
+from launcher.runs.record import Origin, write_plan
 from launcher.runs.render import executor_of
 from launcher.runs.store import (
     START_FOLDERS,
@@ -140,12 +140,19 @@ def reset_runs(points: Sequence[Point], code: Path | None = None) -> list[PointR
     """Points that were started before with their runs, which resume from their last checkpoint.
 
     Raises:
-        JobError: when one is still going.
+        JobError: when one is still going, or its frozen code is of a version that reads other plans.
     """
     runs = []
     for point in points:
         directory = point.directory
         check_idle(directory)
+        if directory.plan.read_text(encoding="utf-8") != point.plan.to_json():
+            if code is not None:
+                raise JobError(
+                    f"{shown(directory.path)} was planned by another version of trireme-launcher, which its "
+                    "frozen code belongs to: retry it with that version, or start the sweep again."
+                )
+            write_plan(directory, point.plan)
         saved = saved_steps(directory.path)
         resume = bool(saved) and saved[-1] < point.plan.config.train.num_steps
         if not point.is_waiting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.app.baseline import ensure_baseline, train_baseline
+from launcher.app.baseline import Baseline, ensure_baseline, train_baseline
 from launcher.app.lifecycle import PreparedRun, failed_unless_ended, origin_of, stopped_text, train
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.request import Request
@@ -18,6 +18,7 @@ from launcher.app.sweep.tables import planned_lines, with_results
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.units import counted
 from launcher.contract.job import JobState
+from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, failure_text
 from launcher.runs.record import Origin
 from launcher.runs.store import read_json
@@ -173,11 +174,15 @@ class _Baselines:
     def ensure(self, point: Point, run: PreparedRun) -> None:
         """Names the baseline of a point: one that is there, or one that is made now."""
         fingerprint = read_json(run.directory.job)["fingerprint"]
-        if fingerprint in self.missing:
-            return
         origin = replace(self.origin, overrides=point.overrides)
+
+        def make(plan: Plan) -> Baseline:
+            if fingerprint in self.missing:
+                return Baseline()
+            return train_baseline(plan, origin, self.stop, self.output)
+
         try:
-            found = ensure_baseline(run, lambda plan: train_baseline(plan, origin, self.stop, self.output))
+            found = ensure_baseline(run, make)
         except JobError as error:
             self.has_failed = True
             self.missing.add(fingerprint)

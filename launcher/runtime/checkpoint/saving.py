@@ -79,10 +79,14 @@ class Saver:
         with self._ctx.clock.doing(PEERS):
             dist.all_reduce(num_shards, group=self._group)  # also a barrier: the folder exists
         arguments = (step, fragments, int(num_shards))
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
-        if not self._settings.async_checkpoint:
-            self.wait()
+        if self._settings.async_checkpoint:
+            self._thread = threading.Thread(
+                target=self._write, args=arguments, name="checkpoint", daemon=True
+            )
+            self._thread.start()
+        else:  # in this thread, whose stack is what a rank that hangs leaves
+            self._write(*arguments)
+            self.check()
             with self._ctx.clock.doing(PEERS):
                 dist.barrier(self._group)
 
