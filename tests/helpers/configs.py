@@ -30,6 +30,18 @@ from launcher.contract.config import (
 from launcher.contract.strategy import JobShape
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 
+SMALL_RUN = (
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.num_heads=2",
+    "batch.seq_length=16",
+    "batch.global_size=4",
+    "batch.micro_size=1",
+    "train.eval_batches=0",
+    "report.warmup_steps=1",
+)
+"""Overrides of the quickstart for tests that start real processes."""
+
 Settings = Mapping[str, Any]
 FP32 = PrecisionConfig(name="fp32", compute="fp32", gradients="fp32", master_weights=False)
 MIXED = PrecisionConfig(name="bf16", compute="bf16", gradients="fp32", master_weights=True)

@@ -11,20 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.configs import SMALL_RUN
+
 EXAMPLE = Path(__file__).parent / "example_parallel"
 SMALL = (
-    "model.num_layers=2",
-    "model.hidden_size=32",
-    "model.num_heads=2",
-    "batch.seq_length=16",
-    "batch.global_size=4",
-    "batch.micro_size=1",
-    "train.eval_batches=0",
+    *SMALL_RUN,
     "train.num_steps=6",
     "train.keep_checkpoints=9",
     "train.checkpoint_interval=2",
     "report.baseline=none",
-    "report.warmup_steps=1",
     "data=text",
     "data.source=text.txt",
     "data.cache_dir=cache",

@@ -11,18 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.configs import SMALL_RUN
 from tests.helpers.waiting import at_this_load, wait_until
 
-SMALL = (
-    "model.num_layers=2",
-    "model.hidden_size=32",
-    "model.num_heads=2",
-    "batch.seq_length=16",
-    "batch.global_size=4",
-    "batch.micro_size=1",
-    "train.eval_batches=0",
-    "report.warmup_steps=1",
-)
 ENDLESS = "train.num_steps=1000000"
 SOON_S = 10.0
 """Longest time from the failure of a rank to the end of all, on an idle machine."""
@@ -42,7 +33,7 @@ def start(tmp_path, text):
 
     def run(*words):
         data = (f"data.source={text}", f"data.cache_dir={tmp_path}/cache")
-        command = [sys.executable, "-m", "launcher", "run", "quickstart", *SMALL, *data, *words]
+        command = [sys.executable, "-m", "launcher", "run", "quickstart", *SMALL_RUN, *data, *words]
         process = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
