@@ -195,9 +195,10 @@ class ParameterServerUpdate(BucketedUpdate):
             return
         self._wait_for(self._pulled)
         if self.is_asynchronous:
-            for index in range(len(self._pulled)):
-                self._post_pulls(index)
-            self._send_to_all(ControlMessage(kind=SYNC))
+            with self._watched():
+                for index in range(len(self._pulled)):
+                    self._post_pulls(index)
+                self._send_to_all(ControlMessage(kind=SYNC))
             self._wait_for(self._pulled)
 
     def leave(self, num_done: int) -> None:
@@ -231,14 +232,15 @@ class ParameterServerUpdate(BucketedUpdate):
     def _push_bucket(self, flat: Tensor) -> None:
         """Pushes a bucket, and posts the receives of its parameters."""
         index = self._index_of[flat.data_ptr()]
-        self._post_pulls(index)
-        for server, span in self._layout.parts_of(index):
-            if index == self._first_buckets[server]:
-                self._connections.send_control(server, ControlMessage(kind=PUSH))
-            event, host = self._to_host(self._feedback.pack(flat[span], (index, server)))
-            push = partial(self._connections.push, server, index, host)
-            self._ready.append((event, push))
-        self._send_ready(wait=False)
+        with self._watched():
+            self._post_pulls(index)
+            for server, span in self._layout.parts_of(index):
+                if index == self._first_buckets[server]:
+                    self._connections.send_control(server, ControlMessage(kind=PUSH))
+                event, host = self._to_host(self._feedback.pack(flat[span], (index, server)))
+                push = partial(self._connections.push, server, index, host)
+                self._ready.append((event, push))
+            self._send_ready(wait=False)
 
     def _to_host(self, tensor: Tensor) -> tuple[Any, Tensor]:
         """A tensor in host memory, and the event of its copy; None: it is already there."""
@@ -307,6 +309,8 @@ class ParameterServerUpdate(BucketedUpdate):
         """Inside, a broken connection raises the error of a failed server."""
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise JobError(
                 f"a parameter server does not answer, so this worker cannot continue: {error}. The server's "
