@@ -1,1 +1,1 @@
-"""The command line: arguments, the terminal and its verbs. What a verb does is in `launcher.app`."""
+"""The command line. A verb is a function here and an entry in `verbs`; what it does is in `launcher.app`."""

@@ -1,1 +1,1 @@
-"""From YAML and overrides to a typed configuration, each value with its source. The only place with Hydra."""
+"""From YAML and overrides to typed settings, each with its source, checked by `rules`. Alone has Hydra."""

@@ -1,1 +1,1 @@
-"""What launcher, ranks and plugins share: data, and the interfaces of plugins. Nothing that plans or runs."""
+"""What launcher, ranks and plugins share: settings, records, interfaces of plugins. Plans and runs nothing."""

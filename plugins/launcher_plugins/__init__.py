@@ -1,1 +1,1 @@
-"""Everything that is a strategy, behind the entry points that third parties use, too."""
+"""Everything that is a strategy, each with an entry point in pyproject.toml, as third parties have them."""

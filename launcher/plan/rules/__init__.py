@@ -1,1 +1,1 @@
-"""What cannot be trained, and ways out that hold. No prediction of its own."""
+"""What cannot be trained. A check yields its fault with its fix and its `ways`, which `search` only tries."""

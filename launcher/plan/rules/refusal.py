@@ -9,7 +9,7 @@ from launcher.contract.config import LaunchConfig
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 from launcher.plan.rules.checks import with_sources
 from launcher.plan.rules.memory_fit import memory_faults, predict, state_faults
-from launcher.plan.rules.remedies import Validate, with_fixes
+from launcher.plan.rules.search import Validate, with_fixes
 from launcher.typed.read import Source
 
 _MAX_TRIED_FORWARDS = 70_000

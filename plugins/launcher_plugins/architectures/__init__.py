@@ -1,1 +1,1 @@
-"""Who owns the parameters, and how gradients reach them."""
+"""Who owns the parameters, and how gradients reach them: a folder each, its planning half in `plan`."""

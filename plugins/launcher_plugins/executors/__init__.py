@@ -1,1 +1,1 @@
-"""Executors: they reserve machines and start the ranks."""
+"""Executors, one per module or folder: they reserve machines and start the ranks."""

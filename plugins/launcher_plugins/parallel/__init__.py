@@ -1,1 +1,1 @@
-"""One way to spread the work for each axis of the mesh."""
+"""One way to spread the work for each axis of the mesh: a folder each, its planning half in `plan`."""

@@ -1,4 +1,4 @@
-"""Ways out of a strategy that cannot run, each asked of every rule before it is offered.
+"""Searches for ways out of a strategy that cannot run: changes that every rule accepts. Holds no rule itself.
 
 A rule knows what would satisfy itself (`Fault.ways`) and no other rule: a pp that divides the layers
 may not fill the devices. So every proposal is tried on the whole configuration, and one that another

@@ -13,7 +13,7 @@ from launcher.base.errors import Fault, LauncherError, PlanError
 from launcher.config.load import load
 from launcher.config.paths import changed
 from launcher.plan.build import build
-from launcher.plan.rules.remedies import MAX_OFFERS, with_fixes
+from launcher.plan.rules.search import MAX_OFFERS, with_fixes
 from tests.helpers.configs import compose_sound, launch_config
 
 LLAMA3_8B, LLAMA3_70B = "llama3_8b_tp4_dp2_8xh100", "llama3_70b_tp8_pp4_64xh100"
