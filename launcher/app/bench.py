@@ -33,9 +33,9 @@ from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.runs.failure import failure_text
 from launcher.runs.render import executor_of
-from launcher.runs.store import RunDirectory, new_directory
+from launcher.runs.store import new_directory
 from launcher.runs.watch import follow, stop_signals
-from launcher.typed.read import Reading, Source, plain, read
+from launcher.typed.read import Source, plain, read_or_raise
 
 PROGRAM = "launcher.runtime.measure.collectives:run"
 """What the ranks do."""
@@ -90,7 +90,10 @@ def measure_collectives(
         f"{' and '.join(map(str, groups))}, on {counted(plan.world_size, 'rank')}"
     )
     run = start_and_wait(plan, overrides, composed.sources, output)
-    result = _result(run.directory) if run.state.phase == "succeeded" else None
+    result = None
+    if run.state.phase == "succeeded":
+        text = (run.directory.path / RESULT_FILE).read_text(encoding="utf-8")
+        result = read_or_raise(BenchResult, json.loads(text))
     return Measured(config=config, run=run, result=result)
 
 
@@ -134,15 +137,6 @@ def _plan(config: LaunchConfig, request: BenchRequest) -> Plan:
         report=replace(config.report, baseline="none"),
     )
     return replace(build(config), program=PROGRAM, documents={REQUEST_FILE: plain(request)}, notes=())
-
-
-def _result(directory: RunDirectory) -> BenchResult:
-    text = (directory.path / RESULT_FILE).read_text(encoding="utf-8")
-    reading = Reading()
-    result = read(BenchResult, json.loads(text), reading)
-    if result is None:
-        raise ConfigError(reading.faults)
-    return result
 
 
 def start_and_wait(

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from launcher.base.errors import ConfigError, Fault, PlanError
+from launcher.base.errors import Fault, PlanError
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import ModelShape
-from launcher.typed.read import Reading, plain, read
+from launcher.typed.read import plain, read_or_raise
 
 _MODULE = "launcher.runtime.model.measure_shape"
 
@@ -49,11 +49,7 @@ def _measure(request: str, roots: Sequence[str]) -> ModelShape:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise PlanError([_blamed(json.loads(request), reason)])
-    reading = Reading()
-    shape = read(ModelShape, json.loads(done.stdout), reading)
-    if shape is None:
-        raise ConfigError(reading.faults)
-    return shape
+    return read_or_raise(ModelShape, json.loads(done.stdout))
 
 
 def _blamed(request: Mapping[str, Mapping[str, str | None]], reason: str) -> Fault:

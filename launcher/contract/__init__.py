@@ -1,1 +1,1 @@
-"""What launcher, ranks and plugins share: settings, records, interfaces of plugins. Plans and runs nothing."""
+"""What launcher, ranks and plugins share: settings, records, interfaces of plugins. Runs nothing itself."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.contract.site import SiteConfig
-from launcher.typed.read import REST, Reading, read
+from launcher.typed.read import REST, read_or_raise
 from launcher.typed.scalars import (
     Filled,
     Fraction,
@@ -47,13 +47,6 @@ NOT_COMPUTED = (
 """Labels, and settings that change how fast but not what is computed."""
 
 
-def settings(declared: type[Settings], options: Mapping[str, Any]) -> Settings:
-    """The settings of a plugin, which planning has checked."""
-    found = read(declared, options, Reading())
-    assert found is not None, f"the plan was made with options that {declared.__name__} does not know"
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class PluginChoice:
     """A plugin by its entry-point name, with the settings that its own ``Config`` declares."""
@@ -65,7 +58,7 @@ class PluginChoice:
 
     def settings(self, declared: type[Settings]) -> Settings:
         """The options as the plugin's own ``Config``, once planning has checked them."""
-        return settings(declared, self.options)
+        return read_or_raise(declared, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launcher.base.errors import ConfigError, LauncherError
+from launcher.base.errors import LauncherError
 from launcher.base.registry import PluginRecord
 from launcher.contract.actions import Action, PipelineShape, from_text
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Coordinates, Mesh
 from launcher.contract.moved import upgraded
-from launcher.typed.read import Reading, plain, read
+from launcher.typed.read import plain, read_or_raise
 
 VERSION = 1
 """Raised when a field changes its meaning; a rank refuses a plan of another version."""
@@ -372,11 +372,7 @@ class Plan:
             raise LauncherError(
                 f"plan.json has version {values.get('version')}, this launcher reads {VERSION}"
             )
-        reading = Reading()
-        plan = read(Plan, upgraded(values), reading)
-        if plan is None:
-            raise ConfigError(reading.faults)
-        return plan
+        return read_or_raise(Plan, upgraded(values))
 
 
 def sha256(text: str) -> str:

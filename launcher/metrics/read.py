@@ -21,7 +21,7 @@ from launcher.contract.records import (
     RunRecords,
     StepRecord,
 )
-from launcher.typed.read import Reading, read
+from launcher.typed.read import read_or_raise
 
 _Later = StepRecord | EvalRecord | MemoryRecord | RoleRecord
 _KINDS: Mapping[Any, type[StepRecord | EvalRecord | MemoryRecord]] = {
@@ -160,11 +160,10 @@ def _header(path: Path, number: int, values: dict[str, Any]) -> Header:
         raise _broken(
             path, number, f"records of version {values.get('version')}, this launcher reads {VERSION}"
         )
-    reading = Reading()
-    header = read(Header, values, reading)
-    if header is None:
-        raise _broken(path, number, str(ConfigError(reading.faults)))
-    return header
+    try:
+        return read_or_raise(Header, values)
+    except ConfigError as error:
+        raise _broken(path, number, str(error)) from error
 
 
 def _add(file: _RankFile, number: int, values: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from launcher.base.errors import Fault, did_you_mean
+from launcher.base.errors import ConfigError, Fault, did_you_mean
 from launcher.typed.hints import hint
 from launcher.typed.scalars import NO_VALUE, WRONG, describe, read_scalar
 
@@ -65,6 +65,19 @@ def read(cls: type[T], values: Mapping[str, Any], reading: Reading, path: str = 
     before = len(reading.faults)
     value = _dataclass(cls, values, path, reading)
     return None if len(reading.faults) > before else value
+
+
+def read_or_raise(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    """An instance of a dataclass from plain values.
+
+    Raises:
+        ConfigError: with every fault.
+    """
+    reading = Reading()
+    value = read(cls, values, reading, path)
+    if value is None:
+        raise ConfigError(reading.faults)
+    return value
 
 
 def read_fields(cls: type, values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:

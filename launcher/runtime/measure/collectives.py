@@ -38,7 +38,7 @@ from launcher.runtime.process.groups import Group, backend
 from launcher.runtime.process.heartbeat import HeartbeatWriter
 from launcher.runtime.process.log import log
 from launcher.runtime.process.rank import choose_device
-from launcher.typed.read import Reading, plain, read
+from launcher.typed.read import plain, read_or_raise
 
 _TARGET_S = 0.02
 """About how long the calls of one measured time take together."""
@@ -53,8 +53,7 @@ _ABSENT_WORDS = ("not support", "unsupported", "not implement", "no backend")
 def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWriter, *, resume: bool) -> None:
     """Measures as this rank of the plan; rank 0 writes the result. ``resume`` changes nothing: there are no
     checkpoints."""
-    request = read(BenchRequest, plan.documents[REQUEST_FILE], Reading())
-    assert request is not None, "the plan was made with another request"
+    request = read_or_raise(BenchRequest, plan.documents[REQUEST_FILE])
     device = choose_device(plan, process)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
     dist.init_process_group(backend(plan), timeout=timeout)

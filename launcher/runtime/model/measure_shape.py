@@ -11,7 +11,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,7 @@ from launcher.contract.config import BatchConfig, DataConfig, ModelConfig
 from launcher.contract.plan import LayerShape, ModelShape
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward, can_split, split_with
 from launcher.runtime.model.user_model import load_custom
-from launcher.typed.read import Reading, plain, read
-
-T = TypeVar("T")
+from launcher.typed.read import plain, read_or_raise
 
 
 def main() -> int:
@@ -34,8 +31,9 @@ def main() -> int:
     request = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
-            model = _read(ModelConfig, request, "model")
-            sample = first_input(_read(DataConfig, request, "data"), _read(BatchConfig, request, "batch"))
+            model = read_or_raise(ModelConfig, request["model"], "model")
+            data = read_or_raise(DataConfig, request["data"], "data")
+            sample = first_input(data, read_or_raise(BatchConfig, request["batch"], "batch"))
             shape = describe(model, sample)
     except LauncherError as error:
         print(error, file=sys.stderr)
@@ -151,14 +149,6 @@ class _SavedElements:
             self._known[address] = tensor
             self.num_elements += tensor.numel()
         return tensor
-
-
-def _read(cls: type[T], request: dict[str, Any], name: str) -> T:
-    reading = Reading()
-    value = read(cls, request[name], reading, name)
-    if value is None:
-        raise ConfigError(reading.faults)
-    return value
 
 
 if __name__ == "__main__":
