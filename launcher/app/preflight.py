@@ -48,7 +48,7 @@ def start_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
 
 def executor_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
     """Why its executor cannot start a run on this machine, or as a scheduler."""
-    if is_here and (faults := _local_faults(run.plan)):
+    if is_here and (faults := [*_setting_faults(run.plan)] or device_faults(run.plan, os.environ)):
         return faults
     try:
         _ = run.script
@@ -57,19 +57,14 @@ def executor_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
     return []
 
 
-def _local_faults(plan: Plan) -> list[Fault]:
-    faults = []
+def _setting_faults(plan: Plan) -> Iterator[Fault]:
+    """An executor of other machines, and the settings of a cluster, none of which a run on this machine
+    reads: its name stands for all."""
     if not executor_of(plan).is_local:
         fix = f"Set executor={LOCAL_EXECUTOR}, or use trireme submit."
         rule = "does not start ranks on this machine"
-        faults.append(Fault("executor.name", plan.config.executor.name, rule, fix))
-    faults += _site_faults(plan.config.site)
-    return faults or device_faults(plan, os.environ)
-
-
-def _site_faults(site: SiteConfig) -> Iterator[Fault]:
-    """The settings of a cluster, none of which a run on this machine reads: its name stands for all."""
-    usual = SiteConfig()
+        yield Fault("executor.name", plan.config.executor.name, rule, fix)
+    site, usual = plan.config.site, SiteConfig()
     names = [item.name for item in fields(site) if getattr(site, item.name) != getattr(usual, item.name)]
     for name in names[:1] if names[:1] == ["name"] else names:
         rule = "has no effect on a run on this machine, where nothing is reserved"
@@ -83,19 +78,17 @@ def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list
 
     ``is_here``: the ranks start on this machine, in this environment. ``is_resumed``: from a checkpoint.
     """
-    compiler = _compiler_faults(plan) if is_here else []
+    compiler = _compiler_faults(plan) if is_here else ()
     is_hidden = not is_here and plan.config.site.container_image is not None
     weights = [] if is_resumed or is_hidden else [*initial_weights_faults(plan.config)]
     return [*_data_faults(plan, is_here=is_here), *weights, *_baseline_faults(plan), *compiler]
 
 
-def _compiler_faults(plan: Plan) -> list[Fault]:
+def _compiler_faults(plan: Plan) -> Iterator[Fault]:
     """A fault of layers that are to be compiled on a machine that cannot."""
-    config = plan.config
-    missing = missing_for_compile(os.environ, config.device.kind) if config.fusion.compile != "none" else ""
-    if not missing:
-        return []
-    return [Fault("fusion.compile", config.fusion.compile, f"this machine has {missing}", ways=NOT_COMPILED)]
+    how, kind = plan.config.fusion.compile, plan.config.device.kind
+    if how != "none" and (missing := missing_for_compile(os.environ, kind)):
+        yield Fault("fusion.compile", how, f"this machine has {missing}", ways=NOT_COMPILED)
 
 
 def device_faults(plan: Plan, environment: Mapping[str, str]) -> list[Fault]:

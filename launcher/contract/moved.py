@@ -34,11 +34,13 @@ _EXCHANGE_OF = "parameter_server"
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """A stored plan of the present version with what older launchers wrote in other places, under other
     names, or not at all."""
-    memory = values.get("memory")
-    for ranks in memory if isinstance(memory, list) else ():
-        if isinstance(ranks, dict) and "kept_bytes" in ranks:
-            ranks["persistent_bytes"] = ranks.pop("kept_bytes")
     plan: dict[str, Any] = with_current_names(values)
+    memory = plan.get("memory")
+    for ranks in memory if isinstance(memory, list) else ():
+        if isinstance(ranks, dict):
+            ranks.pop("states_by_zero_stage", None)
+            if "kept_bytes" in ranks:
+                ranks["persistent_bytes"] = ranks.pop("kept_bytes")
     if "exchange" not in plan:
         return plan
     exchange, parallel = plan.pop("exchange"), plan["config"]["parallel"]
@@ -46,8 +48,6 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     plan["sections"] = [section] if exchange else []
     plan["num_update_copies"] = 1 if parallel["zero_stage"] else parallel["dp"]
     del plan["batch"]["padded_vocab_size"]
-    for memory in plan["memory"]:
-        memory.pop("states_by_zero_stage", None)
     return plan
 
 

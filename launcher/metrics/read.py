@@ -55,6 +55,7 @@ def read_run(run_dir: Path) -> RunRecords:
     complete = sorted(set.intersection(*seen))
     for step in complete:
         _check_agreement(trainers, step)
+    newest = max(set.union(*seen), default=-1)
     return RunRecords(
         headers=tuple(file.header for file in trainers),
         steps={step: tuple(file.steps[step] for file in trainers) for step in complete},
@@ -65,14 +66,8 @@ def read_run(run_dir: Path) -> RunRecords:
         num_lost_steps=max(file.num_lost_steps for file in trainers),
         memory={file.header.rank: file.memory for file in trainers if file.memory},
         roles={file.header.rank: tuple(file.of_role) for file in files if file.of_role},
-        newest=_newest(trainers),
+        newest=tuple(file.steps[newest] for file in trainers if newest in file.steps),
     )
-
-
-def _newest(trainers: Sequence[_RankFile]) -> tuple[StepRecord, ...]:
-    """The records of the newest step that any rank has made."""
-    newest = max((step for file in trainers for step in file.steps), default=None)
-    return tuple(file.steps[step] for file in trainers for step in file.steps if step == newest)
 
 
 @dataclass(kw_only=True)
@@ -289,8 +284,6 @@ def _check_agreement(trainers: Sequence[_RankFile], step: int) -> None:
 
 
 def _merge_evals(files: Sequence[_RankFile]) -> tuple[EvalRecord, ...]:
-    merged: dict[int, EvalRecord] = {}
-    for file in files:
-        for step, record in file.evals.items():
-            merged.setdefault(step, record)
+    """One for each step, of the first rank that has it."""
+    merged = {step: record for file in reversed(files) for step, record in file.evals.items()}
     return tuple(merged[step] for step in sorted(merged))

@@ -16,7 +16,7 @@ from launcher.plan.cost.memory import states_of
 from launcher.plan.cost.shapes import train_flops
 from launcher.plan.cost.timing import plan_schedule
 from launcher.plan.cost.traffic import plan_traffic
-from launcher.plan.notes import balance_note, idle_note, plan_notes
+from launcher.plan.notes import balance_note, plan_notes
 from launcher.plan.plugins import plugin_errors
 from launcher.plan.rules.memory_fit import memory_faults, predict
 from launcher.plan.rules.refusal import refusal
@@ -97,8 +97,9 @@ def _start_notes(plan: Plan, executor: Executor) -> Iterator[str]:
     for fault in executor.check(plan):
         yield f"Planned, but it cannot be started like this: {fault}"
     yield from executor.notes(plan)
-    if plan.config.device.kind != "cpu":  # there a device is a process, and an unused one costs nothing
-        yield from idle_note(plan.num_cluster_ranks, plan.num_devices)
+    total, idle = plan.num_devices, plan.num_devices - plan.num_cluster_ranks
+    if idle > 0 and plan.config.device.kind != "cpu":  # there a device is a process: unused ones cost nothing
+        yield f"{idle} of {total} devices stay idle; figures per device divide by all {total}."
 
 
 def _roles(job: JobShape) -> tuple[RolePlan, ...]:

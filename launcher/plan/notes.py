@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isclose
 
 from launcher.base.units import counted, format_bytes, format_duration
@@ -20,29 +20,19 @@ from launcher.plan.rules.fusion import compile_note
 
 def plan_notes(
     given: BatchConfig, job: JobShape, schedule: SchedulePlan, costs: Sequence[Sequence[RankCost]]
-) -> list[str]:
+) -> Iterator[str]:
     """All notes, each a sentence. ``given``: the batch sizes before they were solved."""
-    found = [
-        assumed_note(given),
-        _device_note(job),
-        _learning_rate_note(job),
-        _vocabulary_note(job),
-        _microbatches_note(job, schedule.bubble_formula),
-        _tensor_note(job, costs),
-        _tied_note(job),
-        _split_note(job, schedule),
-        _checkpoint_note(job, costs),
-        compile_note(job),
-    ]
-    return [note for note in found if note]
-
-
-def idle_note(world_size: int, num_devices: int) -> list[str]:
-    """Says how many devices do nothing."""
-    if world_size >= num_devices:
-        return []
-    idle = num_devices - world_size
-    return [f"{idle} of {num_devices} devices stay idle; figures per device divide by all {num_devices}."]
+    if assumed := assumed_note(given):
+        yield assumed
+    yield from _setting_notes(job)
+    yield from _microbatches_note(job, schedule.bubble_formula)
+    yield from _tensor_note(job, costs)
+    if job.mesh.pp > 1 and job.model.num_tied_parameters:
+        yield "The tied embedding has a copy on the first and on the last stage; their gradients are summed."
+    yield from _split_note(job, schedule)
+    yield from _checkpoint_note(job, costs)
+    if compiled := compile_note(job):
+        yield compiled
 
 
 def balance_note(job: JobShape, parallels: Sequence[Parallel]) -> str:
@@ -60,91 +50,76 @@ def balance_note(job: JobShape, parallels: Sequence[Parallel]) -> str:
     )
 
 
-def _device_note(job: JobShape) -> str:
-    cluster, device = job.cluster.config, job.config.device
-    if cluster.device_name in (None, device.name):
-        return ""
-    return (
-        f"The cluster {cluster.name} is built of {cluster.device_name} devices, and the device is "
-        f"{device.name}: figures are those of {device.name} on the links of {cluster.name}. Choose "
-        "device and cluster that go together, or set cluster.device_name=null."
-    )
-
-
-def _learning_rate_note(job: JobShape) -> str:
+def _setting_notes(job: JobShape) -> Iterator[str]:
+    """Settings whose effect is seldom what was meant."""
+    cluster, device, model, tp = job.cluster.config, job.config.device, job.config.model, job.mesh.tp
+    if cluster.device_name not in (None, device.name):
+        yield (
+            f"The cluster {cluster.name} is built of {cluster.device_name} devices, and the device is "
+            f"{device.name}: figures are those of {device.name} on the links of {cluster.name}. Choose "
+            "device and cluster that go together, or set cluster.device_name=null."
+        )
     warmup_steps, num_steps = job.config.optim.warmup_steps, job.config.train.num_steps
-    if warmup_steps < num_steps:
-        return ""
-    return (
-        f"The learning rate grows through all {counted(num_steps, 'step')} and never reaches optim.lr: "
-        f"optim.warmup_steps is {warmup_steps}."
-    )
-
-
-def _vocabulary_note(job: JobShape) -> str:
-    model, tp = job.config.model, job.mesh.tp
+    if warmup_steps >= num_steps:
+        yield (
+            f"The learning rate grows through all {counted(num_steps, 'step')} and never reaches optim.lr: "
+            f"optim.warmup_steps is {warmup_steps}."
+        )
     padded = padded_vocabulary(model, tp)
-    if padded == model.vocab_size:
-        return ""
-    return (
-        f"The vocabulary of {model.vocab_size} is padded to {padded}, a multiple of tp = {tp}; "
-        "padding never receives probability."
-    )
+    if padded != model.vocab_size:
+        yield (
+            f"The vocabulary of {model.vocab_size} is padded to {padded}, a multiple of tp = {tp}; "
+            "padding never receives probability."
+        )
 
 
-def _microbatches_note(job: JobShape, bubble: float | None) -> str:
+def _microbatches_note(job: JobShape, bubble: float | None) -> Iterator[str]:
     p, v, m = job.pipeline.num_pp_ranks, job.pipeline.num_chunks, job.pipeline.num_microbatches
     if m >= p or bubble is None:
-        return ""
+        return
     share = f"{bubble:.0%}"
     if isclose(bubble, (p - 1) / (v * m + p - 1)):
         chunks = "" if v == 1 else f"{v} * "
         share = f"(pp - 1) / ({chunks}m + pp - 1) = {p - 1}/{v * m + p - 1} = {bubble:.0%}"
     filling = counted(m, "microbatch")
-    return f"{filling} cannot fill {p} pipeline ranks: the bubble is {share}; more would shrink it."
+    yield f"{filling} cannot fill {p} pipeline ranks: the bubble is {share}; more would shrink it."
 
 
-def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:
+def _tensor_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iterator[str]:
     if not job.cluster.crosses_nodes(job.mesh, "tp"):
-        return ""
+        return
     config = job.cluster.config
     messages = [c for rank in costs for cost in rank for c in cost.collectives if c.axis == "tp"]
     across, inside = (
         sum(c.count * message_time_s(job, c, link) for c in messages) / len(costs)
         for link in (config.inter_node, config.intra_node)
     )
-    return (
+    yield (
         f"Tensor-parallel groups of {job.mesh.tp} cross nodes of {config.devices_per_node} devices: their "
         f"messages take {format_duration(across)} per step and rank, {format_duration(inside)} inside a node."
     )
 
 
-def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> str:
+def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iterator[str]:
     if not copies_checkpoints(job.config) or job.config.device.kind == "cpu":
-        return ""  # on the CPU, the memory of the host is that of the ranks, and has it in its table
+        return  # on the CPU, the memory of the host is that of the ranks, and has it in its table
     states = [states_of(job, pp_rank, rank) for pp_rank, rank in enumerate(costs)]
     most = max(held.saved_bytes for held in states)
     first_node = range(min(job.mesh.num_ranks, job.cluster.config.devices_per_node))
     is_sharded = states[0].is_sharded  # else the first replica saves alone
     per_node = sum(is_sharded or job.mesh.coordinates(rank).dp == 0 for rank in first_node)
-    return (
+    yield (
         f"Checkpoints are written in the background from a copy in the memory of the host: at most "
         f"{format_bytes(most)} a rank, {format_bytes(most * per_node)} a node (train.async_checkpoint)."
     )
 
 
-def _tied_note(job: JobShape) -> str:
-    if job.mesh.pp == 1 or not job.model.num_tied_parameters:
-        return ""
-    return "The tied embedding has a copy on the first and on the last stage; their gradients are summed."
-
-
-def _split_note(job: JobShape, schedule: SchedulePlan) -> str:
+def _split_note(job: JobShape, schedule: SchedulePlan) -> Iterator[str]:
     layers = job.model.layers
     num_whole = sum(not layer.weight_flops for layer in layers)
     if not (schedule.splits_backward and num_whole):
-        return ""
-    return (
+        return
+    yield (
         f"{schedule.name} splits the backward, which {num_whole} of {len(layers)} layers cannot: their B "
         "computes the weight gradients, too, and their W nothing."
     )

@@ -91,20 +91,14 @@ def _mesh(plan: Plan) -> list[str]:
     table = columns(rows, left=0)
     if last:
         table.insert(1 + len(first), f"... {mesh.num_ranks - len(first) - len(last)} more ranks")
-    others = [
-        f"{counted(role.num_ranks, 'more rank')}: {role.name}{_own_nodes(role)}{_held(role)}"
-        for role in plan.roles
-        if not role.trains
-    ]
+    others = [_other_role(role) for role in plan.roles if not role.trains]
     return [f"{counted(mesh.num_ranks, 'rank')} = {product}   (outermost axis first)", *others, *table]
 
 
-def _own_nodes(role: RolePlan) -> str:
-    return "" if role.num_nodes is None else f", on {counted(role.num_nodes, 'further node')}"
-
-
-def _held(role: RolePlan) -> str:
-    return "" if role.memory_bytes is None else f", each holding {format_bytes(role.memory_bytes)}"
+def _other_role(role: RolePlan) -> str:
+    nodes = "" if role.num_nodes is None else f", on {counted(role.num_nodes, 'further node')}"
+    held = "" if role.memory_bytes is None else f", each holding {format_bytes(role.memory_bytes)}"
+    return f"{counted(role.num_ranks, 'more rank')}: {role.name}{nodes}{held}"
 
 
 def _batch(plan: Plan) -> list[str]:

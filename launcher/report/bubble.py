@@ -66,14 +66,12 @@ def stage_times(run: Run) -> tuple[StageTimes, ...]:
 
 
 def _times(run: Run) -> list[list[float]]:
-    return [_median_times(run, pp_rank) for pp_rank in range(run.plan.mesh.pp)]
-
-
-def _median_times(run: Run, pp_rank: int) -> list[float]:
-    """Seconds of each compute action of a pp_rank: the median over its ranks and the measured steps."""
-    indices = [index for index, header in enumerate(run.records.headers) if header.pp_rank == pp_rank]
-    rows = [run.records.steps[step][index].compute_ns for step in run.measured for index in indices]
-    return [median(times) * NS for times in zip(*rows, strict=True)]
+    """Seconds of each compute action of every pp_rank: the median over its ranks and the measured steps."""
+    rows: list[list[tuple[int, ...]]] = [[] for _ in range(run.plan.mesh.pp)]
+    for step in run.measured:
+        for header, row in zip(run.records.headers, run.records.steps[step], strict=True):
+            rows[header.pp_rank].append(row.compute_ns)
+    return [[median(times) * NS for times in zip(*own, strict=True)] for own in rows]
 
 
 def _stages(

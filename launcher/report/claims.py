@@ -18,7 +18,7 @@ goes into it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -179,12 +179,9 @@ def _held(promise: Promise) -> tuple[str, str]:
 
 def _first_backwards(promise: Promise) -> tuple[str, str]:
     found = first_backwards_s(promise.run) if promise.run else None
-    return (_milliseconds(list(_planned_backwards_s(promise.plan))), _milliseconds(found or ()))
-
-
-def _planned_backwards_s(plan: Plan) -> Iterator[float]:
-    for spans in planned_timeline(plan).spans:
-        yield next(start for action, start, _ in spans if action.kind == B)
+    ranks = planned_timeline(promise.plan).spans
+    planned = [next(start for action, start, _ in spans if action.kind == B) for spans in ranks]
+    return (_milliseconds(planned), _milliseconds(found or ()))
 
 
 def _memory(promise: Promise) -> tuple[str, str, str]:

@@ -51,7 +51,6 @@ def sweep(given: Namespace) -> int:
 
 
 def _plan(given: Namespace) -> int:
-    """Shows every point, predicted or refused; starts nothing."""
     from launcher.app.sweep.planning import plan_sweep  # imports hydra, which the other actions do not need
     from launcher.app.sweep.run import NONE_CAN_RUN
 
@@ -63,14 +62,12 @@ def _plan(given: Namespace) -> int:
 
 
 def _run(given: Namespace) -> int:
-    """Starts every point that can run."""
     from launcher.app.sweep.run import run_sweep
 
     return run_sweep(request(given)).exit_code
 
 
 def _status(given: Namespace) -> int:
-    """Shows the states of the points, and what they measured."""
     sweep = find_sweep(given.sweep)
     print(f"{shown(sweep.path)}: {counted(len(sweep.points), 'point')} of {sweep.recipe}\n")
     say_results(sweep, TERMINAL)
@@ -78,14 +75,12 @@ def _status(given: Namespace) -> int:
 
 
 def _retry(given: Namespace) -> int:
-    """Runs the points again that failed, or did not start."""
     from launcher.app.sweep.run import retry_sweep
 
     return retry_sweep(find_sweep(given.sweep), request(given)).exit_code
 
 
 def _best(given: Namespace) -> int:
-    """Shows the best point, and the command that runs it."""
     by = given.by or "speed"
     if by not in _WAYS:
         raise LauncherError(f"--by={by}: known are {' and '.join(_WAYS)}.")
