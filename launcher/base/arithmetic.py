@@ -47,7 +47,14 @@ def listed(numbers: Iterable[int], separator: str = ", ") -> str:
 
 
 def ring_share(operation: str, num_ranks: int) -> float:
-    """The part of an operation's buffer that each rank of a ring sends, and every link has to carry.
+    """The part of an operation's buffer that each rank of a ring of n sends, and every link has to carry.
+
+        operation                                    share        steps that follow one another
+        all_reduce                                   2 (n-1)/n    2 (n-1)
+        all_gather, reduce_scatter, all_to_all         (n-1)/n      n-1
+        gather, scatter                                (n-1)/n      n-1
+        broadcast, reduce                            1              n-1
+        send_recv, push, pull                        1            1
 
     Source: PERFORMANCE.md of nccl-tests.
 

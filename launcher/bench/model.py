@@ -1,14 +1,7 @@
 """Bandwidths of a measured operation, and the latency and bandwidth fitted to its times.
 
     algorithm bandwidth = size / time
-    bus bandwidth       = algorithm bandwidth * the share of the size that each link carries
-
-    operation                                   share        steps of a ring
-    all_reduce                                  2 (n-1)/n    2 (n-1)
-    all_gather, reduce_scatter, all_to_all        (n-1)/n      n-1
-    gather, scatter                               (n-1)/n      n-1
-    broadcast, reduce                             1            n-1
-    send_recv                                     1            1
+    bus bandwidth       = algorithm bandwidth * the share of the size that each link carries (`ring_share`)
 
 A line is fitted to the times: of one operation  latency + size / bandwidth, of a link
 steps * latency + share * size / bandwidth  over all the operations in `PLANNED`.

@@ -31,9 +31,9 @@ class LayerShape:
     """Those that every tensor-parallel rank holds whole (norms, row-split biases)."""
     forward_flops: float
     """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
-    kept_elements: int
+    kept_elements: int = 0
     """Elements kept for the backward in the compute format, split by tensor parallelism."""
-    kept_replicated_elements: int
+    kept_replicated_elements: int = 0
     """Elements kept in the compute format that are whole on every tensor-parallel rank unless
     sequence parallelism splits them."""
     output_elements: int
@@ -139,18 +139,22 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """All kinds together."""
-        parts = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
-        return sum(parts) + sum(self.other_bytes.values()) + sum(self.persistent_bytes.values())
+        parts = (self.states_bytes, self.other_bytes, self.persistent_bytes)
+        return self.activations_bytes + sum(sum(kinds.values()) for kinds in parts)
 
     @property
-    def update_bytes(self) -> dict[str, int]:
-        """By kind, what is held between the schedule of a step and its update."""
-        states = {
+    def states_bytes(self) -> dict[str, int]:
+        """The model states by kind."""
+        return {
             "weights": self.weights_bytes,
             "gradients": self.gradients_bytes,
             "optimizer": self.optimizer_bytes,
         }
-        return {name: size for name, size in states.items() if size} | dict(self.persistent_bytes)
+
+    @property
+    def update_bytes(self) -> dict[str, int]:
+        """By kind, what is held between the schedule of a step and its update."""
+        return {name: size for name, size in self.states_bytes.items() if size} | dict(self.persistent_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

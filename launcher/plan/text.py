@@ -50,7 +50,6 @@ def plan_text(plan: Plan, *, color: bool = False) -> str:
 
 
 def _plugin_sections(plan: Plan, about: str) -> dict[str, list[str]]:
-    """The sections of plugins."""
     return {section.title: list(section.lines) for section in plan.sections if section.about == about}
 
 

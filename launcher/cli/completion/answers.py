@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise
 
 from launcher.base.redaction import escaped
 from launcher.cli.arguments import is_override
@@ -100,9 +101,5 @@ def _of_kind(kind: str, word: str) -> Iterator[files.Candidate]:
 
 def _without_flags(words: Sequence[str], values: Container[str]) -> list[str]:
     """The words that are neither flags nor the values of those that take one."""
-    previous = ["", *words]
-    return [
-        word
-        for word, last in zip(words, previous, strict=False)
-        if not word.startswith("-") and last not in values
-    ]
+    pairs = pairwise(["", *words])
+    return [word for last, word in pairs if not word.startswith("-") and last not in values]

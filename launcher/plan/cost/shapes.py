@@ -115,7 +115,6 @@ def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bo
         forward_flops=matmul_flops + 4.0 * seq * seq * hidden,
         weight_flops=matmul_flops,
         kept_elements=seq * (attention + scores + num_kept_mlp * ffn),
-        kept_replicated_elements=0,
         kept_replicated_bytes=2 * _mask_bytes(model, seq),
         kept_gathered_elements=2 * seq * hidden,
         kept_fp32_elements=0 if keeps_scores else heads * seq,
@@ -143,8 +142,6 @@ def _embedding(model: ModelConfig, seq: int) -> LayerShape:
         num_parameters=_known(model.vocab_size) * hidden + positions,
         num_replicated_parameters=positions,
         forward_flops=0.0,
-        kept_elements=0,
-        kept_replicated_elements=0,
         kept_replicated_bytes=_mask_bytes(model, seq),
         output_elements=seq * hidden,
         output_shape=(seq, hidden),
@@ -162,8 +159,6 @@ def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
         num_replicated_parameters=norm,
         forward_flops=matmul_flops,
         weight_flops=matmul_flops,
-        kept_elements=0,
-        kept_replicated_elements=0,
         kept_gathered_elements=seq * hidden,
         kept_fp32_elements=seq * vocab,
         kept_replicated_fp32_elements=norm_elements,
@@ -173,7 +168,6 @@ def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
 
 
 def _mask_bytes(model: ModelConfig, seq: int) -> int:
-    """One dropout mask."""
     return seq * _known(model.hidden_size) if model.dropout > 0 else 0
 
 

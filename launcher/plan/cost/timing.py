@@ -104,8 +104,8 @@ def after_schedule_s(
     hidden = [c for c in _collectives(costs) if c.phase == "step" and c.overlappable]
     exchange_s = sum(collective_time_s(job, c) for c in hidden)
     last_bucket_s = sum(collective_time_s(job, c) / c.count for c in hidden)
-    state_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
-    update_s = _UPDATE_PASSES * state_bytes / job.config.device.memory_bandwidth_bytes_per_s
+    states_s = sum(memory.states_bytes.values()) / job.config.device.memory_bandwidth_bytes_per_s
+    update_s = _UPDATE_PASSES * states_s
     return max(exchange_s - window_s, last_bucket_s) + _messages_s(job, costs, "step") + update_s
 
 

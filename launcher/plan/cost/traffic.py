@@ -1,16 +1,7 @@
 """What the ranks send during one step, and how long each kind of message takes.
 
-Collectives are counted as rings of n ranks, N the whole buffer (time = steps * latency +
-sent / bandwidth of the group's slowest link):
-
-    operation        bytes sent by a rank   steps
-    all_reduce       2 (n-1)/n N            2 (n-1)
-    reduce_scatter     (n-1)/n N              n-1
-    all_gather         (n-1)/n N              n-1
-    all_to_all         (n-1)/n N              n-1
-    broadcast                  N              n-1
-    send_recv                  N              1
-    push, pull                 N              1     (a pull: received)
+Collectives are counted as rings, by the table of `ring_share`: a message takes steps * latency + share of the
+buffer / bandwidth of the group's slowest link. The share of a pull is received, not sent.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from launcher.plan.plugins import Chosen
 from launcher.schedule.dependencies import ActionLists
 from launcher.schedule.passes import lower
 
-_STATES = ("weights", "gradients", "optimizer")
 _MOST_FACTOR = 8
 """How many times larger a proposed tp or pp may be."""
 
@@ -53,8 +52,9 @@ def memory_faults(memory: Sequence[MemoryPlan], job: JobShape, chosen: Chosen) -
         f"({held}) and its device has {format_bytes(limit)}; the largest part is {largest}"
     )
     states, activations = list(_state_ways(job, chosen)), list(_activation_ways(job))
-    ways = states + activations if largest in _STATES else activations + states
-    smaller = "A smaller model" if largest in _STATES else "A shorter batch.seq_length"
+    is_state = largest in fullest.states_bytes
+    ways = states + activations if is_state else activations + states
+    smaller = "A smaller model" if is_state else "A shorter batch.seq_length"
     return [Fault("device.memory_bytes", limit, rule, f"{smaller} needs less, too.", ways=tuple(ways))]
 
 
@@ -73,14 +73,8 @@ def state_faults(job: JobShape, chosen: Chosen) -> list[Fault]:
 
 def parts_bytes(memory: MemoryPlan) -> dict[str, int]:
     """The parts of a rank's memory by name, in the order they are shown."""
-    return {
-        "weights": memory.weights_bytes,
-        "gradients": memory.gradients_bytes,
-        "optimizer": memory.optimizer_bytes,
-        "activations": memory.activations_bytes,
-        **memory.other_bytes,
-        **memory.persistent_bytes,
-    }
+    held = memory.states_bytes | {"activations": memory.activations_bytes}
+    return {**held, **memory.other_bytes, **memory.persistent_bytes}
 
 
 def _state_ways(job: JobShape, chosen: Chosen) -> Iterator[Mapping[str, Any]]:

@@ -47,32 +47,19 @@ class Interleaved1F1B(Schedule):
     def check(self, shape: PipelineShape) -> Iterable[Fault]:
         """At least two chunks and p microbatches, and a multiple of p unless groups may be uneven."""
         p, m = shape.num_pp_ranks, shape.num_microbatches
+        path, plain = "batch.num_microbatches", {"parallel.schedule": "1f1b"}
         if shape.num_chunks < 2:
-            yield Fault(
-                "parallel.num_chunks",
-                shape.num_chunks,
-                "interleaved_1f1b needs at least 2 model chunks on each pipeline rank",
-                ways=({"parallel.num_chunks": 2}, {"parallel.schedule": "1f1b"}),
-            )
+            rule = "interleaved_1f1b needs at least 2 model chunks on each pipeline rank"
+            ways = ({"parallel.num_chunks": 2}, plain)
+            yield Fault("parallel.num_chunks", shape.num_chunks, rule, ways=ways)
         if m < p:
-            yield Fault(
-                "batch.num_microbatches",
-                m,
-                f"{p} ranks need at least {p} microbatches; you have {m}",
-                ways=({"batch.num_microbatches": p}, {"parallel.pp": m}, {"parallel.schedule": "1f1b"}),
-            )
+            rule = f"{p} ranks need at least {p} microbatches; you have {m}"
+            yield Fault(path, m, rule, ways=({path: p}, {"parallel.pp": m}, plain))
         elif m % p and not self._config.uneven_groups:
-            below = m // p * p
-            yield Fault(
-                "batch.num_microbatches",
-                m,
-                f"interleaved_1f1b runs microbatches in groups of pp={p}, so they must be a multiple of {p}",
-                ways=(
-                    {"batch.num_microbatches": below},
-                    {"batch.num_microbatches": below + p},
-                    {"parallel.schedule_options.uneven_groups": True},
-                ),
-            )
+            groups = f"interleaved_1f1b runs microbatches in groups of pp={p}"
+            rule = f"{groups}, so they must be a multiple of {p}"
+            below, uneven = m // p * p, {"parallel.schedule_options.uneven_groups": True}
+            yield Fault(path, m, rule, ways=({path: below}, {path: below + p}, uneven))
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """Warm-up, steady pairs, cool-down, over all chunks of the rank."""

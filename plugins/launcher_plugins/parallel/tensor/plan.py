@@ -120,11 +120,7 @@ def _loss(job: JobShape) -> list[Collective]:
 def _replicated_gradients(job: JobShape, pp_rank: int) -> list[Collective]:
     """Gradients of whole parameters, of which each rank has seen its part of the sequence: norms,
     biases added after a sum, the table of positions. They are summed in one message."""
-    stages = job.stages_of(pp_rank)
-    in_layers = sum(layer.num_replicated_parameters for stage in stages for layer in job.layers(stage))
-    prologue, epilogue = job.model.prologue, job.model.epilogue
-    positions = prologue.num_replicated_parameters if prologue and stages[0].has_prologue else 0
-    in_head = epilogue.num_replicated_parameters if epilogue and stages[-1].has_epilogue else 0
-    size = (in_layers + in_head + positions) * job.gradient_bytes
+    parts = [part for stage in job.stages_of(pp_rank) for part, _ in job.parts(stage)]
+    size = sum(part.num_replicated_parameters for part in parts) * job.gradient_bytes
     message = _message(operation="all_reduce", purpose="replicated gradients", num_bytes=size)
     return [message] if size else []
