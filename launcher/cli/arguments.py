@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import Any
 
 from launcher.app.request import Request
+from launcher.base.columns import wrapped
 from launcher.base.errors import LauncherError, nearest
 from launcher.cli.verbs import VERBS, Flag
 
@@ -141,12 +142,7 @@ def help_text(verb: str, function: Callable[..., int]) -> str:
     rows = [(flag.usage, ", ".join(flag.actions), flag.help) for flag in told.flags]
     width = max((len(usage) for usage, _, _ in rows), default=0)
     lines = [
-        fill(
-            f"{actions}: {text}" if actions else text,
-            _WIDTH,
-            initial_indent=f"  {usage:{width}}  ",
-            subsequent_indent=" " * (width + 4),
-        )
+        wrapped(f"  {usage:{width}}  ", f"{actions}: {text}" if actions else text, _WIDTH)
         for usage, actions, text in rows
     ]
     return "\n".join([*usages, "", description, "", *lines, *([""] if lines else []), examples, ""])

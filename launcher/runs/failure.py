@@ -109,9 +109,7 @@ def _text_without_error(run_dir: Path, state: JobState, failures: Sequence[RankF
 
 
 def _others(failures: Sequence[RankFailure]) -> list[str]:
-    if not failures:
-        return []
-    return [f"After it failed: {_ranks([failure.rank for failure in failures])}."]
+    return [f"After it failed: {_ranks([failure.rank for failure in failures])}."] if failures else []
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -29,17 +29,6 @@ _MAX_BYTES = 100_000_000
 _METADATA = ("METADATA", "entry_points.txt")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tree:
-    """A folder whose files are copied."""
-
-    source: Path
-    target: Path
-    is_ours: bool
-    """Whether it is a package of this program: outside of git it is copied whole, other folders only in part
-    (Python files)."""
-
-
 def frozen_plan(plan: Plan, run_dir: Path) -> Plan:
     """The plan with the user's modules imported from the copies in the run directory."""
     roots = tuple(str(run_dir / _ROOTS / str(number)) for number in range(len(plan.source_roots)))
@@ -58,10 +47,10 @@ def freeze(source_roots: Sequence[str], run_dir: Path, untracked: Sequence[str] 
     if (run_dir / "source").exists():
         move_aside(run_dir / "source")
     copied: dict[str, None] = {}
-    for tree in _trees(source_roots, run_dir):
-        tracked, others = _files(tree, untracked)
-        _copy(tree, [*tracked, *others])
-        copied |= dict.fromkeys(str(tree.source / path) for path in others)
+    for source, target, outside_git in _trees(source_roots, run_dir):
+        tracked, others = _files(source, outside_git, untracked)
+        _copy(source, target, [*tracked, *others])
+        copied |= dict.fromkeys(str(source / path) for path in others)
     for pattern in untracked:
         if not any(fnmatch(path, f"*/{pattern}") for path in copied):
             raise JobError(
@@ -71,26 +60,27 @@ def freeze(source_roots: Sequence[str], run_dir: Path, untracked: Sequence[str] 
     return tuple(copied)
 
 
-def _trees(source_roots: Sequence[str], run_dir: Path) -> Iterator[Tree]:
+def _trees(source_roots: Sequence[str], run_dir: Path) -> Iterator[tuple[Path, Path, str]]:
+    """Each folder whose files are copied, where they go, and which of them are copied outside of git."""
     code = run_dir / CODE
     for name in own_packages():
-        yield Tree(source=package_folder(name), target=code / name, is_ours=True)
+        yield package_folder(name), code / name, "*"
     conf = resources.folder("conf")
     if not conf.is_relative_to(package_folder("launcher")):
-        yield Tree(source=conf, target=code / "conf", is_ours=True)
+        yield conf, code / "conf", "*"
     for number, root in enumerate(source_roots):
-        yield Tree(source=Path(root), target=run_dir / _ROOTS / str(number), is_ours=False)
+        yield Path(root), run_dir / _ROOTS / str(number), "*.py"
 
 
-def _files(tree: Tree, patterns: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def _files(source: Path, outside_git: str, untracked: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """The tracked and the untracked files to copy, relative to the folder."""
-    tracked = _listed(tree.source, "--cached")
+    tracked = _listed(source, "--cached")
     if not tracked:  # not in a working tree, or ignored by git, as a virtual environment is
-        return sorted(_outside_git(tree)), []
+        return sorted(_outside_git(source, outside_git)), []
     others = [
         path
-        for path in _listed(tree.source, "--others", "--exclude-standard")
-        if path.suffix == ".py" or any(fnmatch(str(path), pattern) for pattern in patterns)
+        for path in _listed(source, "--others", "--exclude-standard")
+        if path.suffix == ".py" or any(fnmatch(str(path), pattern) for pattern in untracked)
     ]
     return tracked, others
 
@@ -101,9 +91,9 @@ def _listed(folder: Path, *flags: str) -> list[Path]:
     return [path for path in paths if (folder / path).is_file() or (folder / path).is_symlink()]
 
 
-def _outside_git(tree: Tree) -> Iterator[Path]:
-    for path in tree.source.rglob("*" if tree.is_ours else "*.py"):
-        inner = path.relative_to(tree.source)
+def _outside_git(source: Path, pattern: str) -> Iterator[Path]:
+    for path in source.rglob(pattern):
+        inner = path.relative_to(source)
         is_hidden = any(
             part.startswith(".") or part in ("__pycache__", "site-packages") for part in inner.parts
         )
@@ -111,15 +101,15 @@ def _outside_git(tree: Tree) -> Iterator[Path]:
             yield inner
 
 
-def _copy(tree: Tree, paths: Iterable[Path]) -> None:
+def _copy(folder: Path, to: Path, paths: Iterable[Path]) -> None:
     num_bytes = 0
-    tree.target.mkdir(parents=True)
+    to.mkdir(parents=True)
     for path in paths:
-        source, target = tree.source / path, tree.target / path
+        source, target = folder / path, to / path
         num_bytes += source.lstat().st_size
         if num_bytes > _MAX_BYTES:
             raise JobError(
-                f"{tree.source} holds more than {format_bytes(_MAX_BYTES)} of files, which is not code. "
+                f"{folder} holds more than {format_bytes(_MAX_BYTES)} of files, which is not code. "
                 "Keep data out of git, or start from a folder that holds only code."
             )
         target.parent.mkdir(parents=True, exist_ok=True)
