@@ -111,10 +111,6 @@ class _Search:
         left, before = {left.path for left in trial.faults}, {fault.path for fault in self.before}
         return fault.path not in left and left <= before
 
-    def _left(self, trial: _Trial, fault: Fault) -> int:
-        """How many faults a way leaves that are related to the one it resolves."""
-        return sum(_are_related(left, fault) for left in trial.faults)
-
     def _joins(self, trial: _Trial, fault: Fault) -> Iterator[Way]:
         """The way together with what the rules propose that it leaves broken."""
         before = {fault.path for fault in self.before}
@@ -127,12 +123,12 @@ class _Search:
                     yield joined
 
     def _best(self, found: Sequence[_Trial], fault: Fault) -> tuple[Way, ...]:
-        """The ways that leave the fewest faults; of these the ones that change least, of many kinds."""
+        """The ways that leave the fewest related faults; of these those that change least, of many kinds."""
         num_alike: Counter[frozenset[str]] = Counter()
         ranked = []
         for trial in found:
-            settings = frozenset(trial.way)
-            ranked.append((self._left(trial, fault), len(trial.way), num_alike[settings], trial))
+            settings, num_left = frozenset(trial.way), sum(_are_related(left, fault) for left in trial.faults)
+            ranked.append((num_left, len(trial.way), num_alike[settings], trial))
             num_alike[settings] += 1
         best: list[Way] = []
         limit = (0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from typing import cast
 
 import torch.distributed as dist
@@ -70,7 +70,11 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
 def make_groups(plan: RankPlan, timeout_s: float) -> Groups:
     """Creates all groups of this rank. Every rank makes its own in the same order of axes."""
     mesh, rank = plan.plan.mesh, plan.rank
-    make = partial(_own_group, rank, timeout_s)
+
+    def make(ranks: tuple[int, ...]) -> Group:  # the ranks that are not in it need not take part
+        handle = new_group(ranks, timeout_s) if len(ranks) > 1 else None
+        return Group(ranks=ranks, rank=ranks.index(rank), handle=handle)
+
     down, up = (make(mesh.group("pp", rank)) for _ in range(2))
     shared = cache(make)  # groups of the same ranks can be one, but for those of the messages
     return Groups(
@@ -89,9 +93,3 @@ def _tied_ranks(plan: RankPlan) -> tuple[int, ...]:
     holders = tuple(r for r in mesh.group("pp", plan.rank) if mesh.coordinates(r).pp in ends)
     is_tied = whole.config.model.family != "custom" and whole.config.model.tied_embeddings
     return holders if is_tied and plan.rank in holders else (plan.rank,)
-
-
-def _own_group(rank: int, timeout_s: float, ranks: tuple[int, ...]) -> Group:
-    """A group of this rank; the ranks that are not in it need not take part."""
-    handle = new_group(ranks, timeout_s) if len(ranks) > 1 else None
-    return Group(ranks=ranks, rank=ranks.index(rank), handle=handle)
