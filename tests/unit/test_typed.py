@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from launcher.base.errors import ConfigError
 from launcher.base.redaction import shortened
-from launcher.typed.read import REST, Reading, Source, plain, read, read_fields
+from launcher.typed.read import REST, Reading, Source, plain, read, read_fields, read_or_raise
 from launcher.typed.scalars import Filled, Range, scalar
 
 
@@ -156,6 +157,13 @@ def test_empty_text_is_no_value_and_no_text() -> None:
 
 def test_quoted_none_is_a_text() -> None:
     assert read_values(Sample, {"note": "None"})[0].note == "None"
+
+
+def test_a_whole_dataclass_is_read_or_every_fault_is_raised() -> None:
+    assert read_or_raise(Sample, {"count": 3}).count == 3
+    with pytest.raises(ConfigError) as raised:
+        read_or_raise(Sample, {"count": 0, "flag": 1}, "sample")
+    assert [fault.path for fault in raised.value.faults] == ["sample.count", "sample.flag"]
 
 
 def test_what_can_be_read_is_read_beside_what_cannot() -> None:
