@@ -158,7 +158,7 @@ def start_and_wait(
             if is_local:
                 run.record(origin)
                 directory.write_status("running")
-                state = follow(run.executor, run.script, stop, lambda: None)
+                state = follow(run.executor, run.script, stop, lambda: None, output.warn)
             else:
                 handle, _ = freeze_and_submit(run, origin)
         if not is_local:  # its job goes on where it cannot be asked for

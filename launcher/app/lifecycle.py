@@ -34,7 +34,7 @@ from launcher.runs.store import (
     read_json,
     saved_steps,
 )
-from launcher.runs.watch import StopSignal, follow
+from launcher.runs.watch import StopSignal, follow, surviving_lost_terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +129,9 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     while True:
         directory.write_state(running)
         progress = progress_of(directory, run.plan, output.stream)
-        state = follow(run.executor, run.script, stop, progress.update)
-        progress.close()
+        state = follow(run.executor, run.script, stop, progress.update, output.warn)
+        with surviving_lost_terminal():
+            progress.close()
         assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
         if state.phase != "failed" or num_restarts == run.script.max_restarts or stop.signal is not None:
             break

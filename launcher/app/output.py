@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from launcher.runs.watch import surviving_lost_terminal
+
 _MAX_WIDTH = 100
 
 
@@ -31,11 +33,13 @@ class Output:
 
     def say(self, text: str) -> None:
         """Prints what happens, at once."""
-        print(text, file=self.stream, flush=True)
+        with surviving_lost_terminal():
+            print(text, file=self.stream, flush=True)
 
     def warn(self, text: str) -> None:
         """Prints what goes wrong, at once."""
-        print(text, file=self.err or sys.stderr, flush=True)
+        with surviving_lost_terminal():
+            print(text, file=self.err or sys.stderr, flush=True)
 
 
 TERMINAL = Output()

@@ -6,6 +6,7 @@ Ranks that save are asked to stop first, and waited for; a second signal, or the
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -63,10 +64,12 @@ class StopSignal:
 def stop_signals() -> Iterator[StopSignal]:
     """While open, handles Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal as requests to stop.
 
+    A signal that was ignored stays ignored: nohup starts programs so, and shells those of the background.
     Only the main thread of a program is given signals; in another thread there are no requests.
     """
     request = StopSignal()
-    numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in _SIGNALS if is_main and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, request.receive) for number in numbers}
     try:
         yield request
@@ -75,30 +78,43 @@ def stop_signals() -> Iterator[StopSignal]:
             signal.signal(number, handler)
 
 
-def follow(executor: Executor, script: JobScript, stop: StopSignal, on_tick: Callable[[], None]) -> JobState:
+def follow(
+    executor: Executor,
+    script: JobScript,
+    stop: StopSignal,
+    on_tick: Callable[[], None],
+    warn: Callable[[str], None],
+) -> JobState:
     """Starts a job and returns its final state; in any case none of its ranks is left.
 
     ``on_tick`` is called about ten times a second, and once after the end. A closed pipe on our output
-    is a request to stop.
+    is a request to stop; a terminal that is gone is none where the signal of that is ignored.
     """
     handle = executor.submit(script)
     try:
         while (state := executor.state(handle)).phase in ("pending", "running"):
             if stop.signal is not None:
-                return _stopped(executor, handle, script, stop, on_tick)
+                return _stopped(executor, handle, script, stop, on_tick, warn)
             try:
-                on_tick()
+                with surviving_lost_terminal():
+                    on_tick()
             except BrokenPipeError:
                 stop.receive(signal.SIGPIPE, None)
             time.sleep(_INTERVAL_S)
-        on_tick()
+        with surviving_lost_terminal():
+            on_tick()
         return with_hang(state, Path(script.run_dir))
     finally:
         executor.cancel(handle)
 
 
 def _stopped(
-    executor: Executor, handle: JobHandle, script: JobScript, stop: StopSignal, on_tick: Callable[[], None]
+    executor: Executor,
+    handle: JobHandle,
+    script: JobScript,
+    stop: StopSignal,
+    on_tick: Callable[[], None],
+    warn: Callable[[str], None],
 ) -> JobState:
     """Asks the ranks of a job to save and stop, where they can; the final state. The caller ends what is left
     of it."""
@@ -118,7 +134,7 @@ def _stopped(
                 f"{most_s} (executor.save_wait_s). Ctrl-C again ends them at once."
             )
             with suppress(OSError):
-                print(text, file=sys.stderr, flush=True)
+                warn(text)
         unsaved = f"a second signal, {stop.at_once.name}" if stop.at_once else ""
         if waited_s > script.save_wait_s:
             unsaved = f"the end of executor.save_wait_s = {most_s}"
@@ -137,6 +153,17 @@ def _stopped(
     if state.phase == "failed" and all_have_begun(run_dir) and (rank_failures(run_dir) or find_hang(run_dir)):
         return with_hang(state, run_dir)
     return ended
+
+
+@contextmanager
+def surviving_lost_terminal() -> Iterator[None]:
+    """Drops what is printed inside, and all that follows, once the terminal that it goes to is gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        _drop_lost_output()
 
 
 def _drop_lost_output() -> None:

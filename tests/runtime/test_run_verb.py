@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -31,12 +32,11 @@ def start(tmp_path, text):
     """Starts the verb as a process of its own in a fresh folder."""
     started = []
 
-    def run(*words):
+    def run(*words, **options):
         data = (f"data.source={text}", f"data.cache_dir={tmp_path}/cache")
         command = [sys.executable, "-m", "launcher", "run", "quickstart", *SMALL_RUN, *data, *words]
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        process = subprocess.Popen(command, cwd=tmp_path, text=True, **streams)
         started.append(process)
         return process
 
@@ -73,10 +73,30 @@ def phase(run_dir):
     return json.loads((run_dir / "status.json").read_text())["phase"]
 
 
+def ignore_hangups():
+    """As nohup starts a program, and a shell one in the background."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def hang_up(process, run_dir):
+    """Sends the signals of a terminal to the launcher, torchrun and the ranks."""
+    ranks = list(rank_pids(run_dir).values())
+    (starter,) = {
+        int(re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) for pid in ranks
+    }
+    for number in (signal.SIGHUP, signal.SIGINT):
+        for pid in (process.pid, starter, *ranks):
+            os.kill(pid, number)
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="ranks are found through /proc")
 def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tmp_path):
+    """The second is started as by nohup: neither signals of its terminal end it, nor the loss of that."""
+    terminal, stdout = pty.openpty()
     first = start(ENDLESS, "run.dir=first", "--no-baseline")
-    second = start(ENDLESS, "run.dir=second", "--no-baseline")
+    second = start(ENDLESS, "run.dir=second", "--no-baseline", stdout=stdout, preexec_fn=ignore_hangups)
+    os.close(stdout)
     wait_for_steps(tmp_path / "first")
     wait_for_steps(tmp_path / "second")
     first.send_signal(signal.SIGINT)
@@ -88,6 +108,10 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     )
     assert rank_pids(tmp_path / "first") == {}
     assert phase(tmp_path / "first") == "cancelled"
+    hang_up(second, tmp_path / "second")
+    os.close(terminal)
+    num_done = len(losses(tmp_path / "second"))
+    wait_until(lambda: len(losses(tmp_path / "second")) > num_done + 50)
     assert sorted(rank_pids(tmp_path / "second")) == [0, 1]
 
     os.kill(rank_pids(tmp_path / "second")[0], signal.SIGSTOP)  # this one does not end by itself
@@ -104,7 +128,7 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
 
 def losses(run_dir):
     """The loss of each step, from whichever ranks know it."""
-    lines = [line for path in run_dir.glob("metrics/*") for line in path.read_text().splitlines()]
+    lines = [line for path in run_dir.glob("metrics/*") for line in path.read_text().split("\n")[:-1]]
     steps = [record for record in map(json.loads, lines) if record["type"] == "step"]
     return [loss for _, loss in sorted({(s["step"], s["loss"]) for s in steps if s["loss"] is not None})]
 

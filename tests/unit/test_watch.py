@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -39,10 +40,18 @@ def no_waiting(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """The tests may be started by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_a_job_is_followed_to_its_end_with_a_last_look_after_it():
     executor, ticks = Scripted("pending", "running", "running", "succeeded"), []
     with stop_signals() as stop:
-        state = follow(inside(executor), SCRIPT, stop, lambda: ticks.append(1))
+        state = follow(inside(executor), SCRIPT, stop, lambda: ticks.append(1), print)
     assert state.phase == "succeeded"
     assert len(ticks) == 4
 
@@ -53,7 +62,7 @@ def test_a_job_is_followed_to_its_end_with_a_last_look_after_it():
 def test_a_signal_ends_the_job_and_gives_the_shells_exit_code(number, code):
     executor = Scripted("running")
     with stop_signals() as stop:
-        state = follow(inside(executor), SCRIPT, stop, lambda: os.kill(os.getpid(), number))
+        state = follow(inside(executor), SCRIPT, stop, lambda: os.kill(os.getpid(), number), print)
     assert state == JobState(phase="cancelled", exit_code=code, reason=number.name)
     assert executor.cancelled == 1
 
@@ -72,7 +81,7 @@ def test_whatever_happens_no_rank_is_left():
         raise ZeroDivisionError
 
     with stop_signals() as stop, pytest.raises(ZeroDivisionError):
-        follow(inside(executor), SCRIPT, stop, fail)
+        follow(inside(executor), SCRIPT, stop, fail, print)
     assert executor.cancelled == 1
 
 
@@ -113,7 +122,7 @@ def stopped(executor, script, *, again=None, number=signal.SIGINT):
             os.kill(os.getpid(), number)
 
     with stop_signals() as stop:
-        return follow(inside(executor), script, stop, tick), len(ticks)
+        return follow(inside(executor), script, stop, tick, print), len(ticks)
 
 
 def test_ranks_that_save_are_told_and_waited_for_and_the_user_reads_how_long(clock, capsys, tmp_path):
@@ -122,7 +131,7 @@ def test_ranks_that_save_are_told_and_waited_for_and_the_user_reads_how_long(clo
     state, ticks = stopped(executor, script)
     assert state == JobState(phase="cancelled", exit_code=130, reason="SIGINT")
     assert (executor.told, ticks) == (1, 31)
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().out == (
         "\nstopped by SIGINT: the ranks finish their step and save; this waits at most 1 min 0 s "
         "(executor.save_wait_s). Ctrl-C again ends them at once.\n"
     )
@@ -182,8 +191,37 @@ def test_a_reader_of_the_output_that_is_gone_is_a_request_to_stop(clock, tmp_pat
         raise BrokenPipeError
 
     with stop_signals() as stop:
-        state = follow(inside(executor), replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60), stop, tick)
+        script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
+        state = follow(inside(executor), script, stop, tick, print)
     assert (state.reason, state.exit_code, executor.told) == ("SIGPIPE", 141, 1)
+
+
+def test_a_terminal_that_is_gone_ends_nothing_and_what_else_goes_wrong_does():
+    lost = [errno.EIO, errno.ENOSPC]
+
+    def tick():
+        raise OSError(lost[0], "")
+
+    executor = Scripted("running", "succeeded")
+    with stop_signals() as stop:
+        assert follow(inside(executor), SCRIPT, stop, tick, print).phase == "succeeded"
+        lost.pop(0)
+        with pytest.raises(OSError, match="28"):
+            follow(inside(executor), SCRIPT, stop, tick, print)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_was_ignored_stays_so_and_the_others_are_heard(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with stop_signals() as stop:
+            os.kill(os.getpid(), number)
+            assert stop.signal is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.signal is signal.SIGTERM
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_the_handlers_of_before_are_put_back():

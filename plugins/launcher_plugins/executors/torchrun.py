@@ -46,6 +46,8 @@ that save or hang do not end at once, and would kill them after 30 s."""
 _CLOSING, _KILLED = b" closing signal ", "trireme: killed process"
 _FORCED = re.compile(rf"(?:Unable to shutdown process|{_KILLED}) (\d+)")
 _REPORT = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+) \(pid: (\d+)\)")
+_ENDING = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end torchrun, beside SIGTERM, by which it is cancelled."""
 _INHERITED = ("PET_", "TORCHELASTIC_", "PYTHON_EXEC")
 """Prefixes of variables that would change what torchrun does; they are not passed on."""
 
@@ -107,6 +109,9 @@ class Torchrun(Executor):
         The kernel ends torchrun when the calling thread ends, for whatever reason.
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+        # What is ignored here, as under nohup, stays so there.
+        heard = [number.name for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        inherited["PET_SIGNALS_TO_HANDLE"] = ",".join(["SIGTERM", *heard])
         with (Path(script.run_dir) / EXECUTOR_LOG).open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 (our own argv, no shell)
                 script.argv,
