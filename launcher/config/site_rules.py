@@ -9,15 +9,13 @@ from typing import Any
 from launcher.base.errors import Fault
 from launcher.base.redaction import HIDDEN, is_secret_variable, names_secret
 from launcher.config.paths import walk
-from launcher.contract.site import SiteConfig
+from launcher.contract.site import SiteConfig, time_s
 
 RANK_VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSAFEPATH")
 )
 """Variables that the job sets for its ranks."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
-_MINUTES = re.compile(r"(\d+)(:[0-5]\d)?")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _BINDING = re.compile(
     r"((quiet|verbose),)?(none|sockets|cores|threads|ldoms|rank|rank_ldom|(map|mask)_(cpu|ldom):[0-9a-fx,]+)"
@@ -77,15 +75,11 @@ def site_faults(site: SiteConfig) -> Iterator[Fault]:
 
 
 def _time_faults(limit: str | None) -> Iterator[Fault]:
-    if limit is None or _TIME.fullmatch(limit):
-        return
-    fix = "Write 12:30:00, or 1-12:30:00 with days."
-    if short := _MINUTES.fullmatch(limit):
-        hours, minutes = divmod(int(short[1]), 60)
-        fix = f"Write {hours:02d}:{minutes:02d}{short[2] or ':00'}, as Slurm would read it."
-        if short[2]:
-            fix += f" For hours and minutes write {int(short[1]):02d}{short[2]}:00."
-    yield Fault("site.time_limit", limit, "must be HH:MM:SS or D-HH:MM:SS", fix)
+    if limit is not None and time_s(limit) is None:
+        rule = (
+            "must be a time as Slurm takes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS, UNLIMITED"
+        )
+        yield Fault("site.time_limit", limit, rule, "Write 12:30:00, or 1-12:30:00 with days.")
 
 
 def _variable_faults(site: SiteConfig) -> Iterator[Fault]:

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.typed.scalars import PositiveInt
+
+_TIME = re.compile(r"(\d{1,9}-)?\d{1,9}(:[0-5]?\d){0,2}")
+_MOST_S = 2**31 - 1
+"""Slurm counts a time in a C int."""
+
+
+def time_s(text: str) -> float | None:
+    """Seconds of a time in Slurm's notation, infinite where it is unlimited; None for any other text.
+
+    Source: sbatch(1), --time.
+
+    >>> [time_s(text) for text in ("90", "90:30", "100:00:00", "3-00", "2-12:30", "UNLIMITED", "soon")]
+    [5400, 5430, 360000, 259200, 217800, inf, None]
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    if not _TIME.fullmatch(text):
+        return None
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    # After days come hours. Alone, one number is minutes, and two are minutes and seconds.
+    parts = parts if dash or len(parts) == 3 else [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    whole = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return whole if whole <= _MOST_S else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +74,8 @@ class SiteConfig:
     exclude: str | None = None
     """Nodes that the job avoids."""
     time_limit: str | None = None
-    """Longest run, ``HH:MM:SS`` or ``D-HH:MM:SS``; null = the partition's default."""
+    """Longest run, as sbatch takes it: ``HH:MM:SS``, ``D-HH:MM:SS``, ``D-HH``, or minutes; ``UNLIMITED`` or
+    ``0`` = none; null = the partition's default."""
     gpu_request: Literal["gpus_per_node", "gres", "gres_typed", "none"] = "gpus_per_node"
     """How devices of kind cuda are asked for; ``none``: not at all, where whole nodes are given."""
     gpu_type: str | None = None
@@ -91,3 +119,8 @@ class SiteConfig:
     is_one_machine: bool = False
     """Whether all nodes are one machine, where a baseline waits for its run to end: side by side they
     would slow each other down."""
+
+    @property
+    def time_limit_s(self) -> float:
+        """Seconds; infinite where there is no limit, or the partition's default."""
+        return time_s(self.time_limit or "0") or math.inf

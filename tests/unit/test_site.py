@@ -1,9 +1,11 @@
+import math
 from dataclasses import asdict, replace
 
 import pytest
 
 from launcher.base.errors import ConfigError
 from launcher.config.load import load
+from launcher.config.save import dump
 from launcher.config.site_rules import secret_faults, secret_variable_faults, site_faults
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import plain
@@ -22,34 +24,45 @@ def test_the_site_none_is_what_the_schema_says_where_nothing_is_set():
     assert set(composed.values["site"]) == set(asdict(SiteConfig()))
 
 
-@pytest.mark.parametrize("limit", ["00:10:00", "12:30:00", "1-12:30:00"])
-def test_a_time_limit_has_hours_minutes_and_seconds(limit):
+@pytest.mark.parametrize(
+    ("limit", "limit_s"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("00:10:00", 600),
+        ("100:00:00", 360_000),
+        ("3-00", 259_200),
+        ("7-00:00", 604_800),
+        ("2-12:30", 217_800),
+        ("1-12:30:00", 131_400),
+        ("0", math.inf),
+        ("00:00:00", math.inf),
+        ("UNLIMITED", math.inf),
+        ("infinite", math.inf),
+    ],
+)
+def test_a_time_is_the_same_from_a_file_from_the_command_line_and_in_a_saved_one(tmp_path, limit, limit_s):
+    recipe = tmp_path / "ours.yaml"
+    text = "defaults: [/base, override /data: shakespeare, _self_]\n"
+    text += "batch: {global_size: 2, micro_size: 1, seq_length: 8}\n"
+    recipe.write_text(f"{text}site: {{time_limit: {limit}}}\n")
+    found = [compose_sound(str(recipe)), compose_sound(str(recipe), [f"site.time_limit={limit}"])]
+    recipe.write_text(dump(load(found[0].values, found[0].sources)))
+    sites = [load(each.values, each.sources).site for each in (*found, compose_sound(str(recipe)))]
+    assert [site.time_limit for site in sites] == [limit] * 3
+    assert {site.time_limit_s for site in sites} == {limit_s}
     assert told(time_limit=limit) == []
 
 
-def test_a_bare_number_of_minutes_is_refused_with_what_slurm_would_read():
-    (fault,) = told(time_limit="750")
+@pytest.mark.parametrize(
+    "limit", ["1h", "1:", "1-", ":30", "1:2:3:4", "1-2-3", "1:60", "-1", "999999-00", "soon"]
+)
+def test_what_is_no_time_is_refused_with_the_forms(limit):
+    (fault,) = told(time_limit=limit)
     assert fault == (
-        "site.time_limit=750: must be HH:MM:SS or D-HH:MM:SS. Write 12:30:00, as Slurm would read it."
+        f"site.time_limit={limit}: must be a time as Slurm takes it: minutes, MM:SS, HH:MM:SS, D-HH, "
+        "D-HH:MM, D-HH:MM:SS, UNLIMITED. Write 12:30:00, or 1-12:30:00 with days."
     )
-
-
-def test_a_time_of_two_numbers_is_refused_with_both_things_it_may_mean():
-    (fault,) = told(time_limit="1:30")
-    assert fault.endswith("Write 00:01:30, as Slurm would read it. For hours and minutes write 01:30:00.")
-
-
-def test_a_time_is_the_same_text_from_a_file_and_from_the_command_line(tmp_path):
-    recipe = tmp_path / "ours.yaml"
-    recipe.write_text(
-        "defaults: [/base, override /data: shakespeare, _self_]\n"
-        "batch: {global_size: 2, micro_size: 1, seq_length: 8}\n"
-        "site: {time_limit: 12:30:00}\n"
-    )
-    from_file = compose_sound(str(recipe))
-    from_word = compose_sound(str(recipe), ["site.time_limit=12:30:00"])
-    times = [load(found.values, found.sources).site.time_limit for found in (from_file, from_word)]
-    assert times == ["12:30:00", "12:30:00"]
 
 
 @pytest.mark.parametrize("memory", ["0", "64G", "500000"])

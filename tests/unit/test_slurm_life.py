@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base.errors import PlanError
+from launcher.base.errors import ConfigError, PlanError
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
 from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO, Stage
@@ -348,6 +348,36 @@ def test_the_plan_says_that_a_run_takes_longer_than_its_time_limit(make_plan, ov
     assert note.startswith("The run is predicted to take about 1 h ")
     assert rest in note
     assert not any("is predicted to take" in note for note in short.notes)
+
+
+@pytest.mark.parametrize("limit", ["UNLIMITED", "0", "3-00", "100:00:00"])
+def test_a_limit_that_is_long_or_none_ends_no_run_early(make_plan, limit):
+    overrides = (*SAVES, "executor.max_starts=1", f"site.time_limit={limit}", "train.num_steps=40000")
+    plan = make_plan(*TWO_BY_TWO, *overrides)
+    assert not any("is predicted to take" in note for note in plan.notes)
+    assert f"#SBATCH --time={limit}\n" in Slurm().render(plan, REQUEST).text
+    speaks_of_limit = any("before its time limit" in note for note in plan.notes)
+    assert speaks_of_limit == (limit not in ("UNLIMITED", "0"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "meaning"),
+    [
+        ("90", "1 h 30 min: Slurm reads it as minutes."),
+        ("1:30", "1 min 30 s: Slurm reads it as minutes and seconds."),
+    ],
+)
+def test_the_plan_says_what_slurm_makes_of_a_time_without_hours(make_plan, limit, meaning):
+    lead = ("executor.save_lead_s=10",)
+    notes = make_plan(*TWO_BY_TWO, *SAVES, *lead, f"site.time_limit={limit}", "train.num_steps=150").notes
+    assert notes[-1] == f"site.time_limit={limit} is {meaning}"
+
+
+def test_a_lead_that_the_signal_cannot_have_is_refused(make_plan):
+    with pytest.raises(
+        ConfigError, match=r"executor\.save_lead_s=70000: must be a whole number from 0 to 65535"
+    ):
+        make_plan(*TWO_BY_TWO, *SAVES, "executor.save_lead_s=70000")
 
 
 def test_starts_enough_for_a_long_run_are_not_spoken_of(make_plan):

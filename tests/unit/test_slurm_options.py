@@ -5,16 +5,9 @@ import pytest
 
 from launcher.base.errors import PlanError
 from launcher.contract.job import JobRequest
-from launcher.contract.site import SiteConfig
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.options import (
-    NodeLayout,
-    directives,
-    node_layout,
-    option_faults,
-    quoted,
-)
+from launcher_plugins.executors.slurm.options import NodeLayout, directives, node_layout, quoted
 
 REQUEST = JobRequest(run_dir="/runs/a", plan_sha256="5a" * 32, python="/venv/bin/python")
 ON_H100 = ("executor=slurm", "device=h100", "cluster=dgx_h100", "parallel.dp=4")
@@ -24,10 +17,6 @@ def placed(config, world_size):
     place = node_layout(config, world_size)
     assert isinstance(place, NodeLayout), place
     return place
-
-
-def told(**options):
-    return [str(fault) for fault in option_faults(replace(SiteConfig(), options=options))]
 
 
 def lines(plan, tasks_per_node=8, **site):
@@ -98,40 +87,6 @@ def test_a_value_is_quoted_as_sbatch_reads_it(text, written):
     assert quoted(text) == written
 
 
-def test_a_mistyped_option_is_refused_with_the_nearest_one():
-    assert told(**{"mail-tpye": "END"}) == [
-        "site.options.mail-tpye=END: sbatch has no such option. Did you mean mail-type?"
-    ]
-
-
-def test_an_option_of_a_sites_own_plugin_is_passed_on():
-    assert told(**{"zfs-snapshot": "yes"}) == []
-
-
-def test_an_option_that_follows_from_a_setting_names_it():
-    assert told(nodes="4") == [
-        "site.options.nodes=4: is set by cluster.nodes and cannot be given here too. "
-        "Set cluster.nodes, and remove site.options.nodes."
-    ]
-
-
-@pytest.mark.parametrize("name", ["requeue", "no-requeue", "kill-on-invalid-dep"])
-def test_only_one_setting_says_who_starts_the_run_again(name):
-    (fault,) = told(**{name: True})
-    assert fault.endswith(f"Set executor.continuation, and remove site.options.{name}.")
-
-
-def test_an_option_that_breaks_the_job_says_why():
-    (fault,) = told(**{"gpu-bind": "closest"})
-    assert fault.startswith("site.options.gpu-bind=closest: --gpu-bind hides devices from their ranks")
-
-
-@pytest.mark.parametrize("name", ["--mail-type", "mail_type", "a;b"])
-def test_what_is_no_option_name_is_refused(name):
-    (fault,) = told(**{name: "x"})
-    assert "small letters, digits and dashes, none in front" in fault
-
-
 def test_ranks_that_fill_fewer_nodes_than_asked_for_are_refused(make_plan):
     plan = make_plan("executor=slurm", "cluster.nodes=2")
     with pytest.raises(
@@ -163,16 +118,6 @@ def test_a_job_waits_for_another_one_beside_what_the_site_has_it_wait_for(make_p
     config = replace(plan.config, site=replace(plan.config.site, options=options))
     request = replace(REQUEST, after=after)
     assert line in directives(config, placed(config, 8), request, tasks_per_node=8)
-
-
-@pytest.mark.parametrize("binding", ["rank", "map_cpu:0,1", "quiet,mask_cpu:0x3"])
-def test_a_task_for_a_whole_node_is_not_bound_to_one_processor(make_plan, binding):
-    words = ("executor=slurm", "cluster.devices_per_node=2", f"site.cpu_bind='{binding}'")
-    assert "#SBATCH" in Slurm().render(make_plan(*words), REQUEST).text
-    with pytest.raises(
-        PlanError, match=r"site\.cpu_bind=.* one task for a whole node\. Set site\.cpu_bind=cores"
-    ):
-        render(make_plan(*words, "executor.starter=torchrun"), Path(REQUEST.run_dir))
 
 
 def test_the_plan_says_where_the_ranks_meet(make_plan):

@@ -236,11 +236,46 @@ def submitted(monkeypatch, *answers, sinfo=None):
     return asked
 
 
-def test_a_job_is_checked_and_then_submitted_once(monkeypatch):
-    good = CommandResult(code=0, output="12;cluster", error="")
+@pytest.mark.parametrize(
+    "output",
+    ["12", "12;cluster", "Welcome to alps.\n12\n", "12;alps-2\n\n3 jobs of yours are queued", "  12"],
+)
+def test_a_job_is_checked_and_then_submitted_once(monkeypatch, output):
+    """Its id is found among what a site prints."""
+    good = CommandResult(code=0, output=output, error="")
     asked = submitted(monkeypatch, good, good)
     assert Slurm().submit(SCRIPT).id == "12"
     assert asked == [("sbatch", "--test-only", "/runs/a/job.sh"), SCRIPT.argv]
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"), [("", "nothing"), ("Submitted batch job", "Submitted batch job"), ("7\n8", "7\n8")]
+)
+def test_an_answer_without_the_id_of_one_job_is_told(monkeypatch, output, shown):
+    answer = CommandResult(code=0, output=output, error="")
+    submitted(monkeypatch, answer, answer)
+    with pytest.raises(
+        JobError, match=f"did not print the id of one job, but: {shown}\nIf squeue --me lists"
+    ):
+        Slurm().submit(SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("output", "left_s"),
+    [
+        ("1-02:00:00", 93_600),
+        ("4:59", 299),
+        ("0:00", 0),
+        ("Welcome to alps.\n 59:30", 3570),
+        ("UNLIMITED", None),
+        ("INVALID", None),
+        ("NOT_SET", None),
+        ("", None),
+    ],
+)
+def test_the_time_left_is_read_in_every_form(monkeypatch, output, left_s):
+    submitted(monkeypatch, CommandResult(code=0, output=output, error=""))
+    assert Slurm().time_left_s("7") == left_s
 
 
 def test_a_refused_job_is_not_submitted_and_the_setting_is_named(monkeypatch):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.base.errors import JobError
@@ -55,17 +54,16 @@ def run_command(words: tuple[str, ...]) -> CommandResult:
     return CommandResult(code=done.returncode, output=done.stdout.strip(), error="\n".join(lines))
 
 
-def seconds(time: str) -> int | None:
-    """A time limit, or squeue's time left; None for ``UNLIMITED``, ``INVALID`` and no output.
+def rows(text: str, num_fields: int) -> Iterator[list[str]]:
+    """The lines of a table whose fields a bar divides; lines that a site prints around it are none.
 
-    >>> seconds("1-02:00:00"), seconds("4:59"), seconds("UNLIMITED"), seconds("")
-    (93600, 299, None, None)
+    >>> list(rows("Welcome to alps\\n7|RUNNING |0:0", 3))
+    [['7', 'RUNNING', '0:0']]
     """
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", time)
-    if match is None:
-        return None
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == num_fields:
+            yield fields
 
 
 def cleaned(environment: Mapping[str, str]) -> dict[str, str]:

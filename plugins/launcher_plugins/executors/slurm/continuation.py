@@ -5,15 +5,15 @@ The shell code in ``slurm/`` does it; here are its settings, their faults, and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from launcher.base.errors import Fault
 from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
-from launcher.typed.scalars import NonNegativeInt, PositiveInt
-from launcher_plugins.executors.slurm.commands import seconds
+from launcher.typed.scalars import NonNegativeInt, PositiveInt, Range
 from launcher_plugins.executors.torchrun import restart_faults, restart_notes
 
 
@@ -30,7 +30,7 @@ class SlurmConfig:
     """Largest number of starts of the ranks."""
     max_restarts: NonNegativeInt = 0
     """Restarts after a failure, from the newest intact checkpoint."""
-    save_lead_s: NonNegativeInt = 120
+    save_lead_s: Annotated[int, Range(minimum=0, maximum=65_535)] = 120
     """Seconds before the time limit at which the ranks are asked to save and stop; 0 = they are not."""
 
     def num_jobs(self) -> int:
@@ -52,10 +52,10 @@ def save_signal(config: LaunchConfig) -> str | None:
 def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
     """Settings under which the run could not continue, or would stop as soon as it starts."""
     settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit
-    limit_s = seconds(limit or "")
-    if limit_s is not None and save_signal(config) and limit_s <= settings.save_lead_s:
+    limit_s = config.site.time_limit_s
+    if save_signal(config) and limit_s <= settings.save_lead_s:
         rule = f"the ranks would be asked to stop as they start, since site.time_limit is {limit}"
-        fix = f"Set executor.save_lead_s={limit_s // 4}, or a longer site.time_limit."
+        fix = f"Set executor.save_lead_s={int(limit_s // 4)}, or a longer site.time_limit."
         yield Fault("executor.save_lead_s", settings.save_lead_s, rule, fix)
     if settings.continuation == "chain" and not saves(config):
         rule = "a job would have nothing to resume from, since train.checkpoint_interval is 0"
@@ -85,7 +85,8 @@ def continuation_notes(config: LaunchConfig) -> Iterator[str]:
             "(executor.continuation=chain)."
         )
     else:
-        own = f", and its own script {at_limit}" if save_signal(config) else ""
+        is_endless = config.site.time_limit is not None and math.isinf(config.site.time_limit_s)
+        own = f", and its own script {at_limit}" if save_signal(config) and not is_endless else ""
         yield (
             f"Slurm requeues the job after a preemption and when a node fails{own}: at most "
             f"{settings.max_starts} starts (executor.continuation=requeue)."
@@ -99,11 +100,12 @@ def continuation_notes(config: LaunchConfig) -> Iterator[str]:
 
 
 def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
-    """A note where the time limit ends the run before it can finish."""
+    """A note where the time limit may be meant otherwise, or ends the run before it can finish."""
     settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit
-    limit_s = seconds(limit or "")
-    if limit_s is None:
-        return
+    limit_s = config.site.time_limit_s
+    if limit and limit.replace(":", "").isdecimal() and limit.count(":") < 2 and math.isfinite(limit_s):
+        unit = "minutes and seconds" if ":" in limit else "minutes"
+        yield f"site.time_limit={limit} is {format_duration(limit_s)}: Slurm reads it as {unit}."
     goes_on = {"requeue": save_signal(config) is not None, "chain": True, "none": False}
     num_starts = settings.max_starts if goes_on[settings.continuation] else 1
     if predicted_s <= num_starts * limit_s:

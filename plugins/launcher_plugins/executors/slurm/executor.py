@@ -5,6 +5,7 @@ Source: the manual pages sbatch(1), srun(1), squeue(1), sacct(1), scancel(1).
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,14 +16,16 @@ from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor, SiteSurvey
 from launcher.contract.job import GroupRequest, JobHandle, JobRequest, JobScript, JobState
 from launcher.contract.plan import Plan
-from launcher_plugins.executors.slurm.commands import removed_names, run_command, seconds
+from launcher.contract.site import time_s
+from launcher_plugins.executors.slurm.commands import removed_names, run_command
 from launcher_plugins.executors.slurm.continuation import (
     SlurmConfig,
     continuation_faults,
     continuation_notes,
     time_notes,
 )
-from launcher_plugins.executors.slurm.options import SEPARATOR, binding_faults, node_layout, option_faults
+from launcher_plugins.executors.slurm.option_rules import clash_faults, node_faults, option_faults
+from launcher_plugins.executors.slurm.options import SEPARATOR, device_request, node_layout
 from launcher_plugins.executors.slurm.queue import Jobs, ask_about, with_time
 from launcher_plugins.executors.slurm.roles import het_components, role_faults, role_notes
 from launcher_plugins.executors.slurm.script import Batch, array, script_text
@@ -31,6 +34,10 @@ from launcher_plugins.executors.slurm.survey import survey
 
 CHAIN = "logs/chain"
 """File with the ids of the jobs of a chain, in the run directory."""
+_JOB_ID = re.compile(r"^\s*(\d+)(?:;[\w.-]+)?\s*$", re.MULTILINE)
+"""What sbatch prints with --parsable: the id of the job, and in a federation its cluster."""
+_MOST_SHOWN = 300
+"""Most characters of an unexpected answer in an error."""
 _SETTINGS = {
     "account": "site.account",  # the message names the partition, too
     "partition": "site.partition",
@@ -64,7 +71,8 @@ class Slurm(Executor):
             yield layout
         yield from role_faults(config, plan.roles)
         yield from option_faults(config.site)
-        yield from binding_faults(config)
+        yield from clash_faults(config, asks_for_devices=bool(device_request(config, 1)))
+        yield from node_faults(config.site, config.cluster.nodes)
         yield from continuation_faults(config)
         yield from _directory_faults(config, run_dir) if run_dir is not None else ()
 
@@ -141,7 +149,10 @@ class Slurm(Executor):
             JobError: when there is no squeue on this machine.
         """
         answer = run_command(("squeue", "--noheader", f"--jobs={job}", "--format=%L"))
-        return seconds(answer.output.partition("\n")[0])
+        found = [
+            left_s for line in answer.output.splitlines() if (left_s := time_s(line.strip())) is not None
+        ]
+        return found[0] if found and math.isfinite(found[0]) else None
 
     def state(self, handle: JobHandle) -> JobState:
         """The state of the job: from squeue, else from sacct, else from the job's own record.
@@ -175,7 +186,15 @@ def _submit_one(script: JobScript, before: Sequence[str]) -> str:
     answer = run_command((command, parsable, *waits, path))
     if answer.code:
         raise JobError(_refusal(answer.error))
-    return answer.output.partition(";")[0]
+    found = _JOB_ID.findall(answer.output)  # among what a site's own sbatch may print around it
+    if len(found) != 1:
+        printed = answer.output[:_MOST_SHOWN] or "nothing"
+        raise JobError(
+            f"sbatch did not print the id of one job, but: {printed}\nIf squeue --me lists it, end it with "
+            "scancel: nothing follows it."
+        )
+    job: str = found[0]
+    return job
 
 
 def _state(handle: JobHandle, jobs: Jobs) -> JobState:

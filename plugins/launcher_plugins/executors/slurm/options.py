@@ -1,4 +1,4 @@
-"""The options of sbatch: those set from the plan and the site, and those that ``site.options`` may give.
+"""The options that a job is submitted with, from the plan and the site.
 
 Source: the manual page sbatch(1), Slurm 22.05 to 24.11.
 """
@@ -6,10 +6,9 @@ Source: the manual page sbatch(1), Slurm 22.05 to 24.11.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.base.errors import Fault, nearest
+from launcher.base.errors import Fault
 from launcher.contract.config import LaunchConfig
 from launcher.contract.job import EXECUTOR_LOG, JobRequest
 from launcher.contract.site import RoleSite, SiteConfig
@@ -19,62 +18,7 @@ SEPARATOR = ","
 """Separator of the ids of a chain in a handle."""
 EXPORTED = ("HOME", "LANG", "LOGNAME", "PATH", "USER")
 """Variables of the submitting environment that every job gets."""
-OWN_SETTINGS = {
-    "account": "site.account",
-    "partition": "site.partition",
-    "qos": "site.qos",
-    "reservation": "site.reservation",
-    "constraint": "site.constraint",
-    "nodelist": "site.nodelist",
-    "exclude": "site.exclude",
-    "time": "site.time_limit",
-    "mem": "site.memory_per_node",
-    "cpus-per-task": "site.cpus_per_rank",
-    "cpu-bind": "site.cpu_bind",
-    "gpus-per-node": "site.gpu_request",
-    "gres": "site.gpu_request",
-    "export": "site.forward",
-    "nodes": "cluster.nodes",
-    "ntasks": "cluster.nodes",
-    "ntasks-per-node": "cluster.devices_per_node",
-    "gpus": "cluster.devices_per_node",
-    "gpus-per-task": "cluster.devices_per_node",
-    "job-name": "name",
-    "container-image": "site.container_image",
-    "container-mounts": "site.container_mounts",
-    "requeue": "executor.continuation",
-    "no-requeue": "executor.continuation",
-    "kill-on-invalid-dep": "executor.continuation",
-    "signal": "executor.save_lead_s",
-}
-"""Options that have a setting of their own."""
-NOT_ALLOWED = {
-    "gpu-bind": "hides devices from their ranks, which choose by LOCAL_RANK among all of the node",
-    "array": "starts several jobs, and a run is one",
-    "wrap": "would replace the script",
-    "output": "would keep the job's output out of the run directory",
-    "error": "would keep the job's output out of the run directory",
-    "open-mode": "would lose the output of the start before when a job is requeued",
-    "export-file": "would bring variables that site.forward does not list",
-    "parsable": "is given already",
-    "test-only": "would submit nothing",
-    "wait": "would block: use trireme wait",
-    "distribution": "would put ranks on other nodes than the plan does",
-}
-_OTHERS = """
-    begin bb bbf chdir cluster-constraint clusters comment container contiguous core-spec
-    cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot dependency exclusive extra-node-info
-    get-user-env gid gpu-freq gpus-per-socket gres-flags hint hold ignore-pbs input
-    licenses mail-type mail-user mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill
-    ntasks-per-core ntasks-per-gpu ntasks-per-socket overcommit oversubscribe power prefer
-    priority profile propagate quiet reboot segment sockets-per-node spread-job switches
-    thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid use-min-nodes verbose
-    wait-all-nodes wckey
-"""
-KNOWN = frozenset(_OTHERS.split()) | OWN_SETTINGS.keys() | NOT_ALLOWED.keys()
-"""Every option of sbatch, to recognize mistyped ones."""
 _Options = dict[str, str | int | bool | None]
-_OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,33 +49,6 @@ def node_layout(config: LaunchConfig, world_size: int) -> NodeLayout | Fault:
     return NodeLayout(num_nodes=nodes, ranks_per_node=min(world_size, devices))
 
 
-def option_faults(site: SiteConfig) -> Iterator[Fault]:
-    """Faults of ``site.options``: options with a setting of their own, and mistyped names.
-
-    A name that is similar to no known one is passed on: a site's SPANK plugins add options.
-    """
-    for name, value in site.options.items():
-        path = f"site.options.{name}"
-        if not _OPTION.fullmatch(name):
-            rule = "is not an option's name: small letters, digits and dashes, none in front"
-            yield Fault(path, value, rule, f"Write {name.strip('-').replace('_', '-').lower()}.")
-        elif name in OWN_SETTINGS:
-            rule = f"is set by {OWN_SETTINGS[name]} and cannot be given here too"
-            yield Fault(path, value, rule, f"Set {OWN_SETTINGS[name]}, and remove {path}.")
-        elif name in NOT_ALLOWED:
-            yield Fault(path, value, f"--{name} {NOT_ALLOWED[name]}", f"Remove {path}.")
-        elif name not in KNOWN and (match := nearest(name, KNOWN)):
-            yield Fault(path, value, "sbatch has no such option", f"Did you mean {match}?")
-
-
-def binding_faults(config: LaunchConfig) -> Iterator[Fault]:
-    """A binding per task, where one task starts all ranks of a node."""
-    binding = config.site.cpu_bind or ""
-    if config.executor.settings(SlurmConfig).starter == "torchrun" and re.search("rank|map|mask", binding):
-        rule = "binds each task to a processor, and executor.starter=torchrun has one task for a whole node"
-        yield Fault("site.cpu_bind", binding, rule, "Set site.cpu_bind=cores, or executor.starter=srun.")
-
-
 def directives(
     config: LaunchConfig, layout: NodeLayout, request: JobRequest, *, tasks_per_node: int
 ) -> list[str]:
@@ -143,7 +60,7 @@ def directives(
         "nodes": layout.num_nodes,
         "ntasks-per-node": tasks_per_node,
         "cpus-per-task": cpus,
-        **_device_request(config, layout.ranks_per_node),
+        **device_request(config, layout.ranks_per_node),
         **_placement(config, site),
         "nodelist": site.nodelist,
         # Slurm expands % patterns such as %j in file names.
@@ -205,7 +122,8 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _device_request(config: LaunchConfig, count: int) -> _Options:
+def device_request(config: LaunchConfig, count: int) -> _Options:
+    """How the devices of a node are asked for; empty where they are not."""
     site = config.site
     if config.device.kind != "cuda" or site.gpu_request == "none":
         return {}

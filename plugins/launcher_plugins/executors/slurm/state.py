@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.contract.job import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase
+from launcher_plugins.executors.slurm.commands import rows
 from launcher_plugins.executors.slurm.nodelist import expand
 from launcher_plugins.executors.torchrun import ending
 from launcher_plugins.executors.torchrun import failed_state as torchrun_state
@@ -64,11 +65,11 @@ def read_squeue(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
     >>> read_squeue("7|PENDING|0|1|BeginTime", ["7"])["7"].reason
     'requeued, restart 1 waits: BeginTime'
     """
-    rows = []
-    for line in text.splitlines():
-        name, state, status, restarts, reason = (field.strip() for field in line.split("|"))
-        rows.append((name, _restarted(_state(state, _exit_code(status), reason), int(restarts or 0))))
-    return _by_job(rows, jobs)
+    found = [
+        (name, _restarted(_state(state, _exit_code(status), reason), int(restarts or 0)))
+        for name, state, status, restarts, reason in rows(text, 5)
+    ]
+    return _by_job(found, jobs)
 
 
 def read_sacct(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
@@ -80,8 +81,7 @@ def read_sacct(text: str, jobs: Iterable[str]) -> dict[str, JobState]:
     'cancelled'
     """
     newest = {}
-    for line in text.splitlines():
-        name, state, code = line.split("|")
+    for name, state, code in rows(text, 3):
         if state.split(" ")[0] in PHASES:
             newest[name] = _state(state.split(" ")[0], code, "")
     return _by_job(newest.items(), jobs)
@@ -160,10 +160,10 @@ def _restarted(state: JobState, num_restarts: int) -> JobState:
     return replace(state, reason=restart if is_running else f"requeued, {restart} {state.reason}")
 
 
-def _by_job(rows: Iterable[tuple[str, JobState]], jobs: Iterable[str]) -> dict[str, JobState]:
+def _by_job(states: Iterable[tuple[str, JobState]], jobs: Iterable[str]) -> dict[str, JobState]:
     """The state of each job, from those of its tasks and components: ``7``, ``7_3``, ``7+1``."""
     found: dict[str, list[JobState]] = {}
-    for name, state in rows:
+    for name, state in states:
         for job in {name, re.split(r"[+_]", name)[0]}:
             found.setdefault(job, []).append(state)
     return {job: min(found[job], key=lambda state: _WORST.index(state.phase)) for job in jobs if job in found}

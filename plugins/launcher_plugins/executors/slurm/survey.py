@@ -6,6 +6,7 @@ Source: the manual pages scontrol(1), sinfo(1) and sacctmgr(1). Text output is r
 from __future__ import annotations
 
 import getpass
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from launcher.base.errors import JobError
 from launcher.base.units import counted
 from launcher.contract.executor import SiteQuestion
-from launcher_plugins.executors.slurm.commands import run_command
+from launcher.contract.site import time_s
+from launcher_plugins.executors.slurm.commands import rows, run_command
 
-_TIME = re.compile(r"(\d+-)?\d{1,2}:[0-5]\d:[0-5]\d")
 _SHOW = ("sacctmgr", "-nP", "show")
 _GPU = re.compile(r"\bgpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 
@@ -89,8 +90,7 @@ def read_partitions(text: str, nodes: str) -> tuple[Partition, ...]:
     {'h100': 8}
     """
     kinds: dict[str, list[tuple[int, str, int]]] = {}
-    for line in nodes.splitlines():
-        name, gres, cpus, count = line.split("|")
+    for name, gres, cpus, count in rows(nodes, 4):
         kinds.setdefault(name, []).append((int(count), gres, int(cpus.rstrip("+"))))
     found = []
     for line in text.splitlines():
@@ -127,9 +127,11 @@ def _associations() -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), ()
     if default.code or listed.code:  # no accounting on this cluster
         return (), ()
-    rows = [line.split("|") for line in listed.output.splitlines()]
-    accounts = dict.fromkeys([*filter(None, [default.output.strip()]), *(row[0] for row in rows)])
-    return tuple(accounts), tuple(sorted({name for row in rows for name in row[1].split(",") if name}))
+    found = list(rows(listed.output, 2))
+    accounts = dict.fromkeys(
+        [*filter(None, default.output.splitlines()[-1:]), *(account for account, _ in found)]
+    )
+    return tuple(accounts), tuple(sorted({name for _, names in found for name in names.split(",") if name}))
 
 
 def _partition_line(partition: Partition) -> str:
@@ -155,7 +157,9 @@ def _questions(found: Survey, answers: Mapping[str, str | None]) -> Iterator[Sit
         yield SiteQuestion(setting="qos", proposal=None, choices=found.qos)
     partition = partitions.get(answers.get("partition") or default or "")
     longest = partition.max_time if partition else ""
-    yield SiteQuestion(setting="time_limit", proposal=longest if _TIME.fullmatch(longest) else None)
+    yield SiteQuestion(
+        setting="time_limit", proposal=longest if math.isfinite(time_s(longest) or math.inf) else None
+    )
     gpus = partition.gpus if partition else {}
     usual = "gres_typed" if len(gpus) > 1 else "gpus_per_node" if found.has_gpus_option else "gres"
     choices = ("gpus_per_node", "gres", "gres_typed", "none")

@@ -1,0 +1,295 @@
+"""What ``site.options`` may give to sbatch: which options, with which values, and which of them together.
+
+Source: the manual page sbatch(1), Slurm 22.05 to 24.11.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from launcher.base.errors import Fault, LauncherError, nearest
+from launcher.contract.config import LaunchConfig
+from launcher.contract.site import SiteConfig, time_s
+from launcher_plugins.executors.slurm.continuation import SlurmConfig, save_signal
+from launcher_plugins.executors.slurm.nodelist import expand
+
+OWN_SETTINGS = {
+    "account": "site.account",
+    "partition": "site.partition",
+    "qos": "site.qos",
+    "reservation": "site.reservation",
+    "constraint": "site.constraint",
+    "nodelist": "site.nodelist",
+    "nodefile": "site.nodelist",
+    "exclude": "site.exclude",
+    "time": "site.time_limit",
+    "mem": "site.memory_per_node",
+    "cpus-per-task": "site.cpus_per_rank",
+    "tres-per-task": "site.cpus_per_rank",
+    "cpu-bind": "site.cpu_bind",
+    "gpus-per-node": "site.gpu_request",
+    "gpus-per-socket": "site.gpu_request",
+    "gres": "site.gpu_request",
+    "export": "site.forward",
+    "nodes": "cluster.nodes",
+    "ntasks": "cluster.nodes",
+    "ntasks-per-node": "cluster.devices_per_node",
+    "tasks-per-node": "cluster.devices_per_node",
+    "ntasks-per-gpu": "cluster.devices_per_node",
+    "ntasks-per-tres": "cluster.devices_per_node",
+    "gpus": "cluster.devices_per_node",
+    "gpus-per-task": "cluster.devices_per_node",
+    "job-name": "name",
+    "container": "site.container_image",
+    "container-id": "site.container_image",
+    "container-image": "site.container_image",
+    "container-mounts": "site.container_mounts",
+    "requeue": "executor.continuation",
+    "no-requeue": "executor.continuation",
+    "kill-on-invalid-dep": "executor.continuation",
+    "signal": "executor.save_lead_s",
+}
+"""Options that have a setting of their own, or would contradict it."""
+NOT_ALLOWED = {
+    **dict.fromkeys(
+        ("gpu-bind", "tres-bind"),
+        "hides devices from their ranks, which choose by LOCAL_RANK among all of the node",
+    ),
+    **dict.fromkeys(("help", "usage", "version", "test-only"), "would submit nothing"),
+    **dict.fromkeys(("output", "error"), "would keep the job's output out of the run directory"),
+    **dict.fromkeys(
+        ("cluster", "clusters"), "would send the job where its state is not asked for: set SLURM_CONF instead"
+    ),
+    "array": "starts several jobs, and a run is one",
+    "wrap": "would replace the script",
+    "open-mode": "would lose the output of the start before when a job is requeued",
+    "export-file": "would bring variables that site.forward does not list",
+    "parsable": "is given already",
+    "quiet": "would hide the id of the job",
+    "wait": "would block: use trireme wait",
+    "distribution": "would put ranks on other nodes than the plan does",
+    "no-kill": "would keep a job that has lost a node, and cannot go on, from being started again",
+}
+
+
+@dataclass(frozen=True)
+class Value:
+    """What an option takes."""
+
+    pattern: str
+    """Of the whole text, in small letters."""
+    rule: str
+    example: str
+    is_optional: bool = False
+    """Whether the option can stand alone."""
+
+    def allows(self, given: str | bool) -> bool:
+        """Whether sbatch takes it."""
+        if isinstance(given, bool):
+            return not given or self.is_optional or not self.pattern
+        return bool(self.pattern and re.fullmatch(self.pattern, given.lower()))
+
+
+def _list_of(words: str, *, separator: str = ",") -> str:
+    return rf"(?:{words})(?:{separator}(?:{words}))*"
+
+
+def _each(names: str, value: Value) -> dict[str, Value]:
+    return dict.fromkeys(names.split(), value)
+
+
+_JOB = r"\d+(?:_(?:\d+|\*))?(?:\+\d+)?"
+_TIMES = r"(?:\d+-)?\d+(?::[0-5]?\d){0,2}"
+_DAY = r"\d{4}-\d\d?-\d\d?|\d{4}(?:\d\d)?|\d\d?/\d\d?(?:/\d\d)?|\d\d?\.\d\d?(?:\.\d\d)?|today|tomorrow"
+_HOUR = r"\d\d?:\d\d(?::\d\d)?(?: ?[ap]m)?|midnight|noon|fika|teatime"
+_FLAG = Value("", "takes no value", "true")
+_TEXT = Value(".+", "needs a value", "TEXT")
+_COUNT = Value(r"[1-9]\d*", "must be a whole number of at least 1", "1")
+_SIZE = Value(r"\d+[kmgt]?", "must be a whole number with K, M, G or T (M where none is given)", "4G")
+_LENGTH = Value(_TIMES, "must be a time as sbatch takes it: minutes, HH:MM:SS or D-HH:MM:SS", "01:00:00")
+_MOMENT = Value(
+    rf"now(?:[+-]\d+(?:seconds?|minutes?|hours?|days?|weeks?)?)?|(?:{_DAY})(?:[t -](?:{_HOUR}))?|{_HOUR}",
+    "must be a time of day, a date, or now+COUNT with a unit",
+    "2030-01-31T16:00:00",
+)
+_RLIMITS = "all|none|as|core|cpu|data|fsize|memlock|nofile|nproc|rss|stack"
+_EVENTS = "none|begin|end|fail|requeue|all|invalid_depend|stage_out|time_limit(?:_(?:50|80|90))?|array_tasks"
+_MEMORY = "none|no|local|rank|sort|nosort|prefer|p|quiet|q|verbose|v|(?:map|mask)_mem:[0-9a-fx,*]+"
+_SPEED = r"\d+|low|medium|high|highm1"
+_GOVERNORS = "conservative|ondemand|performance|powersave|schedutil|userspace"
+_SOURCES = "energy|lustre|network|task"
+PASSED_ON: Mapping[str, Value] = {
+    **_each("contiguous hold ignore-pbs overcommit oversubscribe reboot spread-job", _FLAG),
+    **_each("stepmgr use-min-nodes verbose", _FLAG),
+    **_each("batch bb bbf chdir cluster-constraint comment context extra gid input", _TEXT),
+    **_each("licenses mail-user mcs-label network power prefer uid wckey", _TEXT),
+    **dict.fromkeys(
+        ["cores-per-socket", "cpus-per-gpu", "mincpus", "ntasks-per-core", "ntasks-per-socket"], _COUNT
+    ),
+    **_each("segment sockets-per-node thread-spec threads-per-core", _COUNT),
+    **_each("mem-per-cpu mem-per-gpu tmp", _SIZE),
+    **_each("delay-boot time-min", _LENGTH),
+    **_each("begin deadline", _MOMENT),
+    "acctg-freq": Value(
+        r"\d+|" + _list_of(r"(?:task|energy|network|filesystem)=\d+"), "must be TYPE=SECONDS", "task=30"
+    ),
+    "core-spec": Value(r"\d+", "must be a whole number", "1"),
+    "cpu-freq": Value(
+        rf"(?:{_SPEED}|{_GOVERNORS})(?:-(?:{_SPEED})(?::(?:{_GOVERNORS}))?)?",
+        "must be MIN, or MIN-MAX",
+        "high",
+    ),
+    "dependency": Value(
+        _list_of(rf"singleton|(?:after(?:any|ok|notok|corr|burstbuffer)?:)?{_JOB}(?::{_JOB})*"),
+        "must be TYPE:JOB, several divided by commas, as the launcher adds jobs of its own",
+        "afterok:123",
+    ),
+    "exclusive": Value(
+        "user|mcs|topo", "takes no value, or one of user, mcs and topo", "true", is_optional=True
+    ),
+    "extra-node-info": Value(r"(?:\d+|\*)(?::(?:\d+|\*)){0,2}", "must be SOCKETS:CORES:THREADS", "2:16:1"),
+    "get-user-env": Value(r"\d+[sl]?|[sl]", "takes seconds, S or L, or no value", "true", is_optional=True),
+    "gpu-freq": Value(
+        _list_of(rf"(?:memory=)?(?:{_SPEED})|verbose"), "must be low, medium, high or MHz", "medium"
+    ),
+    "gres-flags": Value(
+        _list_of("(?:disable|enforce)-binding|(?:multiple|one)-tasks?-per-sharing|allow-task-sharing"),
+        "must be disable-binding or enforce-binding",
+        "enforce-binding",
+    ),
+    "hint": Value(
+        "(?:compute|memory)_bound|(?:no)?multithread",
+        "must be compute_bound, memory_bound, multithread or nomultithread",
+        "nomultithread",
+    ),
+    "mail-type": Value(
+        _list_of(_EVENTS), "must be BEGIN, END, FAIL and others of sbatch's --mail-type", "END,FAIL"
+    ),
+    "mem-bind": Value(_list_of(_MEMORY), "must be what sbatch's --mem-bind takes", "local"),
+    "nice": Value(r"-?\d{1,9}", "must be a whole number", "100", is_optional=True),
+    "oom-kill-step": Value("[01]", "must be 0 or 1", "1", is_optional=True),
+    "priority": Value(r"\d{1,10}|top", "must be a whole number, or TOP", "100"),
+    "profile": Value(rf"all|none|{_list_of(_SOURCES)}", "must be all, none or some of " + _SOURCES, "task"),
+    "propagate": Value(
+        _list_of(_RLIMITS), "must be names of limits, such as NOFILE", "true", is_optional=True
+    ),
+    "resv-ports": Value(r"\d+", "must be a whole number", "true", is_optional=True),
+    "switches": Value(rf"[1-9]\d*(?:@{_TIMES})?", "must be COUNT, or COUNT@TIME", "1@00:10:00"),
+    "wait-all-nodes": Value("[01]", "must be 0 or 1", "1"),
+}
+"""The other options of sbatch."""
+KNOWN = OWN_SETTINGS.keys() | NOT_ALLOWED.keys() | PASSED_ON.keys()
+"""Every option of sbatch, to recognize mistyped ones."""
+EXCLUDING = (
+    ("mem-per-cpu", "mem-per-gpu"),
+    ("core-spec", "thread-spec"),
+    ("exclusive", "oversubscribe"),
+    ("hint", "ntasks-per-core"),
+    ("hint", "threads-per-core"),
+    ("hint", "extra-node-info"),
+    ("extra-node-info", "ntasks-per-core"),
+    ("extra-node-info", "threads-per-core"),
+)
+"""Options that exclude each other."""
+BESIDE = {
+    "mem-per-cpu": "site.memory_per_node",
+    "mem-per-gpu": "site.memory_per_node",
+    "cpus-per-gpu": "site.cpus_per_rank",
+    "hint": "site.cpu_bind",
+}
+"""Options that exclude a setting."""
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def option_faults(site: SiteConfig) -> Iterator[Fault]:
+    """Faults of ``site.options``, each by itself: options with a setting of their own, mistyped names, and
+    values that sbatch does not take.
+
+    A name that is similar to no known one is passed on: a site's SPANK plugins add options.
+    """
+    for name, value in site.options.items():
+        path = f"site.options.{name}"
+        if not _OPTION.fullmatch(name):
+            rule = "is not an option's name: small letters, digits and dashes, none in front"
+            yield Fault(path, value, rule, f"Write {name.strip('-').replace('_', '-').lower()}.")
+        elif name in OWN_SETTINGS:
+            rule = f"is set by {OWN_SETTINGS[name]} and cannot be given here too"
+            yield Fault(path, value, rule, f"Set {OWN_SETTINGS[name]}, and remove {path}.")
+        elif name in NOT_ALLOWED:
+            yield Fault(path, value, f"--{name} {NOT_ALLOWED[name]}", f"Remove {path}.")
+        elif name in PASSED_ON:
+            if not (takes := PASSED_ON[name]).allows(value):
+                yield Fault(path, value, takes.rule, f"Write {path}={takes.example}.")
+        elif match := next(
+            (known for known in sorted(KNOWN) if known.startswith(name)), nearest(name, KNOWN)
+        ):
+            # sbatch takes the beginning of a name for the name.
+            yield Fault(path, value, "sbatch has no such option", f"Did you mean {match}?")
+
+
+def clash_faults(config: LaunchConfig, *, asks_for_devices: bool) -> Iterator[Fault]:
+    """Options that exclude each other, or contradict other settings; a binding per task, where one task
+    starts all ranks of a node."""
+    site = config.site
+    given = {name: value for name, value in site.options.items() if value is not False}
+    for first, second in EXCLUDING:
+        if first in given and second in given:
+            rule = f"excludes site.options.{first}"
+            yield Fault(f"site.options.{second}", given[second], rule, "Remove one of them.")
+    for name, setting in BESIDE.items():
+        other = getattr(site, setting.removeprefix("site."))
+        if name in given and other is not None:
+            fix = f"Remove it, or set {setting}=null."
+            yield Fault(f"site.options.{name}", given[name], f"excludes {setting}={other}", fix)
+    for name in ("cpus-per-gpu", "mem-per-gpu"):
+        if name in given and not asks_for_devices:
+            rule = "is counted per GPU, and the job asks for none (site.gpu_request, device.kind)"
+            yield Fault(f"site.options.{name}", given[name], rule, f"Remove site.options.{name}.")
+    if "batch" in given and site.constraint is None:
+        rule = "must be a part of site.constraint, which is null"
+        yield Fault("site.options.batch", given["batch"], rule, "Set site.constraint, or remove it.")
+    yield from _shortest_time_faults(config)
+    binding = site.cpu_bind or ""
+    if config.executor.settings(SlurmConfig).starter == "torchrun" and re.search("rank|map|mask", binding):
+        rule = "binds each task to a processor, and executor.starter=torchrun has one task for a whole node"
+        yield Fault("site.cpu_bind", binding, rule, "Set site.cpu_bind=cores, or executor.starter=srun.")
+
+
+def _shortest_time_faults(config: LaunchConfig) -> Iterator[Fault]:
+    """A time-min, to which Slurm may shorten the time limit, that is longer, or leaves no time to train."""
+    site, lead_s = config.site, config.executor.settings(SlurmConfig).save_lead_s
+    given = site.options.get("time-min")
+    shortest_s = time_s(str(given))
+    if shortest_s is None:
+        return
+    if shortest_s > site.time_limit_s:
+        rule, fix = f"is longer than site.time_limit={site.time_limit}", "Give a shorter time."
+        yield Fault("site.options.time-min", given, rule, fix)
+    if save_signal(config) and shortest_s <= lead_s:
+        rule = f"the ranks might be asked to stop as they start, since executor.save_lead_s is {lead_s}"
+        yield Fault(
+            "site.options.time-min", given, rule, "Give a longer time, or a smaller executor.save_lead_s."
+        )
+
+
+def node_faults(site: SiteConfig, num_nodes: int) -> Iterator[Fault]:
+    """Lists of nodes that are none, contradict each other, or name more nodes than the job has."""
+    names: dict[str, tuple[str, ...]] = {}
+    for setting in ("nodelist", "exclude"):
+        text = getattr(site, setting)
+        try:
+            names[setting] = expand(text) if text is not None else ()
+        except LauncherError as error:
+            rule, _, fix = str(error).removeprefix(f"{text!r} ").rpartition(". ")
+            yield Fault(f"site.{setting}", text, rule, fix)
+    listed, excluded = names.get("nodelist", ()), names.get("exclude", ())
+    if both := sorted({*listed} & {*excluded}):
+        rule = f"names {', '.join(both[:3])}, which site.exclude names, too"
+        yield Fault("site.nodelist", site.nodelist, rule, "Remove it from one of them.")
+    if len({*listed}) < len(listed):
+        yield Fault("site.nodelist", site.nodelist, "names a node twice", "Name it once.")
+    if len(listed) > num_nodes:
+        rule = f"a job includes all of the {len(listed)} nodes, and cluster.nodes={num_nodes}"
+        yield Fault("site.nodelist", site.nodelist, rule, f"Name {num_nodes} of them, or fewer.")
