@@ -33,20 +33,22 @@ start_ranks() {
 # Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
-  [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
+  [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")
   state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
   state=${state%%$'\n'*} # of several components the first
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
   case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) ;; esac
+  # A signal may also end ranks that have saved the last step: nothing is left to train.
+  if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "${state:-RUNNING}" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again
   else
     echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
-    if has_failed; then give_up; else start_again; fi
+    if has_failed; then cancel_rest; else start_again; fi
     exit "$rc"
   fi
   exit "$unfinished"
@@ -67,16 +69,25 @@ start_again() {
   fi
 }
 
-# Cancels the jobs of the chain that would resume a run that has failed.
-give_up() {
-  local job
-  [ "$continuation" = chain ] || return
-  while read -r job; do
-    [ "$job" = "$SLURM_JOB_ID" ] || scancel --quiet "$job"
-  done <"$run/logs/chain"
+# Ends the job of a run that is finished. No later start of it does anything: see start.sh.
+finish() {
+  cancel_rest
+  exit 0
+}
+
+# Cancels the jobs of the chain that have not started, the last one first: one that is cancelled would let
+# the next one start.
+cancel_rest() {
+  local jobs i
+  [ "$continuation" = chain ] && [ -e "$run/logs/chain" ] || return
+  mapfile -t jobs <"$run/logs/chain"
+  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do
+    [ "${jobs[i]}" != "$SLURM_JOB_ID" ] || return
+    scancel --quiet "${jobs[i]}"
+  done
 }
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
-  give_up
+  cancel_rest
   fail "the run has already failed (executor.max_restarts=$max_restarts)"
 fi

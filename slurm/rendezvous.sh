@@ -16,12 +16,29 @@ else
   esac
 fi
 
+# A port is free where a server can be bound to it: one that is bound, and does not listen yet, refuses
+# connections like a free one. Where no Python is outside of the container, the connection has to do.
+bind='import errno, socket, sys
+try:
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    socket.create_server(("", int(sys.argv[1])), family=family, dualstack_ipv6=dual)
+except OSError as error:
+    sys.exit(98 if error.errno == errno.EADDRINUSE else 1)'
+is_free() {
+  "$python" -ISc "$bind" "$1" 2>/dev/null
+  case $? in
+    0) ;;
+    98) return 1 ;;
+    *) ! (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null ;;
+  esac
+}
+
 # The rendezvous port, different for each start of each job, as others may share the node. All are below
 # 32768, where the ephemeral ports begin.
 for ((attempt = 0; attempt < 16; attempt++)); do
   MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
-  # A port that refuses the connection is free.
-  (: <"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null || break
+  is_free "$MASTER_PORT" && break
 done
 [ "$attempt" -lt 16 ] || fail "no free port for the rendezvous on $(hostname)"
 export MASTER_ADDR MASTER_PORT

@@ -12,6 +12,10 @@ job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 mkdir -p "$run/logs"
 before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
+if [ -n "$before" ] && grep -qs '"exit_code": 0}' "$run/exit/job.json"; then
+  echo "trireme: the run is finished, so job $job_id has nothing to start"
+  exit 0
+fi
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"

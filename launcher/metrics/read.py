@@ -37,8 +37,8 @@ TRAINER = "trainer"
 def read_run(run_dir: Path) -> RunRecords:
     """The records in ``run_dir/metrics``.
 
-    A resumed run counts from its newest start: earlier starts ran in other processes, and some of
-    their steps were made again.
+    A resumed run counts from its newest start that made a step: earlier starts ran in other processes, and
+    some of their steps were made again.
 
     Raises:
         LauncherError: no records, a broken line (with file and line), another version, a missing rank.
@@ -49,6 +49,7 @@ def read_run(run_dir: Path) -> RunRecords:
             f"{run_dir} holds no metrics/rank-*.jsonl. Give the directory of a run that started."
         )
     files = sorted((_read_file(path) for path in paths), key=lambda file: file.header.rank)
+    _leave_out_empty_start(files)
     _check_ranks(files)
     trainers = [file for file in files if file.header.role == TRAINER]
     seen = [set(file.steps) for file in trainers]
@@ -70,6 +71,19 @@ def read_run(run_dir: Path) -> RunRecords:
     )
 
 
+def _leave_out_empty_start(files: Sequence[_RankFile]) -> None:
+    """Goes back to the start before one in which no rank made a step: it hides nothing of what was made.
+
+    A rank that ended before it wrote a header has one start less, and is there already.
+    """
+    newest = max(file.num_starts for file in files)
+    if any(file.steps for file in files if file.num_starts == newest):
+        return
+    for file in files:
+        if file.before is not None and not file.steps:
+            file.header, file.steps, file.memory, file.of_role = file.before
+
+
 @dataclass(kw_only=True)
 class _RankFile:
     """One rank's file while it is read."""
@@ -81,10 +95,19 @@ class _RankFile:
     memory: MemoryRecord | None = None
     of_role: list[RoleRecord] = field(default_factory=list)
     num_starts: int = 1
+    before: tuple[Header, dict[int, StepRecord], MemoryRecord | None, list[RoleRecord]] | None = None
+    """What the newest start has taken the place of: the last one before it that recorded something."""
     num_torn_lines: int = 0
     made: set[int] = field(default_factory=set)
     """Steps of all starts that are behind the newest state of the training."""
     num_lost_steps: int = 0
+
+    def begin(self, header: Header) -> None:
+        """Takes in a later start."""
+        if self.steps or self.of_role:
+            self.before = (self.header, self.steps, self.memory, self.of_role)
+        self.header, self.steps, self.num_starts = header, {}, self.num_starts + 1
+        self.memory, self.of_role = None, []
 
     def add(self, record: StepRecord) -> None:
         """Takes in a step; the first of a start tells how far back the start went."""
@@ -105,8 +128,7 @@ def _read_file(path: Path) -> _RankFile:
             if file is None:
                 file = _RankFile(path=path, header=header, num_torn_lines=num_torn_lines)
             else:
-                file.header, file.steps, file.num_starts = header, {}, file.num_starts + 1
-                file.memory, file.of_role = None, []
+                file.begin(header)
         elif file is None:
             raise _broken(path, number, "the first record must be the header")
         else:

@@ -15,6 +15,7 @@ CLUSTER = REPOSITORY / "slurm" / "cluster"
 TWO_BY_TWO = ("site=box", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
 RANK = """#!/bin/bash
 # Stands in for a rank: python -m launcher.runtime.process.main RUN/plan.json --sha256 HEX
+[ "$1" = -m ] || exec python3 "$@"
 run=$(dirname "$3")
 export PLACE="$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $MASTER_ADDR:$MASTER_PORT ${*: -1}"
 """
@@ -55,6 +56,12 @@ class Slurm:
             words, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, check=True
         )
         return done.stdout.strip()
+
+    def refusal(self, *words: str) -> str:
+        """What a command of Slurm says of what is wrong."""
+        return subprocess.run(
+            words, cwd=self.folder, env=self.environment, text=True, stderr=subprocess.PIPE, check=False
+        ).stderr
 
     def trireme(self, *words: str, code: int = 0) -> str:
         """The output of a verb that ends with an exit code."""

@@ -43,7 +43,7 @@ exit ${rc:-0}
 """
 PYTHON = """#!/bin/bash
 # Stands in for a rank: tells what it was started with.
-[ "$2" = launcher_plugins.executors.slurm.nodelist ] && exec {python} "$@"
+[ "$2" = launcher_plugins.executors.slurm.nodelist ] || [ "$1" = -ISc ] && exec {python} "$@"
 {{
   printf '%s|' "$RANK" "$LOCAL_RANK" "$WORLD_SIZE" "$MASTER_ADDR:$MASTER_PORT" "${{EXTRA-unset}}" "$@"
   echo

@@ -1,20 +1,44 @@
 """Submitted runs on a real Slurm. A shell script stands in for the ranks."""
 
+import math
+import re
 import shutil
+import string
 import subprocess
 import sys
 
 import pytest
 
+from launcher.contract.site import SiteConfig, time_s
 from launcher_plugins.executors.slurm.nodelist import expand
+from launcher_plugins.executors.slurm.option_rules import KNOWN, PASSED_ON
 from tests.helpers.slurm_cluster import TWO_BY_TWO
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.needs("slurm")
 
 
+SPEAKS = """#!/bin/bash
+# As some sites have it: a command of Slurm's that has more to say.
+echo "Welcome to the cluster. Maintenance: 12 | 13 May."
+{program} "$@"
+code=$?
+echo "3 jobs of yours are queued."
+exit $code
+"""
+
+
 def test_a_job_runs_on_two_nodes_with_one_rendezvous_and_its_state_is_told(slurm):
-    _, job = slurm.submit("sleep 0.1", "+site.options.comment='50% of \"it\" # $HOME; é'")
+    """Also where Slurm's commands print more than Slurm."""
+    for name in ("sbatch", "squeue"):
+        path = slurm.folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SPEAKS.format(program=shutil.which(name)))
+        path.chmod(0o755)
+    slurm.environment["PATH"] = f"{path.parent}:{slurm.environment['PATH']}"
+    _, job = slurm.submit(
+        "sleep 0.1", "+site.options.comment='50% of \"it\" # $HOME; é'", "site.time_limit=90"
+    )
     slurm.trireme("wait", "run")
     told = sorted(slurm.told())
     assert [words[:4] for words in told] == [
@@ -24,7 +48,81 @@ def test_a_job_runs_on_two_nodes_with_one_rendezvous_and_its_state_is_told(slurm
     assert name == f"{job}.0"
     assert {words[4] for words in told} == {address}
     assert "succeeded" in slurm.trireme("status", "run")
-    assert 'Comment=50% of "it" # $HOME; é ' in slurm.ask("scontrol", "-o", "show", "job", job)
+    shown = slurm.ask("scontrol", "-o", "show", "job", job)
+    assert 'Comment=50% of "it" # $HOME; é ' in shown
+    assert " TimeLimit=01:30:00 " in shown
+
+
+def test_a_time_is_what_slurm_reads_in_it(slurm):
+    times = (
+        "90",
+        "90:30",
+        "100:00:00",
+        "3-00",
+        "7-00:00",
+        "2-12:30",
+        "0-1:2:3",
+        "00:00:00",
+        "0",
+        "UNLIMITED",
+    )
+    for time in times:
+        words = ("--parsable", "--hold", "--partition=urgent", f"--time={time}", "--wrap=true")
+        job = slurm.ask("sbatch", *words)
+        (shown,) = re.findall(r" TimeLimit=(\S+)", slurm.ask("scontrol", "-o", "show", "job", job))
+        slurm.ask("scancel", job)
+        limit_s = SiteConfig(time_limit=time).time_limit_s
+        whole_minutes_s = limit_s if math.isinf(limit_s) else -(-limit_s // 60) * 60
+        assert (time, time_s(shown)) == (time, whole_minutes_s)
+
+
+def test_every_option_of_this_sbatch_is_known_and_takes_the_values_that_it_may_be_given(slurm):
+    text = slurm.ask("sbatch", "--help")
+    for letter in string.ascii_lowercase:  # it lists those that begin so, also what its help leaves out
+        text += slurm.refusal("sbatch", "--test-only", f"--{letter}")
+    names = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*[a-z])\b", text))
+    assert names > {"account", "time-min", "wrap", "tasks-per-node"}
+    assert names - KNOWN == set()
+    (slurm.folder / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=2\n")
+    refused = []
+    for name in sorted(names & PASSED_ON.keys()):
+        takes = PASSED_ON[name]
+        given = {value for value in (takes.example, *VALUES) if value != "true" and takes.allows(value)}
+        words = [
+            *(f"--{name}={value}" for value in sorted(given)),
+            *([f"--{name}"] if takes.allows(True) else []),
+        ]
+        assert words, name
+        refused += [
+            word for word in words if BAD.search(slurm.refusal("sbatch", "--test-only", word, "job.sh"))
+        ]
+    # Of this Slurm, not of a later one; of an installed one; of names that this machine does not have.
+    assert set(refused) <= {"--exclusive=topo", "--bbf=TEXT", "--gid=TEXT", "--uid=TEXT", *UNKNOWN_NAMES}
+    sabotaged = slurm.refusal("sbatch", "--test-only", "--mincpus=0", "job.sh")
+    assert BAD.search(sabotaged)
+
+
+VALUES = (
+    "0",
+    "1",
+    "70000",
+    "1-2",
+    "1,2",
+    "1:2",
+    "1-00",
+    "x",
+    "all",
+    "none",
+    "now",
+    "16:00",
+    "singleton",
+    "1G",
+)
+BAD = re.compile(
+    r"Invalid (?!generic|feature|license)|unrecognized|invalid|not valid|requires an|doesn't allow"
+)
+"""What sbatch says of a value that it cannot read."""
+UNKNOWN_NAMES = {f"--{name}={value}" for name in ("gid", "uid", "bbf") for value in VALUES}
 
 
 def test_names_that_a_shell_would_take_apart_stay_whole(slurm):

@@ -55,18 +55,30 @@ def has_told(slurm, num_ranks):
 
 
 def test_a_chain_of_jobs_goes_on_and_cancels_those_that_are_not_needed(slurm):
-    chain = ("executor.continuation=chain", "executor.max_starts=4")
+    chain = ("executor.continuation=chain", "executor.max_starts=6")
     _, jobs = slurm.submit(saving_rank(3), SAVES, *chain)
-    first, second, third, fourth = jobs.split(",")
+    first, second, third, *rest = jobs.split(",")
     for number, job in enumerate((first, second), 1):
         wait_until(partial(has_told, slurm, 4 * number))
         slurm.ask("scancel", "--batch", "--signal=USR1", job)
     slurm.trireme("wait", "run")
     assert [name for name, _ in slurm.rendezvous()] == [f"{first}.0", f"{second}.0", f"{third}.0"]
-    # Slurm looks at what waits from time to time, not when the job before ends.
-    never = "Reason=DependencyNeverSatisfied"
-    wait_until(lambda: never in slurm.ask("scontrol", "-o", "show", "job", fourth))
+    states = slurm.ask("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={','.join(rest)}")
+    assert states.split() == ["CANCELLED"] * 3
     assert "succeeded" in slurm.trireme("status", "run")
+
+
+def test_a_run_that_is_told_to_end_in_its_last_save_is_finished_and_not_started_again(slurm):
+    last = '[ "$RANK" = 0 ] && mkdir -p "$run/checkpoints/step-00000010"; sleep 2; exit 138'
+    run, job = slurm.submit(last, SAVES.replace("1000", "10"), "train.num_steps=10")
+    wait_until(lambda: len(slurm.told()) == 4)
+    slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    slurm.trireme("wait", "run")
+    assert (run / "exit" / "job.json").read_text() == f'{{"job": "{job}", "exit_code": 0}}\n'
+    slurm.ask("scontrol", "requeue", job)
+    log = run / "logs" / "executor.log"
+    wait_until(lambda: f"the run is finished, so job {job} has nothing to start\n" in log.read_text())
+    assert (run / "logs" / "starts").read_text() == f"{job}.0\n"
 
 
 SMALL = (

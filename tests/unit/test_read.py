@@ -149,6 +149,28 @@ def test_resumed_run_counts_from_its_newest_start(tmp_path):
     assert (list(records.steps), records.num_starts) == ([4, 5], 2)
 
 
+@pytest.mark.parametrize("num_headers", [(1, 1), (2, 2), (1, 0), (2, 1)])
+def test_a_start_that_makes_no_step_hides_nothing_of_the_one_before(tmp_path, num_headers):
+    """A rank that ends very early leaves not even a header."""
+    run_dir = TWO.write(tmp_path / "run")
+    append(run_dir, 1, MEMORY)
+    for rank, number in enumerate(num_headers):
+        for _ in range(number):
+            restart(run_dir, rank, first_step=0, num_steps=0)
+    records = read_run(run_dir)
+    assert (list(records.steps), records.num_starts) == ([0, 1, 2, 3, 4, 5], 1 + max(num_headers))
+    assert list(records.memory) == [1]
+    assert len(records.newest) == 2
+
+
+def test_a_start_in_which_one_rank_makes_a_step_is_the_newest(tmp_path):
+    run_dir = TWO.write(tmp_path / "run")
+    restart(run_dir, 0, first_step=4, num_steps=1)
+    restart(run_dir, 1, first_step=4, num_steps=0)
+    records = read_run(run_dir)
+    assert (list(records.steps), records.num_incomplete_steps) == ([], 1)
+
+
 def test_line_torn_by_a_kill_before_a_restart_is_counted(tmp_path):
     run_dir = TWO.write(tmp_path / "run")
     append(run_dir, 0, '{"type":"st\n')

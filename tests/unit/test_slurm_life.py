@@ -25,6 +25,8 @@ SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=4 exec "$@"
 RANK = """#!{python}
 # A rank that saves when it is told to end; it tells how often it was, and ends with RANK_CODE.
 import json, os, pathlib, signal, sys, time
+if sys.argv[1] != "-m":
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 run, told = pathlib.Path(sys.argv[3]).parent, []
 signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
 (run / "pid").write_text(str(os.getpid()))
@@ -194,10 +196,43 @@ def test_a_chain_that_fails_cancels_its_other_jobs_and_none_starts_any_more(life
     run = life(*CHAIN)
     (run.run_dir / "logs" / "chain").write_text("41\n42\n43\n")
     assert run.once(FAILS="", RANK_CODE="17") == 17
-    assert run.asked() == ["scancel --quiet 42", "scancel --quiet 43"]
+    assert run.asked() == ["scancel --quiet 43", "scancel --quiet 42"]
     assert run.once(SLURM_JOB_ID="42") == 1
     assert "the run has already failed (executor.max_restarts=0)\n" in run.done.stderr
     assert not (run.run_dir / "up").exists()
+
+
+def test_a_chain_that_is_finished_cancels_its_other_jobs_and_one_that_starts_all_the_same_does_nothing(life):
+    run = life(*CHAIN)
+    (run.run_dir / "logs" / "chain").write_text("40\n41\n42\n43\n")
+    assert run.once(FAILS="") == 0
+    assert run.asked() == ["scancel --quiet 43", "scancel --quiet 42"]
+    assert run.once(SLURM_JOB_ID="43") == 0
+    assert run.done.stdout == "trireme: the run is finished, so job 43 has nothing to start\n"
+    assert run.record() == '{"job": "41", "exit_code": 0}\n'
+    assert (run.run_dir / "logs" / "starts").read_text() == "41.0\n"
+
+
+def test_a_run_whose_ranks_are_told_to_end_in_their_last_save_is_finished(life):
+    run = life("train.num_steps=60")
+    run.write("python", '#!/bin/bash\n: >"$(dirname "$3")/up"; sleep 0.5; exit 138\n')
+    (run.run_dir / "checkpoints" / "step-00000060").mkdir(parents=True)
+    assert run.once(signal.SIGUSR1) == 0
+    assert run.asked() == []
+
+
+def test_a_run_that_is_told_to_end_before_its_last_save_is_not_finished(life):
+    run = life("train.num_steps=60")
+    run.write("python", '#!/bin/bash\n: >"$(dirname "$3")/up"; sleep 0.5; exit 138\n')
+    (run.run_dir / "checkpoints" / "step-00000060.unfinished").mkdir(parents=True)
+    assert run.once(signal.SIGUSR1) == 75
+    assert run.asked() == ["requeue 41"]
+
+
+def test_ranks_that_fail_after_their_last_save_have_failed(life):
+    run = life("train.num_steps=60")
+    (run.run_dir / "checkpoints" / "step-00000060").mkdir(parents=True)
+    assert run.once(FAILS="", RANK_CODE="17") == 17
 
 
 def test_nobody_starts_a_run_again_that_is_not_to_go_on(life):
@@ -209,7 +244,7 @@ def test_nobody_starts_a_run_again_that_is_not_to_go_on(life):
 def test_a_checkpoint_that_is_half_written_is_nothing_to_go_on_from(life):
     run = life()
     (run.run_dir / "checkpoints" / "step-00000020.unfinished").mkdir(parents=True)
-    run.once(FAILS="")
+    run.once(FAILS="", RANK_CODE="1")
     process = run.start(SLURM_RESTART_COUNT="1", ASKED="/dev/null", FAILS="")
     run.end(process)
     assert not (run.run_dir / "up").read_text().endswith("--resume")

@@ -104,7 +104,7 @@ def test_torchrun_is_started_once_a_node_with_the_nodes_number(stage):
 
 def test_a_restart_has_another_port_and_another_rendezvous(stage):
     two = stage(*TWO_BY_TWO)
-    two.run()
+    two.run(RANK_CODE="1")
     told = two.run(SLURM_RESTART_COUNT="1")
     assert told[-1][3] == "node7:21050"
     assert "trireme: job 41, restart 1, by srun: rendezvous 41.1 at node7:21050\n" in two.done.stdout
@@ -116,9 +116,25 @@ def test_a_port_that_is_taken_is_passed_over_for_all_ranks(stage):
     assert {words[3] for words in told} == {"node7:23042"}
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_is_bound_and_silent_is_passed_over_too(stage, address):
+    with socket.socket() as silent:
+        silent.bind((address, 20041))
+        told = stage(*TWO_BY_TWO).run()
+    assert {words[3] for words in told} == {"node7:23042"}
+
+
+def test_without_an_interpreter_on_the_node_a_port_that_answers_is_passed_over(stage):
+    two = stage(*TWO_BY_TWO, "site.python=/only/in/the/container")
+    with socket.create_server(("127.0.0.1", 20041)):
+        two.run()
+    assert "at node7:23042\n" in two.done.stdout
+
+
 def test_ports_lie_between_the_privileged_and_the_ephemeral_ones(stage):
     two = stage(*TWO_BY_TWO)
-    told = [two.run(SLURM_JOB_ID=str(job), SLURM_RESTART_COUNT="99")[-1] for job in (1, 11999, 67043328)]
+    starts = [{"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": "99"} for job in ("1", "11999", "67043328")]
+    told = [two.run(RANK_CODE="1", **start)[-1] for start in starts]
     ports = [int(words[3].partition(":")[2]) for words in told]
     assert all(20000 <= port < 32000 for port in ports)
     assert len(set(ports)) == 3
@@ -126,9 +142,9 @@ def test_ports_lie_between_the_privileged_and_the_ephemeral_ones(stage):
 
 def test_a_requeued_job_goes_on_from_its_checkpoint_in_the_same_directory(stage):
     two = stage(*TWO_BY_TWO)
-    assert "--resume" not in two.run()[-1]
+    assert "--resume" not in two.run(RANK_CODE="1")[-1]
     (two.run_dir / "exit" / "rank-1.json").write_text("{}")
-    assert "--resume" not in two.run(SLURM_RESTART_COUNT="1")[-1]
+    assert "--resume" not in two.run(SLURM_RESTART_COUNT="1", RANK_CODE="1")[-1]
     assert (two.run_dir / "exit.41.0" / "rank-1.json").exists()
     assert not (two.run_dir / "exit" / "rank-1.json").exists()
     (two.run_dir / "checkpoints" / "step-00000010").mkdir(parents=True)

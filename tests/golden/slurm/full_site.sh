@@ -27,6 +27,7 @@ continuation=requeue
 max_starts=8
 max_restarts=0
 saves=no
+last_checkpoint=step-00000150
 nodes=2
 ranks_per_node=2
 components=1
@@ -47,6 +48,10 @@ job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 mkdir -p "$run/logs"
 before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
+if [ -n "$before" ] && grep -qs '"exit_code": 0}' "$run/exit/job.json"; then
+  echo "trireme: the run is finished, so job $job_id has nothing to start"
+  exit 0
+fi
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
@@ -90,12 +95,29 @@ else
   esac
 fi
 
+# A port is free where a server can be bound to it: one that is bound, and does not listen yet, refuses
+# connections like a free one. Where no Python is outside of the container, the connection has to do.
+bind='import errno, socket, sys
+try:
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    socket.create_server(("", int(sys.argv[1])), family=family, dualstack_ipv6=dual)
+except OSError as error:
+    sys.exit(98 if error.errno == errno.EADDRINUSE else 1)'
+is_free() {
+  "$python" -ISc "$bind" "$1" 2>/dev/null
+  case $? in
+    0) ;;
+    98) return 1 ;;
+    *) ! (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null ;;
+  esac
+}
+
 # The rendezvous port, different for each start of each job, as others may share the node. All are below
 # 32768, where the ephemeral ports begin.
 for ((attempt = 0; attempt < 16; attempt++)); do
   MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
-  # A port that refuses the connection is free.
-  (: <"/dev/tcp/127.0.0.1/$MASTER_PORT") 2>/dev/null || break
+  is_free "$MASTER_PORT" && break
 done
 [ "$attempt" -lt 16 ] || fail "no free port for the rendezvous on $(hostname)"
 export MASTER_ADDR MASTER_PORT
@@ -140,20 +162,22 @@ start_ranks() {
 # Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
-  [ "$rc" != 0 ] || [ -e "$note" ] || exit 0
+  [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")
   state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
   state=${state%%$'\n'*} # of several components the first
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
   case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) ;; esac
+  # A signal may also end ranks that have saved the last step: nothing is left to train.
+  if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "${state:-RUNNING}" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again
   else
     echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
-    if has_failed; then give_up; else start_again; fi
+    if has_failed; then cancel_rest; else start_again; fi
     exit "$rc"
   fi
   exit "$unfinished"
@@ -174,17 +198,26 @@ start_again() {
   fi
 }
 
-# Cancels the jobs of the chain that would resume a run that has failed.
-give_up() {
-  local job
-  [ "$continuation" = chain ] || return
-  while read -r job; do
-    [ "$job" = "$SLURM_JOB_ID" ] || scancel --quiet "$job"
-  done <"$run/logs/chain"
+# Ends the job of a run that is finished. No later start of it does anything: see start.sh.
+finish() {
+  cancel_rest
+  exit 0
+}
+
+# Cancels the jobs of the chain that have not started, the last one first: one that is cancelled would let
+# the next one start.
+cancel_rest() {
+  local jobs i
+  [ "$continuation" = chain ] && [ -e "$run/logs/chain" ] || return
+  mapfile -t jobs <"$run/logs/chain"
+  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do
+    [ "${jobs[i]}" != "$SLURM_JOB_ID" ] || return
+    scancel --quiet "${jobs[i]}"
+  done
 }
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
-  give_up
+  cancel_rest
   fail "the run has already failed (executor.max_restarts=$max_restarts)"
 fi
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from launcher.base import resources
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
-from launcher.contract.job import EXECUTOR_LOG, GroupRequest, JobRequest, JobScript
+from launcher.contract.job import EXECUTOR_LOG, GroupRequest, JobRequest, JobScript, checkpoint_name
 from launcher_plugins.executors.slurm.continuation import SlurmConfig, saves
 from launcher_plugins.executors.slurm.options import EXPORTED, NodeLayout, directives, quoted, role_directives
 from launcher_plugins.executors.slurm.roles import HET_JOB, HetComponent
@@ -130,6 +130,7 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"max_starts={settings.max_starts}"
     yield f"max_restarts={settings.max_restarts}"
     yield f"saves={'yes' if saves(batch.config) else 'no'}"
+    yield f"last_checkpoint={checkpoint_name(batch.config.train.num_steps)}"
     yield f"nodes={batch.layout.num_nodes}"
     yield f"ranks_per_node={batch.layout.ranks_per_node}"
     yield f"components={1 + len(batch.others)}"
