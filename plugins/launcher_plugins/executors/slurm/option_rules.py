@@ -79,7 +79,7 @@ class Value:
     """What an option takes."""
 
     pattern: str
-    """Of the whole text, in small letters."""
+    """Of the whole text, in small or capital letters."""
     rule: str
     example: str
     is_optional: bool = False
@@ -89,7 +89,7 @@ class Value:
         """Whether sbatch takes it."""
         if isinstance(given, bool):
             return not given or self.is_optional or not self.pattern
-        return bool(self.pattern and re.fullmatch(self.pattern, given.lower()))
+        return bool(self.pattern and re.fullmatch(self.pattern, given, re.IGNORECASE))
 
 
 def _list_of(words: str, *, separator: str = ",") -> str:
@@ -114,10 +114,10 @@ _MOMENT = Value(
     "must be a time of day, a date, or now+COUNT with a unit",
     "2030-01-31T16:00:00",
 )
-_RLIMITS = "all|none|as|core|cpu|data|fsize|memlock|nofile|nproc|rss|stack"
+_RLIMITS = "(?-i:ALL|NONE|AS|CORE|CPU|DATA|FSIZE|MEMLOCK|NOFILE|NPROC|RSS|STACK)"
 _EVENTS = "none|begin|end|fail|requeue|all|invalid_depend|stage_out|time_limit(?:_(?:50|80|90))?|array_tasks"
 _MEMORY = "none|no|local|rank|sort|nosort|prefer|p|quiet|q|verbose|v|(?:map|mask)_mem:[0-9a-fx,*]+"
-_SPEED = r"\d+|low|medium|high|highm1"
+_SPEED = r"[1-9]\d*|low|medium|high|highm1"
 _GOVERNORS = "conservative|ondemand|performance|powersave|schedutil|userspace"
 _SOURCES = "energy|lustre|network|task"
 PASSED_ON: Mapping[str, Value] = {
