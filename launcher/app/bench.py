@@ -165,8 +165,10 @@ def start_and_wait(
             output.say(f"submitted as job {handle.id}")
             state = wait_for_end(directory, output, stop=stop)
     directory.write_state(state)
-    if state.phase == "cancelled":
+    if state.phase == "cancelled" and is_local:
         output.warn(stopped_text(state.reason))
+    elif state.phase == "cancelled":  # its ranks end when the scheduler comes to it
+        output.warn(f"job {handle.id} is cancelled ({state.reason}). Run directory: {shown(directory.path)}")
     elif state.phase == "failed":
         output.warn(failure_text(directory.path, state))
     return EndedRun(directory=directory, state=state)

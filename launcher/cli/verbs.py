@@ -55,8 +55,8 @@ class Verb:
     """What it is for, in the list of verbs."""
     words: str | Mapping[str, str] = ""
     """The words that it takes, as its usage shows them; by action, where it has actions."""
-    groups: tuple[str, ...] = field(default=(), kw_only=True)
-    """The groups of settings that mean something to it; () = all."""
+    groups: tuple[str, ...] | Mapping[str, tuple[str, ...]] = field(default=(), kw_only=True)
+    """What the settings begin with that mean something to it, also by action; () = all."""
     flags: tuple[Flag, ...] = field(default=(), kw_only=True)
 
     @property
@@ -67,6 +67,10 @@ class Verb:
     def words_of(self, action: str) -> str:
         """The words of an action, or of the verb."""
         return self.words if isinstance(self.words, str) else self.words[action]
+
+    def groups_of(self, action: str) -> tuple[str, ...]:
+        """The groups of settings of an action, or of the verb."""
+        return self.groups if isinstance(self.groups, tuple) else self.groups.get(action, ())
 
     def flags_of(self, action: str) -> tuple[Flag, ...]:
         """The flags of an action, or of the verb."""
@@ -187,6 +191,7 @@ VERBS: Mapping[str, Verb] = {
         "cluster.site",
         "write down what is particular to a cluster, or have the cluster check it",
         {"init": "NAME [key=value ...]", "check": "SITE [RECIPE] [key=value ...]"},
+        groups={"init": ("site.",)},
         flags=(
             Flag(
                 "--out FILE", "such as site/NAME.yaml beside your recipes, not in your own folder", ("init",)

@@ -87,7 +87,8 @@ class SiteConfig:
     cpu_bind: str | None = None
     """How srun binds tasks to processors, such as ``cores`` or ``none``; null = the site's default."""
     options: Mapping[str, bool | str] = field(default_factory=dict)
-    """Further sbatch options by name, such as ``mail-type: END``; ``true`` for one without a value."""
+    """Further sbatch options by name, such as ``mail-type: END``; ``true`` for one without a value. Names and
+    values are checked like settings."""
     python: str | None = None
     """Interpreter on the nodes; null = the one that submits."""
     modules: tuple[str, ...] = ()

@@ -101,6 +101,11 @@ def test_a_site_is_checked_by_its_name():
     assert words_for("site", "check", "box", "quick") == ["quickstart"]
 
 
+def test_a_new_site_is_given_its_own_settings():
+    assert words_for("site", "init", "alps", "") == ["site."]
+    assert words_for("site", "init", "alps", "site.gpu_request=gpus") == ["site.gpu_request=gpus_per_node"]
+
+
 @pytest.mark.parametrize("name", ["new\nline.yaml", "\x1b[31m.yaml", "tab\t.yaml", "\udcff.yaml"])
 def test_a_name_that_is_not_printable_is_never_offered(name):
     touch(name)

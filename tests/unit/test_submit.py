@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -187,6 +189,17 @@ def test_the_training_on_one_device_is_a_job_of_its_own_and_named_as_the_baselin
     assert (
         f"baseline: the same training on one device, submitted as job 7 in runs/{name}; it takes " in output
     )
+
+
+def test_a_measurement_that_is_stopped_says_what_is_known_of_its_job(slurm, tmp_path, capsys, monkeypatch):
+    interrupts = SimpleNamespace(
+        sleep=lambda seconds: os.kill(os.getpid(), signal.SIGINT), monotonic=time.monotonic
+    )
+    monkeypatch.setattr("launcher.app.wait.time", interrupts)
+    words = ("executor=slurm", "cluster.devices_per_node=2", "run.dir=run")
+    assert main(["bench", "collectives", *words]) == 130
+    assert ["scancel", "7"] in slurm.asked()
+    assert capsys.readouterr().err == "job 7 is cancelled (SIGINT). Run directory: run\n"
 
 
 def test_on_one_machine_the_baseline_waits_for_the_run_to_end(slurm, tmp_path):

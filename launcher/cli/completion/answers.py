@@ -65,11 +65,12 @@ def _arguments(verb: Verb, action: str, before: Sequence[str], word: str) -> Ite
         yield from ((f"--{flag.name}", flag.help) for flag in flags if f"--{flag.name}" not in used)
         yield "--help", "what the verb does"
     else:
-        yield from _words(verb, verb.words_of(action), _without_flags(before, values), word)
+        yield from _words(verb, action, _without_flags(before, values), word)
 
 
-def _words(verb: Verb, usage: str, before: Sequence[str], word: str) -> Iterator[files.Candidate]:
+def _words(verb: Verb, action: str, before: Sequence[str], word: str) -> Iterator[files.Candidate]:
     """Plain words and settings, as the usage names them."""
+    usage, groups = verb.words_of(action), verb.groups_of(action)
     takes_settings = "key=value" in usage
     given = [item for item in before if takes_settings and is_override(item)]
     names = [item for item in before if item not in given]
@@ -79,7 +80,7 @@ def _words(verb: Verb, usage: str, before: Sequence[str], word: str) -> Iterator
     if takes_settings:
         recipe = next((item for item in names if item.endswith(_ENDINGS)), "")
         for found in settings.settings(word, given, recipe):
-            if not verb.groups or found[0].lstrip("+~").startswith(verb.groups):
+            if not groups or found[0].lstrip("+~").startswith(groups):
                 yield found
 
 
