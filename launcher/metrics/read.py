@@ -76,8 +76,9 @@ def _leave_out_empty_start(files: Sequence[_RankFile]) -> None:
 
     A rank that ended before it wrote a header has one start less, and is there already.
     """
-    newest = max(file.num_starts for file in files)
-    if any(file.steps for file in files if file.num_starts == newest):
+    trainers = [file for file in files if file.header.role == TRAINER]
+    newest = max((file.num_starts for file in trainers), default=0)
+    if any(file.steps for file in trainers if file.num_starts == newest):
         return
     for file in files:
         if file.before is not None and not file.steps:
