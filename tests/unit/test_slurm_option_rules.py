@@ -150,9 +150,15 @@ def refused(make_plan, *words):
 
 
 def test_every_option_of_sbatch_is_set_by_a_setting_or_refused_or_passed_on():
-    assert sorted([*OWN_SETTINGS, *NOT_ALLOWED, *PASSED_ON]) == sorted(
-        [*SBATCH, "cpu-bind", "container-image", "container-mounts"]
-    )
+    ours = [*OWN_SETTINGS, *NOT_ALLOWED, *PASSED_ON]
+    of_pyxis = [name for name in ours if "container-" in name and name != "container-id"]
+    assert sorted(ours) == sorted([*SBATCH, "cpu-bind", *of_pyxis])
+
+
+def test_an_option_of_pyxis_is_no_mistyped_one():
+    assert told(**{"container-writable": True, "container-workdir": "/work"}) == []
+    (fault,) = told(**{"container-env": "A"})
+    assert fault.endswith("Set site.env, and remove site.options.container-env.")
 
 
 @pytest.mark.parametrize("name", PASSED_ON)

@@ -45,6 +45,7 @@ OWN_SETTINGS = {
     "container": "site.container_image",
     "container-id": "site.container_image",
     "container-image": "site.container_image",
+    "container-env": "site.env",
     "container-mounts": "site.container_mounts",
     "requeue": "executor.continuation",
     "no-requeue": "executor.continuation",
@@ -106,6 +107,7 @@ _DAY = r"\d{4}-\d\d?-\d\d?|\d{4}(?:\d\d)?|\d\d?/\d\d?(?:/\d\d)?|\d\d?\.\d\d?(?:\
 _HOUR = r"\d\d?:\d\d(?::\d\d)?(?: ?[ap]m)?|midnight|noon|fika|teatime"
 _FLAG = Value("", "takes no value", "true")
 _TEXT = Value(".+", "needs a value", "TEXT")
+_PYXIS = Value(".+", "needs a value, or none", "true", is_optional=True)
 _COUNT = Value(r"[1-9]\d*", "must be a whole number of at least 1", "1")
 _SIZE = Value(r"\d+[kmgt]?", "must be a whole number with K, M, G or T (M where none is given)", "4G")
 _LENGTH = Value(_TIMES, "must be a time as sbatch takes it: minutes, HH:MM:SS or D-HH:MM:SS", "01:00:00")
@@ -179,7 +181,7 @@ PASSED_ON: Mapping[str, Value] = {
     "switches": Value(rf"[1-9]\d*(?:@{_TIMES})?", "must be COUNT, or COUNT@TIME", "1@00:10:00"),
     "wait-all-nodes": Value("[01]", "must be 0 or 1", "1"),
 }
-"""The other options of sbatch."""
+"""The other options of sbatch, and those of pyxis."""
 KNOWN = OWN_SETTINGS.keys() | NOT_ALLOWED.keys() | PASSED_ON.keys()
 """Every option of sbatch, to recognize mistyped ones."""
 EXCLUDING = (
