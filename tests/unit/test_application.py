@@ -38,7 +38,7 @@ def ends(tmp_path, monkeypatch, stand_in_corpus):
     """How runs end, by a part of their directory's path; their processes are not started."""
     found: dict[str, JobState] = {}
 
-    def follow(executor, script, stop, on_tick):
+    def follow(executor, script, stop, on_tick, warn):
         succeeded = JobState(phase="succeeded", exit_code=0)
         return next((state for part, state in found.items() if part in script.run_dir), succeeded)
 

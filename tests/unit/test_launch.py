@@ -20,7 +20,7 @@ def run(tmp_path, monkeypatch, stand_in_corpus):
     """Runs the quickstart with the processes replaced by an outcome; notes every start."""
     outcome = SimpleNamespace(states=[], starts=[], at_start={})
 
-    def follow(executor, script, stop, on_tick):
+    def follow(executor, script, stop, on_tick, warn):
         outcome.starts.append(script)
         assert (tmp_path / script.run_dir / "job.sh").is_file(), "the record comes before the first process"
         assert read_json(tmp_path / script.run_dir / "status.json")["phase"] == "running"

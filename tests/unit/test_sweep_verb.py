@@ -35,7 +35,7 @@ def sweep(tmp_path, monkeypatch, stand_in_corpus):
     what a rank of them leaves."""
     stage = SimpleNamespace(starts=[], ends={}, reports={}, folder=tmp_path / "runs" / "mine")
 
-    def follow(executor, script, stop, on_tick):
+    def follow(executor, script, stop, on_tick, warn):
         path = tmp_path / script.run_dir
         stage.starts.append(path.name)
         stage.argv = script.argv

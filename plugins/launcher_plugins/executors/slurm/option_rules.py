@@ -127,9 +127,10 @@ PASSED_ON: Mapping[str, Value] = {
     **_each("stepmgr use-min-nodes verbose", _FLAG),
     **_each("batch bb bbf chdir cluster-constraint comment context extra gid input", _TEXT),
     **_each("licenses mail-user mcs-label network power prefer uid wckey", _TEXT),
-    **dict.fromkeys(
-        ["cores-per-socket", "cpus-per-gpu", "mincpus", "ntasks-per-core", "ntasks-per-socket"], _COUNT
-    ),
+    **_each("container-entrypoint container-mount-home container-name container-readonly", _PYXIS),
+    **_each("container-remap-root container-save container-workdir container-writable", _PYXIS),
+    **_each("no-container-entrypoint no-container-mount-home no-container-remap-root", _PYXIS),
+    **_each("cores-per-socket cpus-per-gpu mincpus ntasks-per-core ntasks-per-socket", _COUNT),
     **_each("segment sockets-per-node thread-spec threads-per-core", _COUNT),
     **_each("mem-per-cpu mem-per-gpu tmp", _SIZE),
     **_each("delay-boot time-min", _LENGTH),
