@@ -8,9 +8,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import AdamW
 from trireme_example_parallel import NAME, ShardedConfig
 
-from launcher.contract.config import settings
 from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, Update, slice_of
 from launcher.runtime.train.native_update import NativeUpdate
+from launcher.typed.read import read_or_raise
 
 
 def apply(ctx: RankContext) -> None:
@@ -29,7 +29,7 @@ class ShardedUpdate(NativeUpdate):
         """AdamW in torch's wrapper. Its state is that of the part."""
         plain = super().make_optimizer(tensors)
         assert plain is not None, "the plan refuses a model without parameters"
-        options = settings(ShardedConfig, self._ctx.config.parallel.plugins[NAME])
+        options = read_or_raise(ShardedConfig, self._ctx.config.parallel.plugins[NAME])
         self._sharded = ZeroRedundancyOptimizer(
             plain.param_groups,
             AdamW,
