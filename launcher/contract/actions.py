@@ -83,6 +83,8 @@ class PipelineShape:
     """Model chunks per rank (v)."""
     num_microbatches: int = 1
     """Microbatches per step and replica (m)."""
+    num_frozen: int = 0
+    """Stages, from the first on, in which nothing is trained: no gradient is sent to them."""
 
     @property
     def num_stages(self) -> int:

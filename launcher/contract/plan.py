@@ -40,6 +40,12 @@ class LayerShape:
     """Elements of the output that the next layer receives."""
     output_shape: tuple[int, ...]
     """Shape of one sample's output, without the batch dim."""
+    num_frozen_parameters: int = 0
+    """Of all parameters, those that are not trained; every tensor-parallel rank holds them whole."""
+    has_backward: bool = True
+    """Whether a gradient reaches it; False where nothing is trained up to it."""
+    backward_flops: float | None = None
+    """Operations of one sample's backward; None: twice the forward's, as where all is trained."""
     kept_gathered_elements: int = 0
     """Elements kept in the compute format that enter a split region: whole on every tensor-parallel rank,
     unless sequence parallelism keeps them in parts and gathers them again."""
@@ -58,6 +64,11 @@ class LayerShape:
     again_flops: float = 0.0
     """In such a form, the operations of the matmuls that are computed again."""
 
+    @property
+    def num_trained_parameters(self) -> int:
+        """Of all parameters, those that have a gradient and optimizer states."""
+        return self.num_parameters - self.num_frozen_parameters
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -71,6 +82,8 @@ class ModelShape:
     """Goes with the last stage."""
     num_tied_parameters: int
     """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
+    cut_at: int | None = None
+    """The last layer that passes no gradient on to parameters that require one; None: there is none."""
 
     @property
     def parts(self) -> list[LayerShape]:
@@ -86,6 +99,11 @@ class ModelShape:
     def forward_flops(self) -> float:
         """Operations of one sample's forward."""
         return sum(part.forward_flops for part in self.parts)
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Of its parameters, those that are trained."""
+        return self.num_parameters - sum(part.num_frozen_parameters for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +121,18 @@ class StagePlan:
     """Shape of what the stage receives for one sample, whole; empty on the first stage."""
     recompute: Recompute
     """What its layers compute again in the backward."""
+    num_frozen: int = 0
+    """How many of its layers, from its first on, no gradient reaches: nothing up to them is trained."""
 
     @property
     def layers(self) -> range:
         """Global indices of its layers."""
         return range(self.first_layer, self.first_layer + self.num_layers)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no gradient reaches it at all. All stages before it are like that, too."""
+        return self.num_frozen == self.num_layers > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +312,8 @@ class Plan:
     """Further JSON files of the run directory, by name: what a library that the ranks use is given."""
     sections: tuple[Section, ...] = ()
     """What plugins tell of their part."""
+    num_frozen_parameters: int = 0
+    """Of all parameters, those that are not trained."""
     num_update_copies: int = 1
     """How many replicas make the same update; 1 where they share it out among them."""
     program: str = "launcher.runtime.process.rank:run"
@@ -327,6 +354,7 @@ class Plan:
             num_pp_ranks=self.mesh.pp,
             num_chunks=self.config.parallel.num_chunks,
             num_microbatches=self.batch.num_microbatches,
+            num_frozen=sum(stage.is_frozen for stage in self.stages),
         )
 
     @property

@@ -52,17 +52,17 @@ class JobShape:
         return DTYPE_BYTES[self.config.precision.gradients]
 
     def unsharded_states(self, pp_rank: int) -> ModelStates:
-        """Model states of such a rank where nothing splits them: weights, gradients, and Adam's two moments
-        in the format of the weights that are updated, which are an fp32 copy where there is one."""
-        precision, number = self.config.precision, self.num_local_parameters(pp_rank)
+        """Model states of such a rank where nothing splits them: weights, and of those that are trained the
+        gradients and Adam's two moments in the format that is updated, an fp32 copy where there is one."""
+        precision, number = self.config.precision, self.num_trained_parameters(pp_rank)
         has_copy = precision.compute != "fp32" and precision.master_weights
-        weights = number * self.compute_bytes
+        num_saved = self.num_local_parameters(pp_rank) - (number if has_copy else 0)
         optimizer = number * (3 * FP32_BYTES if has_copy else 2 * self.compute_bytes)
         return ModelStates(
-            weights_bytes=weights,
+            weights_bytes=self.num_local_parameters(pp_rank) * self.compute_bytes,
             gradients_bytes=number * self.gradient_bytes,
             optimizer_bytes=optimizer,
-            saved_bytes=optimizer if has_copy else optimizer + weights,
+            saved_bytes=optimizer + num_saved * self.compute_bytes,
         )
 
     def stages_of(self, pp_rank: int) -> tuple[StagePlan, ...]:
@@ -93,6 +93,11 @@ class JobShape:
         if any(stage.has_prologue for stage in stages) and any(stage.has_epilogue for stage in stages):
             split -= self.model.num_tied_parameters
         return whole + -(-split // self.mesh.tp)
+
+    def num_trained_parameters(self, pp_rank: int) -> int:
+        """Of them, those that are trained: with a gradient, moments, and what else an update needs."""
+        parts = [part for stage in self.stages_of(pp_rank) for part, _ in self.parts(stage)]
+        return self.num_local_parameters(pp_rank) - sum(part.num_frozen_parameters for part in parts)
 
     def local_activation_bytes(self, elements: int) -> int:
         """Bytes of one microbatch's activation that lies between the regions split by tp."""

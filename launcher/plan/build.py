@@ -71,6 +71,7 @@ def _built(
         batch=checked.batch,
         stages=job.stages,
         num_parameters=checked.model.num_parameters,
+        num_frozen_parameters=checked.model.num_parameters - checked.model.num_trained_parameters,
         step_flops=train_flops(checked.model, job.global_size),
         schedule=schedule,
         memory=predicted.memory,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from launcher.base.errors import Fault, LauncherError
+from launcher.base.units import counted
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig
 from launcher.contract.mesh import AXES, Cluster, Mesh
@@ -80,7 +81,7 @@ def examine(
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
     job = _job(config, dp or 1, sizes or _UNSOLVED, held)
     chosen = choose(job.config)
-    late += [*recompute_faults(job, sources), *measured_faults(job, inputs.measured)]
+    late += [*recompute_faults(job, sources), *measured_faults(job, inputs.measured), *_training_faults(job)]
     verdicts = [*fusion_faults(job.config, chosen.schedule), *(parallel_faults(job.config) if dp else ())]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
     if sizes:
@@ -125,11 +126,26 @@ def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
     if parallel.layers_per_stage != "auto":
         return job
     split = balanced_split(layer_costs(job, chosen.parallels), job.pipeline.num_stages)
-    return replace(
-        job,
-        config=replace(job.config, parallel=replace(parallel, layers_per_stage=split)),
-        stages=make_stages(job.model, job.pipeline, split, parallel.recompute),
-    )
+    config = replace(job.config, parallel=replace(parallel, layers_per_stage=split))
+    return _with_stages(replace(job, config=config))
+
+
+def _with_stages(job: JobShape) -> JobShape:
+    """The job with the layers on the stages as its configuration splits them."""
+    parallel = job.config.parallel
+    stages = make_stages(job.model, job.pipeline, parallel.layers_per_stage, parallel.recompute)
+    num_frozen = sum(stage.is_frozen for stage in stages)
+    return replace(job, stages=stages, pipeline=replace(job.pipeline, num_frozen=num_frozen))
+
+
+def _training_faults(job: JobShape) -> list[Fault]:
+    """Says that nothing of a user's own model is trained."""
+    if job.model.num_trained_parameters:
+        return []
+    counted_layers = counted(len(job.model.layers), "layer")
+    rule = f"there is nothing to train: no parameter of its {counted_layers} gets a gradient"
+    fix = "Let at least one have requires_grad, behind every layer whose forward is under no_grad."
+    return [Fault("model.target", job.config.model.target, rule, fix)]
 
 
 def _solve(
@@ -193,18 +209,17 @@ def _job(config: LaunchConfig, dp: int, sizes: BatchPlan, model: ModelShape) -> 
     order = AXES if rank_order_faults(parallel.rank_order) else tuple(parallel.rank_order.split("-"))
     pipeline = _pipeline(config, sizes)
     is_split = not layer_faults(len(model.layers), pipeline, parallel.layers_per_stage)
-    return JobShape(
+    job = JobShape(
         config=replace(config, parallel=replace(parallel, dp=dp), batch=batch),
         cluster=Cluster(config=config.cluster),
         mesh=Mesh(pp=parallel.pp, dp=dp, tp=parallel.tp, order=order),
         model=model,
         pipeline=pipeline,
-        stages=make_stages(model, pipeline, parallel.layers_per_stage, parallel.recompute)
-        if is_split
-        else (),
+        stages=(),
         micro_size=sizes.micro_size,
         global_size=sizes.global_size,
     )
+    return _with_stages(job) if is_split else job
 
 
 def _pipeline(config: LaunchConfig, sizes: BatchPlan) -> PipelineShape:

@@ -29,6 +29,7 @@ def plan_notes(
     yield from _tensor_note(job, costs)
     if job.mesh.pp > 1 and job.model.num_tied_parameters:
         yield "The tied embedding has a copy on the first and on the last stage; their gradients are summed."
+    yield from _cut_note(job)
     yield from _split_note(job, schedule)
     yield from _checkpoint_note(job, costs)
     if compiled := compile_note(job):
@@ -111,6 +112,17 @@ def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iter
     yield (
         f"Checkpoints are written in the background from a copy in the memory of the host: at most "
         f"{format_bytes(most)} a rank, {format_bytes(most * per_node)} a node (train.async_checkpoint)."
+    )
+
+
+def _cut_note(job: JobShape) -> Iterator[str]:
+    if job.model.cut_at is None:
+        return
+    last = sum(not layer.has_backward for layer in job.model.layers) - 1
+    layers = f"Layers 0 to {last} are" if last else "Layer 0 is"
+    yield (
+        f"{layers} not trained, though parameters there require a gradient: layer {job.model.cut_at} passes "
+        "none on (a forward under no_grad, or a detached input)."
     )
 
 

@@ -57,12 +57,16 @@ def _title(plan: Plan) -> str:
     config = plan.config
     lines = [
         f"{config.name}: {config.model.name} ({config.model.family}), "
-        f"{format_count(plan.num_parameters)} parameters, {_formats(config.precision)}",
+        f"{format_count(plan.num_parameters)} parameters{_frozen(plan)}, {_formats(config.precision)}",
         f"{counted(plan.world_size, 'rank')} on {config.cluster.name}: {_devices(plan)}",
     ]
     if not plan.exact:
         lines.append("This architecture does not compute what one device computes.")
     return "\n".join(lines)
+
+
+def _frozen(plan: Plan) -> str:
+    return f" ({format_count(plan.num_frozen_parameters)} not trained)" if plan.num_frozen_parameters else ""
 
 
 def _formats(precision: PrecisionConfig) -> str:

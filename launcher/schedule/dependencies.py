@@ -57,7 +57,8 @@ class DependencyGraph:
             for number, (stage, kind, microbatch) in enumerate(actions, start):
                 index[kind][stage * m + microbatch] = number
         producer, consumer = [ABSENT] * first[-1], [ABSENT] * first[-1]
-        for sources, targets in ((index[F], index[F][m:]), (index[B][m:], index[B])):
+        first_b = shape.num_frozen * m  # no gradient is sent to the stages before
+        for sources, targets in ((index[F], index[F][m:]), (index[B][first_b + m :], index[B][first_b:])):
             for source, target in zip(sources, targets, strict=False):
                 producer[target], consumer[source] = source, target
         return DependencyGraph(

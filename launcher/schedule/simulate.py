@@ -154,7 +154,10 @@ def peak_held(lists: ActionLists, shape: PipelineShape) -> tuple[int, ...]:
     """
     assert len(lists) == shape.num_pp_ranks, f"{len(lists)} lists for {shape.num_pp_ranks} pp_ranks"
     change = {F: 1, W if has_weight_actions(lists) else B: -1}
-    return tuple(max(accumulate(filter(None, map(change.get, map(_KIND, actions))))) for actions in lists)
+    if shape.num_frozen:  # stages that nothing is kept for
+        lists = [[action for action in actions if action[0] >= shape.num_frozen] for actions in lists]
+    changes = (filter(None, map(change.get, map(_KIND, actions))) for actions in lists)
+    return tuple(max(accumulate(each), default=0) for each in changes)
 
 
 def _run(

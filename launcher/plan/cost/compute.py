@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from launcher.contract.config import Recompute
 from launcher.contract.strategy import JobShape, LayerKind, LayerShape
 from launcher.plan.cost.memory import again_bytes, part_bytes
+from launcher.plan.cost.shapes import backward_flops
 
 SHORT_LAYER_S = 1e-3
 """Forward of a layer and microbatch below which a predicted time is only a lower bound."""
@@ -52,17 +53,18 @@ def part_times(job: JobShape, part: LayerShape, recompute: Recompute) -> PartTim
     device, tp = job.config.device, job.mesh.tp
     flops_per_s = device.peak_flops[job.config.precision.products] * device.attainable_fraction
     has_matmul = part.forward_flops > 0
-    parameters_s = part.num_parameters / tp / device.memory_bandwidth_bytes_per_s
+    parameter_s = 1 / tp / device.memory_bandwidth_bytes_per_s
     kept = part_bytes(job, part, is_held=recompute != "full")
     once = times(
         matmul_s=part.forward_flops * job.micro_size / tp / flops_per_s,
-        weights_s=parameters_s * job.compute_bytes if has_matmul else 0.0,
+        weights_s=part.num_parameters * parameter_s * job.compute_bytes if has_matmul else 0.0,
         kept_s=kept / device.memory_bandwidth_bytes_per_s,
-        gradients_s=parameters_s * job.gradient_bytes,
+        gradients_s=part.num_trained_parameters * parameter_s * job.gradient_bytes,
+        backward_share=backward_flops(part) / part.forward_flops if has_matmul else 0.0,
         weight_share=part.weight_flops / part.forward_flops if has_matmul else 0.0,
     )
     again_s = 0.0
-    if recompute == "full":
+    if recompute == "full" and part.has_backward:
         again_s = once.forward_s
     elif recompute == "selective":
         again_s = _FORWARD_PASSES * again_bytes(job, part) / device.memory_bandwidth_bytes_per_s
@@ -81,11 +83,18 @@ def kind_of(part: LayerShape, recompute: Recompute) -> LayerKind:
 
 
 def times(
-    *, matmul_s: float, weights_s: float, kept_s: float, gradients_s: float, weight_share: float
+    *,
+    matmul_s: float,
+    weights_s: float,
+    kept_s: float,
+    gradients_s: float,
+    backward_share: float = 2.0,
+    weight_share: float,
 ) -> PartTimes:
     """The times of a layer from the seconds that its parts take once.
 
-    ``weight_share``: of the forward's operations, those of which the weight gradients take as many.
+    ``backward_share``, ``weight_share``: the operations of the backward, and of them those of deferred weight
+    gradients, each over those of the forward.
 
     >>> times(matmul_s=4.0, weights_s=1.0, kept_s=0.5, gradients_s=0.25, weight_share=0.75)
     PartTimes(forward_s=5.0, backward_s=10.0, weight_s=3.5)
@@ -94,6 +103,6 @@ def times(
     adding_s = _GRADIENT_PASSES * gradients_s
     return PartTimes(
         forward_s=once_s + _FORWARD_PASSES * kept_s,
-        backward_s=2 * once_s + _BACKWARD_PASSES * kept_s + adding_s,
+        backward_s=backward_share * once_s + _BACKWARD_PASSES * kept_s + adding_s,
         weight_s=weight_share * once_s + adding_s if weight_share else 0.0,
     )

@@ -1,7 +1,7 @@
 """Bytes that a rank of each pp_rank holds at its fullest moment.
 
     weights      its parameters in the compute format
-    gradients    one per parameter in the gradient format
+    gradients    one per trained parameter in the gradient format
     optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
     activations  what every microbatch in flight keeps, followed through the rank's own action list
     other        receives posted ahead, sends under way, the logits, the layer under recomputation, gradients
@@ -88,7 +88,8 @@ def saved_activation_bytes(job: JobShape, stage: StagePlan) -> int:
     if stage.recompute == "selective":  # the first norm keeps the very tensor that the stage receives
         kept = sum(part_bytes(job, layer) - again_bytes(job, layer) for layer in job.layers(stage))
     else:
-        kept = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in stage.layers)
+        with_backward = stage.layers[stage.num_frozen :]
+        kept = sum(job.local_activation_bytes(_input_elements(job, layer)) for layer in with_backward)
     return kept + _ends_bytes(job, stage)
 
 
@@ -102,7 +103,8 @@ def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
     is_held = stage.recompute != "full"
     layers = sum(part_bytes(job, layer, is_held=is_held) for layer in job.layers(stage))
     # In fp32 the first norm keeps the very tensor that the stage receives.
-    received = 0 if job.config.precision.compute == "fp32" else _message_bytes(job, stage)
+    is_kept = stage.is_frozen or job.config.precision.compute == "fp32"
+    received = 0 if is_kept else _message_bytes(job, stage)
     return layers + received + _ends_bytes(job, stage)
 
 
@@ -188,7 +190,7 @@ def _converted_bytes(job: JobShape, pp_rank: int) -> int:
     """A second copy of the gradients, for an update in another format than they are kept in."""
     precision = job.config.precision
     updated = "fp32" if precision.master_weights else precision.compute
-    return 0 if updated == precision.gradients else job.num_local_parameters(pp_rank) * DTYPE_BYTES[updated]
+    return 0 if updated == precision.gradients else job.num_trained_parameters(pp_rank) * DTYPE_BYTES[updated]
 
 
 def _scratch_bytes(job: JobShape, pp_rank: int) -> int:
@@ -197,10 +199,10 @@ def _scratch_bytes(job: JobShape, pp_rank: int) -> int:
     precision, kernels = job.config.precision, job.config.fusion.optimizer
     if kernels == "fused":
         return 0
-    number = job.num_local_parameters(pp_rank)
+    number = job.num_trained_parameters(pp_rank)
     if kernels == "loop":
-        sizes = [p.num_parameters for stage in job.stages_of(pp_rank) for p, _ in job.parts(stage)]
-        number = 2 * min(number, max(sizes))
+        parts = [part for stage in job.stages_of(pp_rank) for part, _ in job.parts(stage)]
+        number = 2 * min(number, max(part.num_trained_parameters for part in parts))
     return number * DTYPE_BYTES["fp32" if precision.master_weights else precision.compute]
 
 
@@ -216,6 +218,7 @@ def _receive_changes(job: JobShape) -> Mapping[str, Sequence[int]]:
     """A receive holds its buffer from its posting until the forward has taken the input over, or the
     backward has used up the gradient."""
     inputs = [_message_bytes(job, stage) for stage in job.stages]
-    gradients = [*inputs[1:], 0]
+    below = job.stages[:-1]  # each sends what it computed, and is sent the gradient of that, if it has one
+    gradients = [0 if stage.is_frozen else inputs[stage.stage + 1] for stage in below] + [0]
     taken, used = [-size for size in inputs], [-size for size in gradients]
     return {RF: inputs, F: taken, RB: gradients, B: used} if job.mesh.pp > 1 else {}

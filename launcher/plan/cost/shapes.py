@@ -92,8 +92,14 @@ def has_sizes(model: ModelConfig) -> bool:
 
 
 def train_flops(model: ModelShape, samples: int) -> float:
-    """Model FLOPs of one step: the backward counts twice the forward; recomputation is not counted."""
-    return 3 * model.forward_flops * samples
+    """Model FLOPs of one step, forward and backward; recomputation is not counted."""
+    return sum(part.forward_flops + backward_flops(part) for part in model.parts) * samples
+
+
+def backward_flops(part: LayerShape) -> float:
+    """Operations of one sample's backward: the gradients of the input and, where they are trained, of the
+    weights take as many each as the forward."""
+    return 2 * part.forward_flops if part.backward_flops is None else part.backward_flops
 
 
 def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bool) -> LayerShape:

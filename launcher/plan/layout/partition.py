@@ -101,6 +101,7 @@ def make_stages(
     each_recomputes = modes(recompute, num_stages)
     for stage, count in enumerate(counts):
         before = model.layers[first - 1] if first else model.prologue
+        layers = model.layers[first : first + count]
         stages.append(
             StagePlan(
                 stage=stage,
@@ -112,6 +113,7 @@ def make_stages(
                 has_epilogue=stage == num_stages - 1 and model.epilogue is not None,
                 input_shape=before.output_shape if stage and before else (),
                 recompute=each_recomputes[stage],
+                num_frozen=sum(not layer.has_backward for layer in layers),
             )
         )
         first += count

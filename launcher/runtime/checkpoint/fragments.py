@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice
+from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, slice_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, by torch's names."""
@@ -59,6 +59,13 @@ def state_fragments(
             corner = tuple(a + b for a, b in zip(where.offset, box.offset, strict=True))
             part_of = replace(where, name=state_name(kind, where.name), offset=corner)
             yield GlobalFragment(slice=part_of, tensor=part[tuple(map(slice, kept))])
+
+
+def frozen_weights(params: Iterable[nn.Parameter]) -> Iterator[GlobalFragment]:
+    """The weights, as views, of parameters that are not trained; none of them is split."""
+    for where, param in ((slice_of(param), param) for param in params if not param.requires_grad):
+        named = replace(where, name=state_name("weight", where.name))
+        yield GlobalFragment(slice=named, tensor=param.detach())
 
 
 @torch.no_grad()

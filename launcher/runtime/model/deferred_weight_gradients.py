@@ -99,7 +99,7 @@ def split_with(layer: nn.Module, deferral: SplitBackward) -> None:
 class _SplitLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, deferral: SplitBackward) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.deferral, ctx.weight = deferral, weight
         return functional.linear(x, weight)
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.registry import resolve
 from launcher.contract.config import BatchConfig, DataConfig, ModelConfig
 from launcher.contract.plan import LayerShape, ModelShape
-from launcher.runtime.model.deferred_weight_gradients import SplitBackward, can_split, split_with
+from launcher.runtime.model.deferred_weight_gradients import SplitBackward, split_with
 from launcher.runtime.model.user_model import load_custom
 from launcher.typed.read import plain, read_or_raise
 
@@ -61,49 +62,87 @@ def first_input(data: DataConfig, batch: BatchConfig) -> Tensor:
 def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
     """The shape of a user's model, measured with one sample [1, ...]."""
     saved = _SavedElements()
-    shapes = []
+    shapes: list[LayerShape] = []
+    is_reached, cut_at = False, None
     for index, layer in enumerate(load_custom(model, seed=0).layers):
-        saved.enter(layer)
-        sample = sample.detach()
-        if sample.is_floating_point():
-            sample.requires_grad_()
-        before, deferral = saved.num_elements, SplitBackward(is_enabled=True)
-        split_with(layer, deferral)
-        with (
-            _check_stateless(model, index, layer),
-            FlopCounterMode(display=False) as counter,
-            saved_tensors_hooks(saved.save, lambda tensor: tensor),
-        ):
-            sample = layer(sample)
-        weight_flops = _weight_flops(layer, sample, deferral) if can_split(layer) else 0.0
-        num_parameters = sum(param.numel() for param in layer.parameters())
-        shapes.append(
-            LayerShape(
-                name=f"layers.{index}",
-                num_parameters=num_parameters,
-                num_replicated_parameters=num_parameters,
-                forward_flops=float(counter.get_total_flops()),
-                kept_elements=saved.num_elements - before,
-                kept_replicated_elements=0,
-                output_elements=sample.numel(),
-                output_shape=tuple(sample.shape[1:]),
-                weight_flops=weight_flops,
-            )
-        )
+        given = sample.detach()
+        given.requires_grad_(is_reached and given.is_floating_point())
+        shape, sample = _measured(model, index, layer, given, saved)
+        shapes.append(shape)
+        num_cut = 0 if sample.requires_grad else index + 1
+        if sample.requires_grad and is_reached and given.grad is None:
+            num_cut = index
+        if num_cut:
+            cut_at = index if is_reached or shape.num_trained_parameters else cut_at
+            shapes[:num_cut] = map(_untrained, shapes[:num_cut])
+        is_reached = sample.requires_grad
     return ModelShape(
-        family="custom", layers=tuple(shapes), prologue=None, epilogue=None, num_tied_parameters=0
+        family="custom",
+        layers=tuple(shapes),
+        prologue=None,
+        epilogue=None,
+        num_tied_parameters=0,
+        cut_at=cut_at,
     )
 
 
-def _weight_flops(layer: nn.Module, output: Tensor, deferral: SplitBackward) -> float:
-    """Operations of the weight gradients that the layer's backward defers."""
-    with deferral.collecting() as deferred:
-        output.sum().backward()  # type: ignore[no-untyped-call]
+def _measured(
+    model: ModelConfig, index: int, layer: nn.Module, given: Tensor, saved: _SavedElements
+) -> tuple[LayerShape, Tensor]:
+    """A layer's shape, and what it makes of its input; the gradient of that is in ``given.grad``."""
+    saved.enter(layer)
+    before, deferral = saved.num_elements, SplitBackward(is_enabled=True)
+    split_with(layer, deferral)
+    with (
+        _check_stateless(model, index, layer),
+        FlopCounterMode(display=False) as counter,
+        saved_tensors_hooks(saved.save, lambda tensor: tensor),
+    ):
+        output: Tensor = layer(given)
+    kept_elements = saved.num_elements - before
+    backward_flops, weight_flops = _backward_flops(layer, output, deferral)
+    params = list(layer.parameters())
+    num_parameters = sum(param.numel() for param in params)
+    shape = LayerShape(
+        name=f"layers.{index}",
+        num_parameters=num_parameters,
+        num_replicated_parameters=num_parameters,
+        num_frozen_parameters=sum(param.numel() for param in params if not param.requires_grad),
+        forward_flops=float(counter.get_total_flops()),
+        backward_flops=backward_flops,
+        weight_flops=weight_flops,
+        kept_elements=kept_elements,
+        kept_replicated_elements=0,
+        output_elements=output.numel(),
+        output_shape=tuple(output.shape[1:]),
+    )
+    return shape, output
+
+
+def _untrained(shape: LayerShape) -> LayerShape:
+    """The layer where no gradient reaches it."""
+    return replace(
+        shape,
+        num_frozen_parameters=shape.num_parameters,
+        has_backward=False,
+        backward_flops=0.0,
+        weight_flops=0.0,
+        kept_elements=0,
+    )
+
+
+def _backward_flops(layer: nn.Module, output: Tensor, deferral: SplitBackward) -> tuple[float, float]:
+    """Operations of the layer's backward, and of them those of the weight gradients that it defers."""
+    if not output.requires_grad:
+        return 0.0, 0.0
+    with deferral.collecting() as deferred, FlopCounterMode(display=False) as whole:
+        output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
     with FlopCounterMode(display=False) as counter:
         for gradient in deferred:
             gradient.compute()
     layer.zero_grad()
-    return float(counter.get_total_flops())
+    weight_flops = float(counter.get_total_flops())
+    return float(whole.get_total_flops()) + weight_flops, weight_flops
 
 
 @contextlib.contextmanager

@@ -112,12 +112,23 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         rule = f"gives {num_layers} layers here, the plan was made with {len(stage_of)}"
         fault = Fault("model.target", config.model.target, rule, "Plan again with the same code.")
         raise ConfigError([fault])
+    for stage in ctx.plan.stages:
+        _freeze(own[stage.stage], stage.num_frozen)
     prologues = {stages[0].stage: partial(_inputs, DTYPES[config.precision.compute])}
     epilogues = {stages[-1].stage: partial(_loss_sum, model.loss)}
     return [
         Stage(config, stage, prologues.get(stage.stage), own[stage.stage], epilogues.get(stage.stage))
         for stage in ctx.plan.stages
     ]
+
+
+def _freeze(layers: Sequence[nn.Module], number: int) -> None:
+    """Freezes the first layers of a stage, which no gradient reaches: an update would let weights decay that
+    are never trained."""
+    reached = {param for layer in layers[number:] for param in layer.parameters()}
+    for param in (param for layer in layers[:number] for param in layer.parameters()):
+        if param not in reached:  # a layer that is trained may share it
+            param.requires_grad_(False)
 
 
 def _inputs(dtype: torch.dtype, batch: Microbatch) -> Tensor:

@@ -18,6 +18,7 @@ from launcher.runtime.checkpoint.fragments import (
     STEP,
     adam_state,
     fill,
+    frozen_weights,
     scalar_fragment,
     state_fragments,
 )
@@ -40,6 +41,8 @@ class NativeUpdate(BucketedUpdate):
         super().__init__(ctx, ctx.exchange_gradients)
         self._masters: dict[nn.Parameter, Tensor] = {}
         """What the optimizer updates: the parameter itself, or its fp32 copy."""
+        self._params: list[nn.Parameter] = []
+        """All, also those that are not trained."""
         self._num_updates = 0
         self._scale = LossScale() if ctx.config.precision.compute == "fp16" else None
 
@@ -47,6 +50,7 @@ class NativeUpdate(BucketedUpdate):
         """Takes over the chunks' parameters; returns the modules to run."""
         for chunk in chunks:
             self._buckets.add_chunk(chunk)
+            self._params += chunk.parameters()
             for param in chunk.parameters():
                 if param.requires_grad and param not in self._masters:
                     self._masters[param] = self._master(param)
@@ -88,9 +92,10 @@ class NativeUpdate(BucketedUpdate):
         return 1.0 if self._scale is None else self._scale.value
 
     def state(self) -> Iterator[GlobalFragment]:
-        """Master weights and moments, from the first replica."""
+        """Master weights and moments, and the weights that are not trained, from the first replica."""
         if self._ctx.groups.dp.rank == 0:
             yield from self._replica_state()
+            yield from frozen_weights(self._params)
 
     def _replica_state(self) -> Iterator[GlobalFragment]:
         """This replica's, without copies that another of its ranks owns."""
@@ -109,6 +114,11 @@ class NativeUpdate(BucketedUpdate):
 
     def load(self, read: FragmentReader) -> None:
         """Restores what `state` returned, under any layout."""
+        self._load_replica(read)
+        fill(frozen_weights(self._params), read)
+
+    def _load_replica(self, read: FragmentReader) -> None:
+        """Restores what `_replica_state` returned."""
         self._num_updates = int(read(STEP, (), ()))
         if self._scale is not None:
             self._scale.value = float(read(LOSS_SCALE, (), ()))

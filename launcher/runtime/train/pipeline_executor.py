@@ -79,9 +79,13 @@ class _Forwarded:
     root: Root | None
     """Where its backward begins; None where nothing needs a gradient."""
     input: Tensor | None
-    """The leaf that collects the input's gradient; None on stage 0."""
+    """The leaf that collects the input's gradient, where anything before is trained; None on stage 0."""
     buffer: Tensor | None
     """The pool's buffer under ``input``; None where the previous stage is on this rank."""
+
+
+_NOTHING = _Forwarded(None, None, None)
+"""Of a stage that no gradient reaches."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +174,15 @@ class PipelineExecutor:
         leaf, buffer = None, None
         if stage > 0:
             message, buffer = self._receive((RF, stage, index), step)
-            leaf = message.detach().requires_grad_(loss_scale is not None)
+            leaf = message.detach()
+            leaf.requires_grad_(loss_scale is not None and stage > self._part.shape.num_frozen)
         with self._clock.action():
             output: Tensor = self._part.modules[stage](leaf, microbatch)
             if stage == self._last_stage:
                 loss = output.detach()
                 step.loss_sum = loss.clone() if step.loss_sum is None else step.loss_sum + loss
                 output = output if loss_scale is None else output * loss_scale()
-        if loss_scale is not None:
+        if loss_scale is not None and stage >= self._part.shape.num_frozen:
             step.forwarded[stage, index] = _Forwarded(_root(output), leaf, buffer)
         else:
             if buffer is not None and _share_storage(output, buffer):
@@ -189,9 +194,10 @@ class PipelineExecutor:
     def _backward(self, action: Action, step: Step, update: Update, *, last: bool) -> None:
         stage, _, index = action
         grad, grad_buffer = None, None
-        if stage < self._last_stage:
+        is_frozen = stage < self._part.shape.num_frozen
+        if stage < self._last_stage and not is_frozen:
             grad, grad_buffer = self._receive((RB, stage, index), step)
-        forwarded = step.forwarded.pop((stage, index))
+        forwarded = _NOTHING if is_frozen else step.forwarded.pop((stage, index))
         buffers = grad_buffer, forwarded.buffer
         chunk, deferral = self._part.shape.chunk(stage), self._part.deferral
         with self._clock.action(is_backward=True):
@@ -201,9 +207,10 @@ class PipelineExecutor:
                 step.deferred[stage, index] = _Deferred(gradients, buffers)
             else:
                 update.backward(forwarded.root, grad, chunk=chunk, last=last)
-        if forwarded.input is not None:
+        if forwarded.input is not None and forwarded.input.requires_grad:
             input_grad = forwarded.input.grad
-            assert input_grad is not None, f"stage {stage} gave its input no gradient"
+            if input_grad is None:  # its layers took another path than the measured one
+                input_grad = torch.zeros_like(forwarded.input)
             if grad_buffer is not None and _share_storage(input_grad, grad_buffer):
                 input_grad = input_grad.clone()  # the buffer is reused before this has been sent
             self._deliver((RB, stage - 1, index), input_grad, step)

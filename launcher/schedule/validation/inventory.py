@@ -54,7 +54,9 @@ class Inventory:
         """The kinds of action that a stage runs once for every microbatch."""
         kinds = self._compute
         if self.has_messages and self.shape.num_pp_ranks > 1:  # else all stages are on one rank
-            kinds += (SF, RB) * (stage + 1 < self.shape.num_stages) + (RF, SB) * (stage > 0)
+            is_first, is_last = stage == 0, stage + 1 == self.shape.num_stages
+            kinds += () if is_last else (SF, RB) if stage >= self.shape.num_frozen else (SF,)
+            kinds += () if is_first else (RF, SB) if stage > self.shape.num_frozen else (RF,)
         return kinds
 
     def _every(self, pp_rank: int) -> Iterator[tuple[int, str, int]]:

@@ -47,7 +47,7 @@ class Gossip(Architecture):
     def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The weights, once to each neighbour; theirs are held until the average is taken."""
         num_neighbours = min(2, job.mesh.dp - 1)
-        total = job.num_local_parameters(pp_rank) * FP32_BYTES
+        total = job.num_trained_parameters(pp_rank) * FP32_BYTES
         num_buckets = -(-total // job.config.parallel.bucket_bytes)
         message = Collective(
             operation="send_recv",

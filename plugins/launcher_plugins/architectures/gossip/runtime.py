@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from launcher.contract.records import REPLICATED
 from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, StepOutcome, Update
-from launcher.runtime.checkpoint.fragments import scalar_fragment
+from launcher.runtime.checkpoint.fragments import fill, frozen_weights, scalar_fragment
 from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.process.log import log
@@ -75,15 +75,18 @@ class GossipUpdate(NativeUpdate):
                 own.div_(num_replicas)
             if rank == 0:
                 yield GlobalFragment(slice=where, tensor=own)
-        if rank == 0 and self._ctx.groups.model.rank == 0:
-            yield scalar_fragment(NUM_REPLICAS, num_replicas)
+        if rank == 0:
+            yield from frozen_weights(self._params)
+            if self._ctx.groups.model.rank == 0:
+                yield scalar_fragment(NUM_REPLICAS, num_replicas)
 
     def load(self, read: FragmentReader) -> None:
         """Restores each replica's own state if there are as many as before; else all start from the
         average."""
         found, rank = int(read(NUM_REPLICAS, (), ())), self._replicas.rank
         if found == self._replicas.size:
-            super().load(lambda name, offset, shape: read(_own_name(name, rank), offset, shape))
+            self._load_replica(lambda name, offset, shape: read(_own_name(name, rank), offset, shape))
+            fill(frozen_weights(self._params), read)
             return
         super().load(read)
         if found:
@@ -139,6 +142,8 @@ class NeighbourExchange:
 
         Returns how far that moved the own ones: the norm of the difference over that of the average.
         """
+        if not self._buckets:  # nothing of this stage is trained
+            return 0.0
         squares = torch.zeros(2, dtype=torch.float64, device=self._buckets[0][0].device)
         for own, received in self._buckets:
             mean = own.clone()

@@ -124,7 +124,7 @@ class Exchange:
 def exchange_of(job: JobShape) -> Exchange:
     """The exchange of a job."""
     settings, num_workers = settings_of(job.config), job.mesh.num_ranks
-    num_parameters = job.num_local_parameters(0)
+    num_parameters = job.num_trained_parameters(0)
     num_gradients = num_workers if settings.is_lockstep else 1
     moved = num_gradients * packed_bytes(job) + _PASSES * state_bytes(job) + FP32_BYTES
     share = num_parameters / settings.servers
@@ -160,17 +160,20 @@ def state_bytes(job: JobShape) -> int:
 
 
 def server_bytes(job: JobShape) -> int:
-    """Bytes that each server holds: the state, every worker's gradients, and what is on its way to them."""
+    """Bytes that a server holds at most: its part of the state, every worker's gradients, and what is on its
+    way to them; on the first server also the weights that are not trained."""
     settings, num_workers = settings_of(job.config), job.mesh.num_ranks
     copies = 0 if settings.is_lockstep else num_workers * job.compute_bytes
     each = state_bytes(job) + num_workers * packed_bytes(job) + copies
-    return -(-round(job.model.num_parameters * each) // settings.servers)
+    num_trained = job.model.num_trained_parameters
+    frozen = (job.model.num_parameters - num_trained) * job.compute_bytes
+    return -(-round(num_trained * each) // settings.servers) + frozen
 
 
 def worker_cost(job: JobShape) -> RankCost:
     """Memory and messages of a worker."""
     exchange, settings = exchange_of(job), settings_of(job.config)
-    num_parameters = job.num_local_parameters(0)
+    num_parameters = job.num_trained_parameters(0)
     left_out = {} if settings.compression == "none" else {"gradients left out": num_parameters * FP32_BYTES}
     return RankCost(
         persistent_bytes=left_out,
@@ -192,7 +195,7 @@ def compare(job: JobShape) -> dict[str, Any]:
     """
     exchange, num_workers = exchange_of(job), job.mesh.num_ranks
     ring = 2 * (num_workers - 1)
-    num_bytes = job.num_local_parameters(0) * job.gradient_bytes
+    num_bytes = job.num_trained_parameters(0) * job.gradient_bytes
     all_reduce_s = (
         ring * exchange.num_buckets * exchange.link.latency_s
         + ring / num_workers * num_bytes / exchange.link.bandwidth_bytes_per_s

@@ -136,8 +136,9 @@ def _layout_faults(job: JobShape) -> Iterator[Fault]:
         rule = "a parameter server needs at least 2 workers"
         yield Fault("parallel.dp", 1, rule, ways=({"parallel.dp": 2},))
     num_servers = settings_of(job.config).servers
-    if num_servers > job.model.num_parameters:
-        rule = f"the model has {job.model.num_parameters} parameters, and each server holds some of them"
+    num_trained = job.model.num_trained_parameters
+    if num_servers > num_trained:
+        rule = f"the model has {num_trained} parameters to train, and each server holds some of them"
         yield Fault(f"{PATH}.servers", num_servers, rule, ways=({f"{PATH}.servers": 1},))
 
 

@@ -41,7 +41,7 @@ def summed_gradients(job: JobShape, pp_rank: int) -> tuple[Collective, ...]:
 
 def buckets(job: JobShape, pp_rank: int) -> tuple[int, int]:
     """Bytes of one bucket of a rank's gradients, and how many there are."""
-    total = job.num_local_parameters(pp_rank) * job.gradient_bytes
+    total = job.num_trained_parameters(pp_rank) * job.gradient_bytes
     count = -(-total // job.config.parallel.bucket_bytes)
     return -(-total // count) if count else 0, count
 

@@ -4,7 +4,8 @@
             <--gradients----         <--gradients----
 
 In which order a rank works is the schedule's business. What is sent depends on the stages alone:
-one message each way for each microbatch and each boundary between stages of different ranks.
+one message each way for each microbatch and each boundary between stages of different ranks, but no gradient
+down to a stage that nothing is trained up to.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ class PipelineParallel(Parallel):
         for stage in job.stages_of(pp_rank):
             if stage.stage < last:
                 collectives.append(_message(job, "activations", stage, "forward"))
-            if stage.stage > 0:
-                before = job.stages[stage.stage - 1]
+            if stage.stage > 0 and not (before := job.stages[stage.stage - 1]).is_frozen:
                 collectives.append(_message(job, "activation gradients", before, "backward"))
         summed = partial(Collective, operation="all_reduce", axis="pp")
         holds_end = any(stage.stage in (0, last) for stage in job.stages_of(pp_rank))

@@ -53,7 +53,8 @@ _EXTRAS = (
 
 
 def deepspeed_json(config: LaunchConfig, num_parameters: int) -> dict[str, Any]:
-    """The configuration of a job without `option_faults`. ``num_parameters``: of the whole model."""
+    """The configuration of a job without `option_faults`. ``num_parameters``: that are trained, of the whole
+    model."""
     ours = _merged(_tuning(config), _fixed(config, num_parameters))
     return _merged(ours, _plain(config.parallel.zero_options))
 

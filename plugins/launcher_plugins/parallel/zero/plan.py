@@ -27,6 +27,7 @@ from launcher.contract.strategy import (
     Collective,
     Fault,
     JobShape,
+    LayerShape,
     Parallel,
     RankCost,
     Schedule,
@@ -73,7 +74,7 @@ class ZeroParallel(Parallel):
         if job.config.parallel.zero_offload and job.config.device.kind == "cpu":
             rule = "the devices are CPUs, so the optimizer state is in the memory of the CPU already"
             yield Fault("parallel.zero_offload", "true", rule, ways=({"parallel.zero_offload": False},))
-        yield from option_faults(job.config, job.model.num_parameters)
+        yield from option_faults(job.config, job.model.num_trained_parameters)
 
     def cost(self, job: JobShape, pp_rank: int) -> RankCost:
         """The messages that split states need, and what the update holds for a moment."""
@@ -102,7 +103,7 @@ class ZeroParallel(Parallel):
 
     def documents(self, job: JobShape) -> Mapping[str, Mapping[str, Any]]:
         """The DeepSpeed configuration."""
-        return {CONFIG_NAME: deepspeed_json(job.config, job.model.num_parameters)}
+        return {CONFIG_NAME: deepspeed_json(job.config, job.model.num_trained_parameters)}
 
 
 def _shape_faults(job: JobShape) -> Iterator[Fault]:
@@ -118,10 +119,6 @@ def _shape_faults(job: JobShape) -> Iterator[Fault]:
     if job.config.architecture.name != DEFAULT_ARCHITECTURE:
         rule = f"the update is {job.config.architecture.name}'s own, and ZeRO would be a second one"
         yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0},))
-    for pp_rank in range(job.mesh.pp) if job.stages else ():
-        if job.num_local_parameters(pp_rank) == 0:
-            rule = f"pp_rank {pp_rank} has no parameters, and DeepSpeed cannot start without any"
-            yield Fault("parallel.zero_stage", stage, rule, ways=({"parallel.zero_stage": 0},))
 
 
 def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
@@ -192,23 +189,23 @@ def _weights(job: JobShape, pp_rank: int) -> Iterator[Collective]:
     every backward, which a GPU computes beside."""
     gathered = partial(Collective, operation="all_gather", purpose="weights", axis="dp")
     if job.config.parallel.zero_stage < 3:
-        yield gathered(num_bytes=job.num_local_parameters(pp_rank) * job.compute_bytes)
+        yield gathered(num_bytes=job.num_trained_parameters(pp_rank) * job.compute_bytes)
         return
     count, is_hidden = job.pipeline.num_microbatches, job.config.device.kind == "cuda"
-    for size in _part_bytes(job, pp_rank):
+    for part, size in _part_bytes(job, pp_rank):
         yield gathered(num_bytes=size, count=count, overlappable=is_hidden, phase="forward")
-        yield gathered(num_bytes=size, count=count, overlappable=is_hidden, phase="backward")
+        if part.has_backward:
+            yield gathered(num_bytes=size, count=count, overlappable=is_hidden, phase="backward")
 
 
-def _part_bytes(job: JobShape, pp_rank: int) -> list[int]:
-    """Bytes of the weights of each layer, and of each end of the model, on one rank."""
-    tied, sizes = job.model.num_tied_parameters, []
+def _part_bytes(job: JobShape, pp_rank: int) -> Iterator[tuple[LayerShape, int]]:
+    """Each layer, and each end of the model, with the bytes of its weights on one rank."""
+    tied = job.model.num_tied_parameters
     for part in (part for stage in job.stages_of(pp_rank) for part, _ in job.parts(stage)):
         split = part.num_parameters - part.num_replicated_parameters
         if part is job.model.epilogue:
             split -= tied  # gathered with the embedding
-        sizes.append((part.num_replicated_parameters + -(-split // job.mesh.tp)) * job.compute_bytes)
-    return sizes
+        yield part, (part.num_replicated_parameters + -(-split // job.mesh.tp)) * job.compute_bytes
 
 
 def _memory(job: JobShape, pp_rank: int) -> dict[str, int]:
@@ -216,11 +213,11 @@ def _memory(job: JobShape, pp_rank: int) -> dict[str, int]:
     stage, dp = job.config.parallel.zero_stage, job.mesh.dp
     held = {"optimizer scratch": scratch_bytes(job, pp_rank)}
     if not (has_whole_fp32_gradients(job) or job.config.parallel.zero_offload):
-        held["gradients of the update"] = -(-job.num_local_parameters(pp_rank) // dp) * FP32_BYTES
+        held["gradients of the update"] = -(-job.num_trained_parameters(pp_rank) // dp) * FP32_BYTES
     if stage > 1:
         held["gradient bucket"] = min(
-            job.config.parallel.bucket_bytes, job.num_local_parameters(pp_rank) * job.compute_bytes
+            job.config.parallel.bucket_bytes, job.num_trained_parameters(pp_rank) * job.compute_bytes
         )
     if stage == 3:
-        held["gathered weights"] = max(_part_bytes(job, pp_rank))
+        held["gathered weights"] = max(size for _, size in _part_bytes(job, pp_rank))
     return held

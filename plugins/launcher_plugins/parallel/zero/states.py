@@ -14,8 +14,12 @@ NAME = "zero"
 """Name of the plugin."""
 
 
-def split_states(num_parameters: int, precision: PrecisionConfig, dp: int, stage: int) -> ModelStates:
+def split_states(
+    num_parameters: int, precision: PrecisionConfig, dp: int, stage: int, num_frozen: int = 0
+) -> ModelStates:
     """The model states on one of ``dp`` replicas from stage 1 on. The optimizer always has fp32 weights.
+
+    ``num_frozen``: parameters that are not trained; weights that are not split are saved by one replica.
 
     7.5 billion parameters over 64 replicas, 16-bit weights and gradients: 31.4, 16.6 and 1.9 GB.
     Source: Rajbhandari et al., ZeRO (2020), table 1.
@@ -25,13 +29,17 @@ def split_states(num_parameters: int, precision: PrecisionConfig, dp: int, stage
     >>> [round(held.total_bytes / 1e9, 1) for held in states]
     [31.4, 16.6, 1.9]
     """
-    part = -(-num_parameters // dp)
-    optimizer = part * 3 * FP32_BYTES
+
+    def held(number: int, *, is_split: bool) -> int:
+        return -(-number // dp) if is_split else number
+
+    num_trained, weight_bytes = num_parameters - num_frozen, DTYPE_BYTES[precision.compute]
+    optimizer = held(num_trained, is_split=True) * 3 * FP32_BYTES
     return ModelStates(
-        weights_bytes=(part if stage >= 3 else num_parameters) * DTYPE_BYTES[precision.compute],
-        gradients_bytes=(part if stage >= 2 else num_parameters) * DTYPE_BYTES[precision.gradients],
+        weights_bytes=held(num_parameters, is_split=stage >= 3) * weight_bytes,
+        gradients_bytes=held(num_trained, is_split=stage >= 2) * DTYPE_BYTES[precision.gradients],
         optimizer_bytes=optimizer,
-        saved_bytes=optimizer,
+        saved_bytes=optimizer + held(num_frozen, is_split=stage >= 3) * weight_bytes,
         is_sharded=True,
     )
 
@@ -48,7 +56,7 @@ def scratch_bytes(job: JobShape, pp_rank: int) -> int:
     kernels = job.config.fusion.optimizer
     if kernels == "fused" or job.config.parallel.zero_offload:
         return 0
-    part = -(-job.num_local_parameters(pp_rank) // job.mesh.dp)
+    part = -(-job.num_trained_parameters(pp_rank) // job.mesh.dp)
     return part * FP32_BYTES * (2 if kernels == "loop" else 1)
 
 
@@ -73,4 +81,6 @@ def section(job: JobShape) -> Section:
 def _at_stage(job: JobShape, pp_rank: int, stage: int) -> ModelStates:
     if stage == 0:
         return job.unsharded_states(pp_rank)
-    return split_states(job.num_local_parameters(pp_rank), job.config.precision, job.mesh.dp, stage)
+    number = job.num_local_parameters(pp_rank)
+    num_frozen = number - job.num_trained_parameters(pp_rank)
+    return split_states(number, job.config.precision, job.mesh.dp, stage, num_frozen)

@@ -58,6 +58,8 @@ def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             weights = torch.empty_like(piece.parameters())
             connections.post_gradients(0, bucket, weights).wait()
             piece.master.copy_(weights)
+        for index, fragment in enumerate(shard.frozen, len(layout.buckets)):
+            connections.post_gradients(0, index, fragment.tensor).wait()
     if resume:
         shard.load(checkpoint.Checkpoint(checkpoint.folder_of(root, first_step)).read)
     channels = WorkerChannels(ctx, connections, shard, first_step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -19,6 +19,7 @@ from launcher.runtime.checkpoint.fragments import (
     fill,
     scalar_fragment,
     state_fragments,
+    state_name,
 )
 from launcher.runtime.train.optimizer import adamw
 from launcher_plugins.architectures.parameter_server.config import settings_of
@@ -36,6 +37,8 @@ class ParameterLayout:
     buckets: tuple[tuple[GlobalSlice, ...], ...]
     """The parameters of each, in the order in which a backward fills them."""
     num_servers: int
+    frozen: tuple[tuple[GlobalSlice, str], ...] = ()
+    """The parameters that are not trained, with their number formats. The first server holds them."""
 
     @cached_property
     def numels(self) -> tuple[int, ...]:
@@ -59,15 +62,19 @@ class ParameterLayout:
 
     def to_json(self) -> str:
         """As a worker sends it to the servers, which build no model."""
-        return json.dumps([[[param.name, param.shape] for param in bucket] for bucket in self.buckets])
+        buckets = [[[param.name, param.shape] for param in bucket] for bucket in self.buckets]
+        frozen = [[param.name, param.shape, dtype] for param, dtype in self.frozen]
+        return json.dumps([buckets, frozen])
 
     @staticmethod
     def from_json(text: str, num_servers: int) -> ParameterLayout:
         """The layout of `to_json`."""
-        buckets = tuple(
-            tuple(GlobalSlice.unsharded(name, shape) for name, shape in bucket) for bucket in json.loads(text)
+        buckets, frozen = json.loads(text)
+        return ParameterLayout(
+            buckets=tuple(tuple(GlobalSlice.unsharded(*param) for param in bucket) for bucket in buckets),
+            num_servers=num_servers,
+            frozen=tuple((GlobalSlice.unsharded(name, shape), dtype) for name, shape, dtype in frozen),
         )
-        return ParameterLayout(buckets=buckets, num_servers=num_servers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +146,7 @@ class Piece:
 
 
 class Shard:
-    """All pieces of a server.
+    """All pieces of a server, and on the first the weights that are not trained.
 
     With synchronous updates all servers have made the same ones. Otherwise each counts its own, and saves
     that count beside the first server's, from which another architecture resumes.
@@ -149,6 +156,13 @@ class Shard:
         self.pieces = {bucket: Piece(ctx, layout, bucket, server) for bucket in layout.buckets_of(server)}
         self.num_updates = 0
         self._is_first = server == 0
+        self.frozen = [
+            GlobalFragment(
+                slice=replace(param, name=state_name("weight", param.name)),
+                tensor=torch.empty(param.shape, dtype=getattr(torch, dtype)),
+            )
+            for param, dtype in (layout.frozen if self._is_first else ())
+        ]
         self._is_asynchronous = not settings_of(ctx.config).is_lockstep
         self._own_step = f"{STEP}_of_server_{server}"
 
@@ -156,6 +170,7 @@ class Shard:
         """The state of this server."""
         for piece in self.pieces.values():
             yield from piece.state()
+        yield from self.frozen
         if self._is_first:
             yield scalar_fragment(STEP, self.num_updates)
         if self._is_asynchronous:
@@ -166,3 +181,4 @@ class Shard:
         self.num_updates = int(read(self._own_step if self._is_asynchronous else STEP, (), ()))
         for piece in self.pieces.values():
             piece.load(read, self.num_updates)
+        fill(self.frozen, read)

@@ -35,7 +35,7 @@ from launcher.runtime.api import (
     Waiting,
     slice_of,
 )
-from launcher.runtime.checkpoint.fragments import state_name
+from launcher.runtime.checkpoint.fragments import fill, frozen_weights, state_name
 from launcher.runtime.train.gradient_buckets import Bucket, BucketedUpdate, unflatten
 from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite, squared_norm
 from launcher_plugins.architectures.parameter_server.config import settings_of
@@ -114,7 +114,13 @@ class ParameterServerUpdate(BucketedUpdate):
                 if module is not chunk and needed:
                     module.register_forward_pre_hook(lambda *_, needed=needed: self._wait_for(needed))
         slices = (tuple(map(slice_of, bucket.params)) for bucket in buckets)
-        self._layout = ParameterLayout(buckets=tuple(slices), num_servers=num_servers)
+        params = (param for chunk in chunks for param in chunk.parameters())
+        self._frozen = [param for param in params if not param.requires_grad]
+        self._layout = ParameterLayout(
+            buckets=tuple(slices),
+            num_servers=num_servers,
+            frozen=tuple((slice_of(param), str(param.dtype).split(".")[1]) for param in self._frozen),
+        )
         self._first_buckets = [
             min(self._layout.buckets_of(server), default=None) for server in range(num_servers)
         ]
@@ -163,6 +169,7 @@ class ParameterServerUpdate(BucketedUpdate):
 
     def load(self, read: FragmentReader) -> None:
         """Reads the weights; the servers read the rest."""
+        fill(frozen_weights(self._frozen), read)
         for pulled in self._pulled:
             for param in pulled.params:
                 where = slice_of(param)
@@ -225,6 +232,8 @@ class ParameterServerUpdate(BucketedUpdate):
                 flat = torch.cat([param.detach().flatten() for param in bucket.params]).cpu()
                 for server, span in self._layout.parts_of(index):
                     self._connections.push(server, index, flat[span])
+            for index, param in enumerate(self._frozen, len(self._pulled)):
+                self._connections.push(0, index, param.detach().contiguous().cpu())
             wait_for(self._connections.sends)
 
     # Push of gradients.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.base.errors import JobError
-from launcher.runtime.api import RankContext, slice_of
+from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, new_parameter, slice_of
 from launcher.runtime.process.groups import Group, Groups
 
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")
 """The collectives that ZeRO uses, by the names of DeepSpeed's communication backend."""
+_MATRIX = 2
+"""Dims from which on weights decay."""
 
 
 def load_deepspeed(ctx: RankContext) -> Any:
@@ -39,7 +40,6 @@ def load_deepspeed(ctx: RankContext) -> Any:
 def start_engine(ctx: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer, config: Any) -> Any:
     """DeepSpeed's engine around this rank's part of the model. Collective over all ranks."""
     deepspeed = load_deepspeed(ctx)
-    check_alike(len(optimizer.param_groups), ctx.groups.model, ctx.device)
     for param in model.parameters():
         _mark(param, ctx)
     mpu = topology(ctx.groups)
@@ -52,22 +52,22 @@ def start_engine(ctx: RankContext, model: nn.Module, optimizer: torch.optim.Opti
     return engine
 
 
-def check_alike(num_groups: int, model: Group, device: torch.device) -> None:
-    """Rejects stages that differ in their parameter groups: DeepSpeed sums a norm over all ranks of a replica
-    for each group, and some would wait for a collective that others never start.
+def placeholders(ctx: RankContext, model: nn.Module, dims: Iterable[int]) -> list[nn.Parameter]:
+    """Adds to a stage a matrix and a vector of one zero each, where it trains none; ``dims``: of what it
+    trains.
 
-    Raises:
-        JobError: on every rank of the replica.
+    DeepSpeed sums a norm over all stages for each group of parameters (matrices, which decay, and others),
+    and cannot start without any. Zeros that get no gradient change neither the norm nor themselves.
     """
-    bounds = torch.tensor([num_groups, -num_groups], device=device)
-    if model.size > 1:
-        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=model.handle)
-    if bounds[0] != -bounds[1]:
-        raise JobError(
-            "some stages of the pipeline have only parameters with weight decay (matrices) or only such "
-            "without (biases, norms), which DeepSpeed cannot clip together: set parallel.zero_stage=0, or "
-            "split the layers otherwise"
-        )
+    has = {min(number, _MATRIX) for number in dims}
+    added = []
+    for number in {1, _MATRIX} - has:
+        shape, dtype = (1,) * number, DTYPES[ctx.config.precision.compute]
+        param = new_parameter(GlobalSlice.unsharded(f"placeholder.{number}", shape), shape, ctx.device, dtype)
+        nn.init.zeros_(param)
+        model.register_parameter(f"placeholder_{number}", param)
+        added.append(param)
+    return added
 
 
 def partitioner(ctx: RankContext, config: Any) -> Callable[[nn.Module], None]:

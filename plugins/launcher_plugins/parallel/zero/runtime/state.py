@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, slice_of
-from launcher.runtime.checkpoint.fragments import MOMENTS, fill, state_fragments
+from launcher.runtime.checkpoint.fragments import MOMENTS, fill, frozen_weights, state_fragments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,9 @@ class OwnedPart:
 
 def owned_parts(optimizer: Any, params: Sequence[nn.Parameter]) -> list[OwnedPart]:
     """What this rank owns of each parameter. ``optimizer``: DeepSpeed's, of any stage."""
-    find = _at_stage_3 if hasattr(params[0], "ds_id") else _below_stage_3
-    parts = (find(optimizer, param) for param in params)
+    parts = (
+        (_at_stage_3 if hasattr(param, "ds_id") else _below_stage_3)(optimizer, param) for param in params
+    )
     return [part for part in parts if part is not None and part.numel > 0]
 
 
@@ -76,6 +77,19 @@ def _at_stage_3(optimizer: Any, param: Any) -> OwnedPart:
         flat=optimizer.fp32_partitioned_groups_flat[group],
         flat_start=flat_start,
     )
+
+
+def frozen_parts(params: Sequence[Any], *, is_first: bool) -> Iterator[GlobalFragment]:
+    """This rank's part, as views, of weights that are not trained: split at stage 3, below it the first
+    replica's."""
+    if is_first:
+        yield from frozen_weights(param for param in params if not hasattr(param, "ds_id"))
+    for param in params:
+        if hasattr(param, "ds_id") and not param.requires_grad:
+            part = param.ds_tensor.detach().view(-1)
+            start = part.numel() * param.ds_zero_partition_rank
+            weight = {"weight": part[: max(0, param.ds_numel - start)]}
+            yield from state_fragments(slice_of(param), tuple(param.ds_shape), weight, start)
 
 
 def load(optimizer: Any, parts: Sequence[OwnedPart], num_updates: int, read: FragmentReader) -> None:

@@ -19,14 +19,15 @@ from launcher.runtime.api import (
     Update,
     slice_of,
 )
-from launcher.runtime.checkpoint.fragments import LOSS_SCALE, NUM_GOOD_STEPS, STEP, scalar_fragment
+from launcher.runtime.checkpoint.fragments import LOSS_SCALE, NUM_GOOD_STEPS, STEP, fill, scalar_fragment
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 from launcher.runtime.train.optimizer import adamw, learning_rate, not_finite
 from launcher.runtime.train.reductions import sum_gradients_of_copies
 from launcher_plugins.parallel.zero.plan import CONFIG_NAME
-from launcher_plugins.parallel.zero.runtime.engine import partitioner, start_engine
+from launcher_plugins.parallel.zero.runtime.engine import partitioner, placeholders, start_engine
 from launcher_plugins.parallel.zero.runtime.state import (
     OwnedPart,
+    frozen_parts,
     load,
     num_good_steps,
     owned_parts,
@@ -60,6 +61,9 @@ class _DeepSpeedUpdate(Update):
 
     _engine: Any
     _params: list[nn.Parameter]
+    """Those that are trained."""
+    _model_params: list[nn.Parameter]
+    """All."""
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
@@ -71,6 +75,7 @@ class _DeepSpeedUpdate(Update):
         parts = [part for part in self._parts() if part.where.is_owned_by(tp_rank)]
         for part in parts:
             yield from part.fragments(self._engine.optimizer)
+        yield from frozen_parts(self._model_params, is_first=self._ctx.groups.dp.rank == 0)
         if self._ctx.groups.model.rank == 0 and self._ctx.groups.dp.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)
             if (scaler := self._scaler) is not None:
@@ -82,6 +87,7 @@ class _DeepSpeedUpdate(Update):
         self._num_updates = int(read(STEP, (), ()))
         load(self._engine.optimizer, self._parts(), self._num_updates, read)
         refresh_weights(self._engine.optimizer, self._params)
+        fill(frozen_parts(self._model_params, is_first=True), read)
         if (scaler := self._scaler) is not None:
             scaler.cur_scale = float(read(LOSS_SCALE, (), ()))
             set_num_good_steps(scaler, int(read(NUM_GOOD_STEPS, (), ())))
@@ -91,10 +97,15 @@ class _DeepSpeedUpdate(Update):
         self._engine.destroy()
 
     def _start(self, model: nn.Module) -> None:
-        config = self._ctx.config
-        self._params = [param for param in model.parameters() if param.requires_grad]
-        optimizer = adamw(((param, len(slice_of(param).shape)) for param in self._params), config)
-        assert optimizer is not None, "the plan rejects a stage without parameters"
+        ctx = self._ctx
+        self._model_params = list(model.parameters())
+        self._params = [param for param in self._model_params if param.requires_grad]
+        dims = [len(slice_of(param).shape) for param in self._params]
+        trained = list(zip(self._params, dims, strict=True))
+        if ctx.groups.pp.size > 1:
+            trained += [(param, param.dim()) for param in placeholders(ctx, model, dims)]
+        optimizer = adamw(trained, ctx.config)
+        assert optimizer is not None, "the plan rejects a model without anything to train"
         self._engine = start_engine(self._ctx, model, optimizer, _config(self._ctx))
 
     def _step(self, step: int) -> StepOutcome:
