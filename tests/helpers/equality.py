@@ -4,7 +4,7 @@ under their global names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -78,7 +78,19 @@ def job(inputs: PlanInputs | None = None, **sections: dict[str, Any]) -> Plan:
 
 def train(plan: Plan, sabotage: Sabotage | None = None, timeout_s: float = TIMEOUT_S) -> Trained:
     """Runs the plan on as many forked ranks as it needs."""
-    results: list[_RankResult] = run_ranks(plan.world_size, _rank, plan, sabotage, timeout_s=timeout_s)
+    (found,) = train_each([plan], sabotage, timeout_s)
+    return found
+
+
+def train_each(
+    plans: Sequence[Plan], sabotage: Sabotage | None = None, timeout_s: float = TIMEOUT_S
+) -> list[Trained]:
+    """Runs some plans of one size one after the other on the same forked ranks."""
+    ranks = run_ranks(plans[0].world_size, _rank_of_each, plans, sabotage, timeout_s=timeout_s)
+    return [_joined(results) for results in zip(*ranks, strict=True)]
+
+
+def _joined(results: Sequence[_RankResult]) -> Trained:
     losses = next(result.losses for result in reversed(results) if result.losses[0] is not None)
     return Trained(
         losses=[loss for loss in losses if loss is not None],
@@ -129,6 +141,10 @@ def skip_sums_over(kind: str) -> Sabotage:
         module._all_reduce = lambda ctx, name, tensors: name == kind or all_reduce(ctx, name, tensors)
 
     return sabotage
+
+
+def _rank_of_each(rank: int, plans: Sequence[Plan], sabotage: Sabotage | None) -> list[_RankResult]:
+    return [_rank(rank, plan, sabotage) for plan in plans]
 
 
 def _rank(rank: int, plan: Plan, sabotage: Sabotage | None) -> _RankResult:

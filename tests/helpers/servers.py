@@ -62,7 +62,7 @@ def serve_and_train(
     (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
     results = run_ranks(plan.world_size, rank_of_servers, plan, run_dir, before_step, num_steps, resume)
     workers = [result for result in results if result is not None]
-    losses = torch.tensor([[step.loss for step in done] for done, _ in workers]).mean(0)
+    losses = torch.tensor([[step.loss for step in done] for done, *_ in workers]).mean(0)
     saved = Checkpoint(folder_of(run_dir / "checkpoints", num_steps))
     shapes = {name: tuple(weight.shape) for name, weight in workers[0][1].items()}
 
@@ -70,13 +70,13 @@ def serve_and_train(
         return saved.read(state_name(kind, name), (0,) * len(shapes[name]), shapes[name])
 
     for name in shapes:  # what the workers have in the end is what the servers hold
-        for _, weights in workers:
+        for _, weights, _ in workers:
             torch.testing.assert_close(weights[name], whole("weight", name).to(weights[name].dtype))
     trained = Trained(
         losses=losses.tolist(),
         norms=[step.outcome.grad_norm for step in workers[0][0]],
         weights={name: whole("weight", name) for name in shapes},
-        moments={state_name(kind, name): whole(kind, name) for kind in MOMENTS for name in shapes},
+        moments={state_name(kind, name): whole(kind, name) for kind in MOMENTS for name in workers[0][2]},
     )
     servers = range(plan.mesh.num_ranks, plan.world_size)
     return Served(trained=trained, updates=tuple(records(run_dir, rank, "update") for rank in servers))
@@ -105,8 +105,9 @@ def rank_of_servers(
     assert ctx.replicas is not None, "workers are replicas"
     ctx.replicas.synchronize()
     ctx.replicas.leave(num_steps)
-    params = (param for module in trainer.part.modules.values() for param in module.parameters())
-    return done, {slice_of(param).name: param.detach().clone() for param in params}
+    params = [param for module in trainer.part.modules.values() for param in module.parameters()]
+    trained = [slice_of(param).name for param in params if param.requires_grad]
+    return done, {slice_of(param).name: param.detach().clone() for param in params}, trained
 
 
 def assert_same(served: Served, weights: dict[str, Tensor], tolerance: float = 2e-5) -> None:

@@ -15,6 +15,7 @@ from launcher.contract.strategy import Schedule
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs, needs_shape
 from launcher.plan.plugins import plugin_errors
+from launcher.plan.text import plan_text
 from launcher_plugins.executors.torchrun import Torchrun
 from launcher_plugins.parallel.tensor.plan import TensorParallel
 from launcher_plugins.schedules.gpipe import GPipe
@@ -218,12 +219,43 @@ def test_a_custom_model_is_planned_from_its_measured_shape():
     assert plan.source_roots == ("/models",)
 
 
-def test_a_custom_model_without_operations_or_parameters_is_planned():
-    idle = tuple(replace(layer, forward_flops=0.0, num_parameters=0) for layer in LAYERS)
-    shape = ModelShape(family="custom", layers=idle, prologue=None, epilogue=None, num_tied_parameters=0)
-    plan = build(custom({"pp": 3, "dp": 2}), inputs=PlanInputs(shape=shape))
+def test_layers_without_operations_or_parameters_are_planned():
+    idle = replace(LAYERS[0], forward_flops=0.0, num_parameters=0, num_replicated_parameters=0)
+    plan = build(custom({"pp": 3, "dp": 2}), inputs=shaped(idle, idle, LAYERS[2]))
     assert plan.schedule.step_s > 0
-    assert all(row.purpose != "gradients" for row in plan.traffic)
+    assert [row.pp_rank for row in plan.traffic if row.purpose == "gradients"] == [2]
+
+
+def test_what_is_not_trained_has_neither_states_nor_messages_nor_operations_of_its_own():
+    frozen = replace(
+        LAYERS[0], num_frozen_parameters=20, has_backward=False, backward_flops=0.0, kept_elements=0
+    )
+    passing = replace(LAYERS[1], num_frozen_parameters=20, backward_flops=200.0)
+    plan = build(custom({"pp": 3, "dp": 2}), inputs=shaped(frozen, passing, LAYERS[2]))
+    whole = build(custom({"pp": 3, "dp": 2}), inputs=shaped(*LAYERS))
+    assert (plan.num_parameters, plan.num_frozen_parameters) == (60, 40)
+    assert [(part.weights_bytes, part.gradients_bytes, part.optimizer_bytes) for part in plan.memory] == [
+        (80, 0, 0),
+        (80, 0, 0),
+        (80, 80, 160),
+    ]
+    assert [row.pp_rank for row in plan.traffic if row.purpose == "gradients"] == [2]
+    assert [stage.is_frozen for stage in plan.stages] == [True, False, False]
+    assert whole.step_flops - plan.step_flops == (400 + 200) * 16
+    first, second, third = plan.schedule.backward_s
+    assert first < second < third == whole.schedule.backward_s[2]
+    assert "60 parameters (40 not trained)" in plan_text(plan)
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    idle = replace(LAYERS[0], num_parameters=0)
+    with pytest.raises(
+        LauncherError,
+        match=r"model\.target=mine:build: there is nothing to train: no parameter of its 1 layer gets a "
+        r"gradient\. Let at least one have requires_grad, behind every layer whose forward is under "
+        r"no_grad\.",
+    ):
+        build(custom({}), inputs=shaped(idle))
 
 
 def test_a_plan_says_which_layers_run_a_split_backward_whole():
@@ -276,6 +308,11 @@ LAYERS = tuple(
     )
     for place in range(3)
 )
+
+
+def shaped(*layers):
+    shape = ModelShape(family="custom", layers=layers, prologue=None, epilogue=None, num_tied_parameters=0)
+    return PlanInputs(shape=shape)
 
 
 def custom(parallel):

@@ -287,3 +287,18 @@ def test_receives_posted_late_delay_the_step() -> None:
     seconds = {F: 1.0, B: 2.0}
     late = rendezvous_makespan(add_communication(compute, shape, 0), seconds, 1.0)
     assert late > rendezvous_makespan(lower(OneFOneB(), shape), seconds, 1.0)
+
+
+@pytest.mark.parametrize("schedule", [Naive(), GPipe(), OneFOneB(), Interleaved1F1B(), ZBH1()])
+def test_no_gradient_goes_to_frozen_stages(schedule):
+    shape = shape_of(4, 2 if isinstance(schedule, Interleaved1F1B) else 1, 8)
+    whole = lower(schedule, shape)
+    for num_frozen in range(shape.num_stages):
+        partly = replace(shape, num_frozen=num_frozen)
+        lists = lower(schedule, partly)
+        needless = {(SB, s) for s in range(num_frozen + 1)} | {(RB, s) for s in range(num_frozen)}
+        for before, after in zip(whole, lists, strict=True):
+            sent = [action for action in before if (action.kind, action.stage) not in needless]
+            assert sorted(after) == sorted(sent)
+        costs = textbook_costs(partly, splits_backward=schedule.splits_backward)
+        assert simulate(lists, partly, costs).makespan_s <= simulate(whole, shape, costs).makespan_s

@@ -12,6 +12,9 @@ one device from parts of that sum, so a layer has to treat each sample on its ow
 numbers in its forward: BatchNorm and torch's dropout are rejected. A layer with a method ``split_with`` can
 defer its weight gradients (see `launcher.runtime.model.deferred_weight_gradients`).
 
+Parameters without ``requires_grad`` keep their values, and have neither gradient nor optimizer state. The
+same holds for all up to a layer that passes no gradient on (its forward is under ``no_grad``, say).
+
 ``build`` and the generator draw their weights from torch's global generator, which has the run's seed, so
 that initial weights are the same under every layout. Every rank first has a whole sequence in memory and
 then keeps its own layers; of a generator's layers it holds its own and one more, and where ZeRO shards the
