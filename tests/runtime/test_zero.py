@@ -23,12 +23,11 @@ from launcher.runtime.api import slice_of
 from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
-from launcher.runtime.process.groups import Group
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
+from launcher_plugins.parallel.zero import deepspeed_json as zero_json
 from launcher_plugins.parallel.zero import deepspeed_keys as zero_keys
 from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
-from launcher_plugins.parallel.zero.runtime.engine import check_alike
 from launcher_plugins.parallel.zero.runtime.state import num_good_steps, set_num_good_steps
 from launcher_plugins.parallel.zero.runtime.update import Zero1Update
 from tests.helpers.equality import CPU, Sabotage, assert_equal, job, reference, skip_sums_over, train
@@ -396,18 +395,44 @@ def test_the_loss_scale_of_deepspeed_counts_on() -> None:
     assert scaler.cur_scale == 16.0, "they doubled at the same step"
 
 
-def stages_that_differ(rank: int) -> None:
-    check_alike(1 + rank, Group(ranks=(0, 1), rank=rank, handle=torch.distributed.group.WORLD), CPU)
-
-
-def test_stages_that_deepspeed_would_wait_between_for_ever_are_refused() -> None:
-    with pytest.raises(RankError, match=r"only parameters with weight decay .* set parallel\.zero_stage=0"):
-        run_ranks(2, stages_that_differ)
-
-
 def test_deepspeed_knows_every_key_that_may_be_set() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     fields = DeepSpeedZeroConfig.model_fields
     known = {name for field, info in fields.items() for name in (field, info.alias)}
     assert known >= {*zero_keys._EVERY_STAGE, *zero_keys._STAGE_3, *zero_keys._ELSEWHERE}
+
+
+def test_every_key_that_deepspeed_reads_is_decided_on() -> None:
+    """A key that a newer DeepSpeed reads is refused until it is: only those that are named are taken."""
+    from deepspeed.runtime import config as deepspeed_config
+
+    asked: set[str] = set()
+
+    class Listening(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            asked.add(key)
+            return super().get(key, default)
+
+        def __contains__(self, key: object) -> bool:
+            asked.add(str(key))
+            return super().__contains__(key)
+
+        def keys(self) -> Any:
+            return self
+
+    deepspeed_config.DeepSpeedConfig(Listening(train_batch_size=1))
+    ours = {key.partition(".")[0] for key in zero_json._SOURCES}
+    removed = deepspeed_config._REMOVED_TOP_LEVEL_CONFIG_KEYS  # which it refuses itself
+    decided = {*zero_keys.TAKEN, *zero_keys.UNUSED, *ours, *removed}
+    assert asked - decided == {"zero_allow_untested_optimizer"}, "which has a fixed value"
+    assert asked >= {"train_batch_size", "steps_per_print", "tensorboard", "prescale_gradients", "timers"}
+
+
+def test_keys_that_are_taken_start() -> None:
+    said: dict[str, Any] = {"log_level": "error", "zero_optimization": {"enable_sanity_checks": True}}
+    for key, value in zero_keys._HOLDING.items():
+        top, _, name = key.partition(".")
+        said[top] = said.get(top, {}) | {name: value} if name else value
+    plan = job(model=GPT, parallel={"dp": 2, "zero_stage": 2, "zero_options": said})
+    assert_equal(train(plan), reference(GPT))

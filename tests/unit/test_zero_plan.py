@@ -162,8 +162,36 @@ def test_settings_of_zero_without_zero_are_refused():
         ),
         (
             {"zero_optimisation": {"stage": 1}},
-            "parallel.zero_options.zero_optimisation.stage=1: has no effect here: the launcher runs the "
-            "loop, and DeepSpeed the update of the weights. Did you mean zero_optimization?",
+            "parallel.zero_options.zero_optimisation.stage=1: is no key of DeepSpeed that may be set here. "
+            "Did you mean zero_optimization?",
+        ),
+        (
+            {"tensorboard": {"enabled": True}},
+            "parallel.zero_options.tensorboard.enabled=true: is not taken: the launcher runs the loop, and "
+            "DeepSpeed the update of the weights. Remove parallel.zero_options.tensorboard.enabled: "
+            "metrics/rank-*.jsonl in the run's folder has the loss and the times of every step.",
+        ),
+        (
+            {"gradient_predivide_factor": 2.0},
+            "parallel.zero_options.gradient_predivide_factor=2: is not taken: the launcher runs the loop, "
+            "and DeepSpeed the update of the weights. Remove "
+            "parallel.zero_options.gradient_predivide_factor: "
+            "precision.gradients=fp32 keeps sums of gradients from overflowing.",
+        ),
+        (
+            {"data_types": {"param_dtype": "bf16"}},
+            "parallel.zero_options.data_types.param_dtype=bf16: precision decides on it. "
+            "Remove parallel.zero_options.data_types.param_dtype, or change precision.",
+        ),
+        (
+            {"log_level": "loud"},
+            "parallel.zero_options.log_level=loud: must be one of debug, info, warning, error, critical. "
+            "Remove parallel.zero_options.log_level.",
+        ),
+        (
+            {"zero_optimization": True},
+            "parallel.zero_options.zero_optimization=true: must be settings by name. "
+            "Remove parallel.zero_options.zero_optimization.",
         ),
         (
             {"zero_optimization": {"overlap_com": True}},
@@ -201,12 +229,38 @@ def test_a_key_that_contradicts_the_recipe_is_refused_naming_both(given, message
 
 def test_further_keys_pass_through_and_what_agrees_is_no_fault():
     config = options(
-        train_batch_size=16, wall_clock_breakdown=True, zero_optimization={"overlap_comm": True, "stage": 1}
+        train_batch_size=16,
+        zero_allow_untested_optimizer=True,
+        log_level="info",
+        wall_clock_breakdown=False,
+        prescale_gradients=False,
+        gradient_predivide_factor=1.0,
+        tensorboard={"enabled": False},
+        zero_optimization={"overlap_comm": True, "stage": 1},
     )
     found = generated(config)
-    assert found["wall_clock_breakdown"] is True
+    assert found["log_level"] == "info"
     assert found["zero_optimization"]["overlap_comm"] is True
     assert found["zero_optimization"]["stage"] == 1
+
+
+@pytest.mark.parametrize("value", [0, 10, True])
+def test_reports_that_nobody_would_see_are_refused(value):
+    (fault,) = refusal(options(steps_per_print=value))
+    assert fault.startswith(f"parallel.zero_options.steps_per_print={str(value).lower()}: is not taken"), (
+        fault
+    )
+
+
+def test_a_loss_scale_that_deepspeed_cannot_start_with_is_refused():
+    (fault,) = refusal(
+        zero(
+            precision=FP16,
+            device={"peak_flops": CPU["peak_flops"]},
+            parallel={"zero_options": {"fp16": {"loss_scale_window": 0}}},
+        )
+    )
+    assert "fp16.loss_scale_window=0: must be a whole number of at least 1." in fault
 
 
 def test_a_whole_number_written_as_a_float_becomes_an_int():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.base.errors import Fault, did_you_mean
+from launcher.base.errors import Fault
 from launcher.contract.config import LaunchConfig
 from launcher.contract.strategy import FP32_BYTES
 from launcher_plugins.parallel.zero.deepspeed_keys import key_fault
@@ -22,6 +22,7 @@ _SOURCES = {
     "gradient_accumulation_steps": "batch.num_microbatches",
     "gradient_clipping": "optim.clip_norm",
     "communication_data_type": "precision.gradients",
+    "data_types": "precision",
     "data_types.grad_accum_dtype": "precision.gradients",
     "bf16.enabled": "precision.compute",
     "fp16.enabled": "precision.compute",
@@ -31,25 +32,9 @@ _SOURCES = {
     "zero_optimization.allgather_bucket_size": "parallel.bucket_bytes",
     "optimizer": "optim",
     "scheduler": "optim",
+    "zero_force_ds_cpu_optimizer": "parallel.zero_offload",
 }
 """The setting of the recipe that a DeepSpeed key repeats."""
-_EXTRAS = (
-    "bf16",
-    "comms_logger",
-    "csv_monitor",
-    "data_types",
-    "dump_state",
-    "fp16",
-    "gradient_predivide_factor",
-    "memory_breakdown",
-    "prescale_gradients",
-    "steps_per_print",
-    "tensorboard",
-    "wall_clock_breakdown",
-    "wandb",
-    "zero_optimization",
-)
-"""DeepSpeed's top-level keys that have an effect when the launcher runs the loop."""
 
 
 def deepspeed_json(config: LaunchConfig, num_parameters: int) -> dict[str, Any]:
@@ -64,21 +49,18 @@ def option_faults(config: LaunchConfig, num_parameters: int) -> Iterator[Fault]:
     compute = config.precision.compute
     formats = {name: {"enabled": compute == name} for name in ("bf16", "fp16")}
     fixed = dict(_leaves(_merged(formats, _fixed(config, num_parameters))))
-    known = (*_EXTRAS, *(key for key in _SOURCES if "." not in key))
     for key, value in _leaves(_plain(config.parallel.zero_options)):
-        top, source = key.partition(".")[0], _source(key)
+        source = _source(key)
         if value == "auto":
             fix = "Give the value, or remove the key: the launcher fills in what follows from the recipe."
             yield _fault(key, value, "DeepSpeed would be given the word itself", fix)
-        elif top not in known:
-            rule = "has no effect here: the launcher runs the loop, and DeepSpeed the update of the weights"
-            yield _fault(key, value, rule, did_you_mean(top, known))
-        elif key in fixed and fixed[key] != value:
-            asked = f"{source} asks for {_shown(fixed[key])}" if source else _need(fixed[key])
-            yield _fault(key, value, asked, _way_out(key, source))
-        elif key not in fixed and source:
+        elif key in fixed:
+            if fixed[key] != value:
+                asked = f"{source} asks for {_shown(fixed[key])}" if source else _need(fixed[key])
+                yield _fault(key, value, asked, _way_out(key, source))
+        elif source:
             yield _fault(key, value, f"{source} decides on it", _way_out(key, source))
-        elif key not in fixed and (found := key_fault(key, value, config)) is not None:
+        elif (found := key_fault(key, value, config)) is not None:
             rule, hint = found
             yield _fault(key, value, rule, hint or _way_out(key, None))
 
