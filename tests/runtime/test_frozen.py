@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.optimizer import learning_rate
+from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
 from tests.helpers.contexts import make_config
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, train, train_each
 from tests.helpers.halves import save
@@ -231,6 +233,29 @@ def test_parts_that_are_not_trained_leave_every_layout_equal_to_plain_torch(
     kind: str, layout: str, found: dict[Key, Trained], expected: dict[str, Trained]
 ) -> None:
     assert_equal(found[kind, layout], expected[kind])
+
+
+@pytest.mark.usefixtures("deepspeed_in_parent")
+def test_a_stage_that_trains_nothing_goes_with_bf16_and_with_offloaded_states(
+    expected: dict[str, Trained],
+) -> None:
+    precision = {"name": "bf16", "compute": "bf16", "master_weights": True}
+    mixed = {"precision": precision, "device": {"peak_flops": {"fp32": 1e9, "bf16": 1e9}}}
+    spread = {"dp": 2, "pp": 2, "zero_stage": 1}
+    native = train(plan_of("last", {}, **mixed))
+    found, moved = train_each([plan_of("last", spread, **mixed), offloaded(plan_of("last", spread))])
+    torch.testing.assert_close(torch.tensor(found.norms), torch.tensor(native.norms), rtol=5e-3, atol=0)
+    for name, weight in native.weights.items():
+        largest = float(weight.abs().max())
+        torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=0.02 * largest)
+    assert_equal(moved, expected["last"])
+
+
+def offloaded(plan: Plan) -> Plan:
+    """As a plan for GPUs has it: on a CPU the planner refuses what changes nothing there."""
+    config = replace(plan.config, parallel=replace(plan.config.parallel, zero_offload=True))
+    documents = {"deepspeed.json": deepspeed_json(config, plan.num_parameters - plan.num_frozen_parameters)}
+    return replace(plan, config=config, documents=documents)
 
 
 def test_the_comparison_sees_weights_that_decay_though_no_gradient_reaches_them(

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from launcher.contract.plan import Plan
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward
+from launcher.runtime.model.simulated_device import SimulatedLinear
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.contexts import WHOLE
@@ -137,3 +138,15 @@ def test_outside_of_a_split_schedule_the_backward_is_whole() -> None:
         WHOLE.linear(torch.ones(1, 1, 2), weight).sum().backward()
     assert put_off == []
     assert weight.grad is not None
+
+
+def test_a_weight_that_is_not_trained_has_nothing_to_defer() -> None:
+    layer, deferral = (
+        SimulatedLinear(4, flops_per_s=1e12).requires_grad_(False),
+        SplitBackward(is_enabled=True),
+    )
+    layer.split_with(deferral)
+    x = torch.ones(2, 4, requires_grad=True)
+    with deferral.collecting() as deferred:
+        layer(x).sum().backward()
+    assert (deferred, layer.weight.grad, x.grad is None) == ([], None, False)

@@ -216,6 +216,18 @@ def test_settings_of_zero_without_zero_are_refused():
             "Remove parallel.zero_options.zero_optimization.offload_param.device.",
         ),
         (
+            {"zero_optimization": {"overlap_comm": True}},
+            "parallel.zero_options.zero_optimization.overlap_comm=true: reduces gradients in every backward, "
+            "which stage 1 does once a step. "
+            "Remove parallel.zero_options.zero_optimization.overlap_comm.",
+        ),
+        (
+            {"zero_optimization": {"round_robin_gradients": True}},
+            "parallel.zero_options.zero_optimization.round_robin_gradients=true: reorders the states, which "
+            "DeepSpeed's own map of them does not follow. "
+            "Remove parallel.zero_options.zero_optimization.round_robin_gradients.",
+        ),
+        (
             {"fp16": {"hysteresis": 2}},
             "parallel.zero_options.fp16.hysteresis=2: has no effect, as precision.compute=fp32. "
             "Remove parallel.zero_options.fp16.hysteresis.",
@@ -236,11 +248,11 @@ def test_further_keys_pass_through_and_what_agrees_is_no_fault():
         prescale_gradients=False,
         gradient_predivide_factor=1.0,
         tensorboard={"enabled": False},
-        zero_optimization={"overlap_comm": True, "stage": 1},
+        zero_optimization={"reduce_scatter": False, "stage": 1},
     )
     found = generated(config)
     assert found["log_level"] == "info"
-    assert found["zero_optimization"]["overlap_comm"] is True
+    assert found["zero_optimization"]["reduce_scatter"] is False
     assert found["zero_optimization"]["stage"] == 1
 
 

@@ -77,7 +77,10 @@ class SplitBackward:
         self, weight: nn.Parameter, compute: Callable[[], Tensor], reads: Sequence[Tensor]
     ) -> Tensor | None:
         """Defers a weight gradient, with the tensors that it reads; computes it at once outside of
-        `collecting`, and where the backward needs it for what the weight is computed from."""
+        `collecting`, and where the backward needs it for what the weight is computed from. None also for one
+        that is not trained."""
+        if not weight.requires_grad:
+            return None
         if self._deferred is None or not weight.is_leaf:
             return compute()
         self._deferred.append(DeferredWeightGradient(weight, compute, tuple(map(self.save_hook, reads))))

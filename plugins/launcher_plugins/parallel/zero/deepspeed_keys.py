@@ -19,7 +19,6 @@ _STAGE_3: Mapping[str, str] = {
     "stage3_max_live_parameters": _COUNT,
     "stage3_max_reuse_distance": _COUNT,
     "stage3_model_persistence_threshold": _COUNT,
-    "stage3_module_granularity_threshold": _COUNT,
     "stage3_param_persistence_threshold": _COUNT,
     "stage3_prefetch_bucket_size": _COUNT,
     "stage3_use_all_reduce_for_fetch_params": _SWITCH,
@@ -48,15 +47,17 @@ _FORMATS: Mapping[str, Mapping[str, str]] = {
 }
 TAKEN = (*_FORMATS, "log_level", "zero_optimization")
 """The top-level keys that may be set."""
-_ELSEWHERE = (
-    "offload_param",
-    "round_robin_gradients",  # DeepSpeed's own map of its flattened states does not follow it
-    "zenflow",
-    "zero_hpz_partition_size",
-    "zero_quantized_gradients",
-    "zero_quantized_weights",
-)
-"""Those of ``zero_optimization`` that would keep states where nobody looks."""
+_ELSEWHERE = "would keep states where neither the plan nor a checkpoint has them"
+_UNUSABLE: Mapping[str, str] = {
+    "offload_param": _ELSEWHERE,
+    "round_robin_gradients": "reorders the states, which DeepSpeed's own map of them does not follow",
+    "stage3_module_granularity_threshold": "gathers modules whole, and their backward then fails",
+    "zenflow": _ELSEWHERE,
+    "zero_hpz_partition_size": _ELSEWHERE,
+    "zero_quantized_gradients": _ELSEWHERE,
+    "zero_quantized_weights": _ELSEWHERE,
+}
+"""Those of ``zero_optimization`` that DeepSpeed knows and that do not go with the rest, and why."""
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 """Values of ``log_level``, of what DeepSpeed writes to the log of each rank."""
 _RECORDS = "metrics/rank-*.jsonl in the run's folder has the loss and the times of every step"
@@ -141,8 +142,10 @@ def key_fault(key: str, value: Any, config: LaunchConfig) -> tuple[str, str] | N
 
 
 def _zero_fault(name: str, value: Any, stage: int) -> tuple[str, str] | None:
-    if name.partition(".")[0] in _ELSEWHERE:
-        return "would keep states where neither the plan nor a checkpoint has them", ""
+    if (reason := _UNUSABLE.get(name.partition(".")[0])) is not None:
+        return reason, ""
+    if name == "overlap_comm" and value is True and stage == 1:
+        return "reduces gradients in every backward, which stage 1 does once a step", ""
     if name in _STAGE_3 and stage < 3:
         return f"has an effect at stage 3 alone, and parallel.zero_stage={stage}", ""
     return _value_fault(name, value, {**_EVERY_STAGE, **_STAGE_3})

@@ -57,7 +57,7 @@ def placeholders(ctx: RankContext, model: nn.Module, dims: Iterable[int]) -> lis
     trains.
 
     DeepSpeed sums a norm over all stages for each group of parameters (matrices, which decay, and others),
-    and cannot start without any. Zeros that get no gradient change neither the norm nor themselves.
+    and cannot start without any. Zeros whose gradients are zeros change neither the norm nor themselves.
     """
     has = {min(number, _MATRIX) for number in dims}
     added = []

@@ -64,6 +64,7 @@ class _DeepSpeedUpdate(Update):
     """Those that are trained."""
     _model_params: list[nn.Parameter]
     """All."""
+    _placeholders: list[nn.Parameter]
 
     def __init__(self, ctx: RankContext) -> None:
         self._ctx = ctx
@@ -102,8 +103,8 @@ class _DeepSpeedUpdate(Update):
         self._params = [param for param in self._model_params if param.requires_grad]
         dims = [len(slice_of(param).shape) for param in self._params]
         trained = list(zip(self._params, dims, strict=True))
-        if ctx.groups.pp.size > 1:
-            trained += [(param, param.dim()) for param in placeholders(ctx, model, dims)]
+        self._placeholders = placeholders(ctx, model, dims) if ctx.groups.pp.size > 1 else []
+        trained += [(param, param.dim()) for param in self._placeholders]
         optimizer = adamw(trained, ctx.config)
         assert optimizer is not None, "the plan rejects a model without anything to train"
         self._engine = start_engine(self._ctx, model, optimizer, _config(self._ctx))
@@ -158,6 +159,8 @@ class Zero1Update(_DeepSpeedUpdate):
 
     def apply(self, step: int) -> StepOutcome:
         """Sums the gradients, clips, updates the parameters, clears the gradients."""
+        for param in self._placeholders:
+            torch.autograd.backward(param.view_as(param), torch.zeros_like(param))
         sum_gradients_of_copies(self._ctx, self._params, _accumulated)
         self._engine.set_gradient_accumulation_boundary(True)
         with self._ctx.clock.section(REPLICATED):
