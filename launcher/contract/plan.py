@@ -96,11 +96,6 @@ class ModelShape:
         return sum(part.num_parameters for part in self.parts) - self.num_tied_parameters
 
     @property
-    def forward_flops(self) -> float:
-        """Operations of one sample's forward."""
-        return sum(part.forward_flops for part in self.parts)
-
-    @property
     def num_trained_parameters(self) -> int:
         """Of its parameters, those that are trained."""
         return self.num_parameters - sum(part.num_frozen_parameters for part in self.parts)

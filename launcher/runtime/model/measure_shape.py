@@ -112,7 +112,6 @@ def _measured(
         backward_flops=backward_flops,
         weight_flops=weight_flops,
         kept_elements=kept_elements,
-        kept_replicated_elements=0,
         output_elements=output.numel(),
         output_shape=tuple(output.shape[1:]),
     )
