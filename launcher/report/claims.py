@@ -95,9 +95,9 @@ def held_microbatches(run: Run) -> list[float] | None:
     chunks = run.plan.pipeline.num_chunks * run.plan.batch.num_microbatches
 
     def held(memory: MemoryRecord) -> float | None:
-        if not memory.held_peak_bytes or not memory.held_total_bytes:
+        if memory.held_peak_bytes is None or memory.held_total_bytes is None:
             return None
-        return memory.held_peak_bytes * chunks / memory.held_total_bytes
+        return memory.held_peak_bytes * chunks / max(1, memory.held_total_bytes)
 
     return _fullest(run, held)
 
