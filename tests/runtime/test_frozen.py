@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import product
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,7 @@ from tests.helpers.halves import save
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.servers import rank_of_servers, serve_and_train, servers_job
 
+pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 WIDTH, VOCAB = 16, 256
 
 
@@ -129,18 +130,15 @@ def settings(kind: str, width: int = WIDTH, **sections: Any) -> dict[str, Any]:
     options = {"kind": kind, "width": width}
     model |= {"family": "custom", "target": "partly_trained:build", "options": options}
     optim = {"weight_decay": 0.3} | sections.pop("optim", {})
-    inputs = PlanInputs(shape=measured(model))
-    return {"model": model, "optim": optim, "inputs": inputs, **sections}
-
-
-def measured(model: dict[str, Any]) -> ModelShape:
-    return describe(make_config(model=model).model, torch.zeros(1, 8, dtype=torch.int64))
+    shape = describe(make_config(model=model).model, torch.zeros(1, 8, dtype=torch.int64))
+    return {"model": model, "optim": optim, "inputs": PlanInputs(shape=shape), **sections}
 
 
 def plan_of(kind: str, parallel: dict[str, Any], **sections: Any) -> Plan:
     return job(**settings(kind, parallel=parallel, **sections))
 
 
+@cache
 def plain_torch(kind: str) -> Trained:
     """The training written out, on one device, with nothing of the launcher's but its batches."""
     plan = plan_of(kind, {})
@@ -180,65 +178,34 @@ def plain_torch(kind: str) -> Trained:
     return Trained(losses=losses, norms=norms, weights=weights, moments=moments)
 
 
-KINDS = (
-    "first",
-    "first stages",
-    "middle",
-    "last",
-    "adapters",
-    "biases",
-    "no grad first",
-    "no grad middle",
-    "detached",
-)
-TWO: dict[str, dict[str, Any]] = {
-    "dp2": {"dp": 2},
-    "1f1b": {"pp": 2},
-    "gpipe recompute": {"pp": 2, "schedule": "gpipe", "recompute": "full"},
-    "interleaved": {"pp": 2, "num_chunks": 2, "schedule": "interleaved_1f1b"},
-    "zero bubble": {"pp": 2, "schedule": "zb_h1"},
-    "zero 1": {"dp": 2, "zero_stage": 1},
-    "zero 2": {"dp": 2, "zero_stage": 2},
-    "zero 3": {"dp": 2, "zero_stage": 3, "recompute": "full"},
-}
-FOUR: dict[str, dict[str, Any]] = {
-    "pp4": {"pp": 4},
-    "zero 1 pp2": {"dp": 2, "pp": 2, "zero_stage": 1},
-    "zero 1 zero bubble": {"dp": 2, "pp": 2, "zero_stage": 1, "schedule": "zb_h1"},
-}
+KINDS = ("first", "first stages", "middle", "last", "adapters", "biases")
+KINDS += ("no grad first", "no grad middle", "detached")
 DEEP = ("first stages", "last", "biases")
 """Those with stages that train nothing, or only what does not decay."""
-CASES = [*product(KINDS, TWO), *product(DEEP, FOUR)]
-Key = tuple[str, str]
+LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "dp2": (KINDS, {"dp": 2}),
+    "1f1b": (KINDS, {"pp": 2}),
+    "gpipe recompute": (KINDS, {"pp": 2, "schedule": "gpipe", "recompute": "full"}),
+    "interleaved": (KINDS, {"pp": 2, "num_chunks": 2, "schedule": "interleaved_1f1b"}),
+    "zero bubble": (KINDS, {"pp": 2, "schedule": "zb_h1"}),
+    "zero 1": (KINDS, {"dp": 2, "zero_stage": 1}),
+    "zero 2": (KINDS, {"dp": 2, "zero_stage": 2}),
+    "zero 3": (KINDS, {"dp": 2, "zero_stage": 3, "recompute": "full"}),
+    "pp4": (DEEP, {"pp": 4}),
+    "zero 1 pp2": (DEEP, {"dp": 2, "pp": 2, "zero_stage": 1}),
+    "zero 1 zero bubble": (DEEP, {"dp": 2, "pp": 2, "zero_stage": 1, "schedule": "zb_h1"}),
+}
 
 
-@pytest.fixture(scope="module")
-def found(deepspeed_in_parent: None) -> dict[Key, Trained]:
-    """What every layout computes of every model, on two forks."""
-    results: dict[Key, Trained] = {}
-    for kinds, layouts in ((KINDS, TWO), (DEEP, FOUR)):
-        keys = list(product(kinds, layouts))
-        plans = [plan_of(kind, layouts[layout]) for kind, layout in keys]
-        results |= zip(keys, train_each(plans), strict=True)
-    return results
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_that_are_not_trained_leave_every_layout_equal_to_plain_torch(layout: str) -> None:
+    kinds, parallel = LAYOUTS[layout]
+    found = train_each([plan_of(kind, parallel) for kind in kinds])
+    for kind, trained in zip(kinds, found, strict=True):
+        assert_equal(trained, plain_torch(kind))
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Trained]:
-    return {kind: plain_torch(kind) for kind in KINDS}
-
-
-@pytest.mark.parametrize(("kind", "layout"), CASES)
-def test_parts_that_are_not_trained_leave_every_layout_equal_to_plain_torch(
-    kind: str, layout: str, found: dict[Key, Trained], expected: dict[str, Trained]
-) -> None:
-    assert_equal(found[kind, layout], expected[kind])
-
-
-@pytest.mark.usefixtures("deepspeed_in_parent")
-def test_a_stage_that_trains_nothing_goes_with_bf16_and_with_offloaded_states(
-    expected: dict[str, Trained],
-) -> None:
+def test_a_stage_that_trains_nothing_goes_with_bf16_and_with_offloaded_states() -> None:
     precision = {"name": "bf16", "compute": "bf16", "master_weights": True}
     mixed = {"precision": precision, "device": {"peak_flops": {"fp32": 1e9, "bf16": 1e9}}}
     spread = {"dp": 2, "pp": 2, "zero_stage": 1}
@@ -248,7 +215,7 @@ def test_a_stage_that_trains_nothing_goes_with_bf16_and_with_offloaded_states(
     for name, weight in native.weights.items():
         largest = float(weight.abs().max())
         torch.testing.assert_close(found.weights[name], weight, rtol=0, atol=0.02 * largest)
-    assert_equal(moved, expected["last"])
+    assert_equal(moved, plain_torch("last"))
 
 
 def offloaded(plan: Plan) -> Plan:
@@ -259,17 +226,17 @@ def offloaded(plan: Plan) -> Plan:
 
 
 def test_the_comparison_sees_weights_that_decay_though_no_gradient_reaches_them(
-    monkeypatch: pytest.MonkeyPatch, expected: dict[str, Trained]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(user_model, "_freeze", lambda layers, number: None)
     with pytest.raises(AssertionError, match="Tensor-likes are not close") as caught:
-        assert_equal(train(plan_of("no grad first", {})), expected["no grad first"])
+        assert_equal(train(plan_of("no grad first", {})), plain_torch("no grad first"))
     assert not isinstance(caught.value, RankError), "it crashed, which is not what the comparison is for"
 
 
-def test_parameter_servers_leave_them_alone(tmp_path: Path, expected: dict[str, Trained]) -> None:
+def test_parameter_servers_leave_them_alone(tmp_path: Path) -> None:
     plan = servers_job(options={"servers": 2}, **settings("first"))
-    assert_equal(serve_and_train(plan, tmp_path).trained, expected["first"])
+    assert_equal(serve_and_train(plan, tmp_path).trained, plain_torch("first"))
 
 
 def test_neighbours_that_average_leave_them_alone(tmp_path: Path) -> None:
@@ -344,7 +311,6 @@ SIZES = {
 }
 
 
-@pytest.mark.usefixtures("deepspeed_in_parent")
 @pytest.mark.parametrize("layout", SIZES)
 def test_what_is_held_and_saved_is_what_is_planned(layout: str) -> None:
     train = {"checkpoint_interval": 1, "num_steps": 3}

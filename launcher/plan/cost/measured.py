@@ -63,6 +63,8 @@ def measured_faults(job: JobShape, run: MeasuredRun | LauncherError | None) -> l
         num_layers = sum(stage.num_layers for stage in run.plan.stages)
         counts = {"layers": (num_layers, len(job.model.layers))}
         counts["parameters"] = (run.plan.num_parameters, job.model.num_parameters)
+        num_trained = run.plan.num_parameters - run.plan.num_frozen_parameters
+        counts["parameters to train"] = (num_trained, job.model.num_trained_parameters)
         differing += [(name, there, here) for name, (there, here) in counts.items() if there != here]
     if not differing:
         return []

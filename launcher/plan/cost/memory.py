@@ -103,8 +103,8 @@ def _whole_bytes(job: JobShape, stage: StagePlan) -> int:
     is_held = stage.recompute != "full"
     layers = sum(part_bytes(job, layer, is_held=is_held) for layer in job.layers(stage))
     # In fp32 the first norm keeps the very tensor that the stage receives.
-    is_kept = stage.is_frozen or job.config.precision.compute == "fp32"
-    received = 0 if is_kept else _message_bytes(job, stage)
+    has_own = job.config.precision.compute != "fp32" and not stage.is_frozen
+    received = _message_bytes(job, stage) if has_own else 0
     return layers + received + _ends_bytes(job, stage)
 
 
