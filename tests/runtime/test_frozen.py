@@ -25,6 +25,7 @@ from launcher.runtime.checkpoint.store import folder_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import live_bytes
 from launcher.runtime.model import user_model
+from launcher.runtime.model.deferred_weight_gradients import split_with
 from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
@@ -144,9 +145,8 @@ def plain_torch(kind: str) -> Trained:
     plan = plan_of(kind, {})
     optim, ctx = plan.config.optim, make_context(plan.rank(0), CPU)
     layers = list(user_model.load_custom(plan.config.model, plan.config.seed).layers)
-    for module in (module for layer in layers for module in layer.modules()):
-        if hasattr(module, "split_with"):
-            module.split_with(ctx.split_backward)
+    for layer in layers:
+        split_with(layer, ctx.split_backward)
     named = {f"layers.{i}.{n}": p for i, layer in enumerate(layers) for n, p in layer.named_parameters()}
     groups = [
         {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": optim.weight_decay},
@@ -178,8 +178,8 @@ def plain_torch(kind: str) -> Trained:
     return Trained(losses=losses, norms=norms, weights=weights, moments=moments)
 
 
-KINDS = ("first", "first stages", "middle", "last", "adapters", "biases")
-KINDS += ("no grad first", "no grad middle", "detached")
+FROZEN = ("first", "first stages", "middle", "last", "adapters", "biases")
+KINDS = (*FROZEN, "no grad first", "no grad middle", "detached")
 DEEP = ("first stages", "last", "biases")
 """Those with stages that train nothing, or only what does not decay."""
 LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {

@@ -115,8 +115,8 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         rule = f"gives {num_layers} layers here, the plan was made with {len(stage_of)}"
         fault = Fault("model.target", config.model.target, rule, "Plan again with the same code.")
         raise ConfigError([fault])
-    for stage in ctx.plan.stages:
-        _freeze(own[stage.stage], stage.num_frozen)
+    for part in ctx.plan.stages:
+        _freeze(own[part.stage], part.num_frozen)
     prologues = {stages[0].stage: partial(_inputs, DTYPES[config.precision.compute])}
     epilogues = {stages[-1].stage: partial(_loss_sum, model.loss)}
     return [

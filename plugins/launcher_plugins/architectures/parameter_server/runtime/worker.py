@@ -114,8 +114,8 @@ class ParameterServerUpdate(BucketedUpdate):
                 if module is not chunk and needed:
                     module.register_forward_pre_hook(lambda *_, needed=needed: self._wait_for(needed))
         slices = (tuple(map(slice_of, bucket.params)) for bucket in buckets)
-        params = (param for chunk in chunks for param in chunk.parameters())
-        self._frozen = [param for param in params if not param.requires_grad]
+        held = (param for chunk in chunks for param in chunk.parameters())
+        self._frozen = [param for param in held if not param.requires_grad]
         self._layout = ParameterLayout(
             buckets=tuple(slices),
             num_servers=num_servers,
