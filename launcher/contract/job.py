@@ -19,6 +19,11 @@ RESUME_NOTE = "exit/resumed.json"
 """Written there by ranks that resume: the step of the checkpoint, and a sentence for each damaged one."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in the run directory; each has a folder of its own, of `checkpoint_name`."""
+RENDEZVOUS_FILE = "TRIREME_RENDEZVOUS_FILE"
+"""Variable of the ranks of one host: the file in which they meet, absent at the start. Without it they meet
+through the TCPStore of ``MASTER_ADDR`` and ``MASTER_PORT``."""
+ONE_HOST = "trireme-one-host"
+"""Name of the rendezvous of a torchrun that starts every rank itself: nothing listens."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 """Exit codes of a rank that ends because another one failed: terminated, or aborted in a collective."""
 

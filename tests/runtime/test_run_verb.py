@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from tests.helpers.configs import SMALL_RUN
+from tests.helpers.sockets import listening
 from tests.helpers.waiting import at_this_load, wait_until
 
 ENDLESS = "train.num_steps=1000000"
@@ -63,6 +65,10 @@ def rank_pids(run_dir):
     return pids
 
 
+def parent_pid(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def wait_for_steps(run_dir):
     """Waits until the reporting rank has recorded a step."""
     records = run_dir / "metrics" / "rank-00001.jsonl"
@@ -82,12 +88,15 @@ def ignore_hangups():
 def hang_up(process, run_dir):
     """Sends the signals of a terminal to the launcher, torchrun and the ranks."""
     ranks = list(rank_pids(run_dir).values())
-    (starter,) = {
-        int(re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) for pid in ranks
-    }
+    (starter,) = set(map(parent_pid, ranks))
     for number in (signal.SIGHUP, signal.SIGINT):
         for pid in (process.pid, starter, *ranks):
             os.kill(pid, number)
+
+
+def test_what_listens_to_all_hosts_is_found():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert listening([os.getpid()]) - {"127.0.0.1"}, store
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="ranks are found through /proc")
@@ -99,6 +108,9 @@ def test_two_runs_at_once_share_a_machine_and_ctrl_c_ends_only_its_own(start, tm
     os.close(stdout)
     wait_for_steps(tmp_path / "first")
     wait_for_steps(tmp_path / "second")
+    ranks = rank_pids(tmp_path / "first").values()
+    assert listening([*ranks]) == {"127.0.0.1"}  # gloo's connections
+    assert listening([first.pid, *map(parent_pid, ranks)]) == set()  # the launcher and torchrun
     first.send_signal(signal.SIGINT)
     _, error = first.communicate(timeout=300)
     assert (first.returncode, error) == (

@@ -90,7 +90,7 @@ def start_with_a_stubborn_rank(run_dir):
     return handle, int(pid_file.read_text())
 
 
-def test_the_command_lets_the_system_choose_the_port_and_passes_hash_and_plan(make_plan):
+def test_the_command_names_no_port_and_passes_hash_and_plan(make_plan):
     script = Torchrun().render(make_plan("parallel.pp=2"), REQUEST)
     assert script.argv == (
         "/venv/bin/python",
@@ -99,9 +99,7 @@ def test_the_command_lets_the_system_choose_the_port_and_passes_hash_and_plan(ma
         "--nnodes=1",
         "--nproc-per-node=2",
         "--max-restarts=0",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-        "--local-addr=127.0.0.1",
+        "--rdzv-backend=trireme-one-host",
         "--log-dir=/runs/a b/logs/torchrun",
         "--module",
         "launcher.runtime.process.main",
@@ -113,7 +111,9 @@ def test_the_command_lets_the_system_choose_the_port_and_passes_hash_and_plan(ma
         "OMP_NUM_THREADS": "1",
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TRIREME_RENDEZVOUS_FILE": "/runs/a b/rendezvous",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
 
 

@@ -38,6 +38,7 @@ from launcher.runtime.process.groups import Group, backend
 from launcher.runtime.process.heartbeat import HeartbeatWriter
 from launcher.runtime.process.log import log
 from launcher.runtime.process.rank import choose_device
+from launcher.runtime.process.rendezvous import init_process_group
 from launcher.typed.read import plain, read_or_raise
 
 _TARGET_S = 0.02
@@ -56,7 +57,7 @@ def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWri
     request = read_or_raise(BenchRequest, plan.documents[REQUEST_FILE])
     device = choose_device(plan, process)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
-    dist.init_process_group(backend(plan), timeout=timeout)
+    init_process_group(backend(plan), process, timeout=timeout)
     heartbeat.close()  # a collective takes as long as it takes; one that hangs has its own timeout
     result = Bench(request, process.rank, device, timeout).result()
     if process.rank == 0:

@@ -1,4 +1,5 @@
-"""What a rank reads from environment variables, here alone: which rank it is, its caches, its compiler."""
+"""What a rank reads from environment variables, here alone: which rank it is, where it meets the others, its
+caches, its compiler."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from launcher.base.errors import JobError
 from launcher.base.machine import cxx_compiler, missing_for_compile
+from launcher.contract.job import RENDEZVOUS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,11 @@ def process_rank_from_environment() -> ProcessRank:
         raise JobError(f"{', '.join(missing)} not set: start ranks with `trireme run`, not by hand")
     rank, local_rank, world_size = (int(os.environ[name]) for name in names)
     return ProcessRank(rank=rank, local_rank=local_rank, world_size=world_size)
+
+
+def rendezvous_file() -> str | None:
+    """The file in which the ranks of one host meet, where the executor names one."""
+    return os.environ.get(RENDEZVOUS_FILE)
 
 
 def user_cache() -> Path:

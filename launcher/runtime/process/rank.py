@@ -20,6 +20,7 @@ from launcher.runtime.model.layers import Layers
 from launcher.runtime.process.environment import ProcessRank, prepare_compiler
 from launcher.runtime.process.groups import backend, make_groups, single_rank_groups
 from launcher.runtime.process.heartbeat import HeartbeatWriter, message_timeout_s
+from launcher.runtime.process.rendezvous import init_process_group
 from launcher.runtime.train.loop import train
 
 
@@ -34,7 +35,7 @@ def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWri
     # Without device_id: NCCL would then run all messages of a group on one stream, in one order for all pairs
     # of ranks, and pipelines of four and more ranks would deadlock.
     heartbeat.beat(PEERS)
-    dist.init_process_group(backend(plan), timeout=timeout)
+    init_process_group(backend(plan), process, timeout=timeout)
     heartbeat.beat(OTHER)
     ctx = make_context(plan.rank(process.rank), device, heartbeat)
     (resolve(role.serve) if role.serve else train)(ctx, run_dir, resume=resume)

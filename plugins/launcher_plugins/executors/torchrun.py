@@ -1,8 +1,9 @@
 """Starts all ranks on this machine through torchrun.
 
-Port 0 lets the system choose the rendezvous port, so that several runs can share a machine. torchrun
-starts every rank in a session of its own, so killing torchrun's process group would not end them:
-`cancel` signals torchrun, waits, and then kills every rank of this run that is left.
+The ranks meet in a file of the run directory, and speak over the loopback interface: nothing listens to other
+hosts, and several runs can share a machine. torchrun starts every rank in a session of its own, so killing
+torchrun's process group would not end them: `cancel` signals torchrun, waits, and then kills every rank of this
+run that is left.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
 from launcher.contract.job import (
     EXECUTOR_LOG,
+    ONE_HOST,
+    RENDEZVOUS_FILE,
     SECONDARY_EXIT_CODES,
     JobHandle,
     JobRequest,
@@ -37,6 +40,7 @@ from launcher.typed.scalars import NonNegativeInt, PositiveFloat
 
 ENTRY_MODULE = "launcher.runtime.process.main"
 """The module that every rank runs."""
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE_S = 3
 """Longest wait for torchrun to end ranks that do not save, before they are killed."""
 _PR_SET_PDEATHSIG = 1
@@ -82,14 +86,15 @@ class Torchrun(Executor):
         environment = {
             "PYTHONSAFEPATH": "1",  # `python -m` must not find modules in the current folder first
             "PYTHONUNBUFFERED": "1",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            RENDEZVOUS_FILE: _rendezvous(request.run_dir),
+            **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK),
         }
         if plan.config.device.kind == "cpu":
             environment["OMP_NUM_THREADS"] = "1"
         argv = (
             *(request.python, "-m", "torch.distributed.run"),
             *("--nnodes=1", f"--nproc-per-node={plan.world_size}", "--max-restarts=0"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"),
+            f"--rdzv-backend={ONE_HOST}",
             f"--log-dir={request.run_dir}/logs/torchrun",
             *("--module", ENTRY_MODULE, f"{request.run_dir}/plan.json", "--sha256", request.plan_sha256),
             *(("--resume",) if request.resume else ()),
@@ -108,6 +113,7 @@ class Torchrun(Executor):
 
         The kernel ends torchrun when the calling thread ends, for whatever reason.
         """
+        Path(_rendezvous(script.run_dir)).unlink(missing_ok=True)  # that of an earlier start
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
         # What is ignored here, as under nohup, stays so there.
         heard = [number.name for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
@@ -205,6 +211,11 @@ def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
         fix = "Set cluster.nodes=1, or choose" if fits else "Choose"
         hint = f": {others}" if others else ""
         yield Fault("executor.name", "torchrun", rule, f"{fix} an executor that reserves machines{hint}.")
+
+
+def _rendezvous(run_dir: str) -> str:
+    """The file in which the ranks meet."""
+    return f"{run_dir}/rendezvous"
 
 
 def _process(handle: JobHandle) -> subprocess.Popen[bytes]:
