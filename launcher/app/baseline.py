@@ -11,11 +11,12 @@ from launcher.app.lifecycle import PreparedRun, freeze_and_submit, prepared, tra
 from launcher.app.output import Output, shown
 from launcher.app.planning import one_device_plan
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
+from launcher.base.files import read_json
 from launcher.base.units import format_duration
 from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_text
 from launcher.runs.record import Origin, write_baseline
-from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_directory, read_json
+from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_directory
 from launcher.runs.watch import StopSignal
 
 
@@ -57,9 +58,10 @@ def named_baseline(setting: str) -> Path:
         ConfigError: when it is not the directory of a finished run.
     """
     path = absolute(setting)
-    phase = read_json(RunDirectory(path).status_file).get("phase")
+    directory = RunDirectory(path)
+    phase = directory.status().phase
     if phase != "succeeded":
-        found = f"that run is {phase}" if phase else "it is not a run directory"
+        found = f"that run is {phase}" if directory.job.is_file() else "it is not a run directory"
         allowed = f"must be auto, none, or the directory of a finished run; {found}"
         raise ConfigError([Fault("report.baseline", setting, allowed, "Set report.baseline=auto.")])
     return path
@@ -72,12 +74,12 @@ def find_baseline(
     sweeps there: one that has succeeded before one that a scheduler still has."""
     found = []
     for directory in (directory for place in dict.fromkeys(places) for directory in _runs(place)):
-        status = read_json(directory.status_file)
-        is_done = status.get("phase") == "succeeded"
-        if status.get("phase") in phases and (is_done or directory.handle.is_file()):
+        status = directory.status()
+        is_done = status.phase == "succeeded"
+        if status.phase in phases and (is_done or directory.handle.is_file()):
             job = read_json(directory.job)
             if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
-                found.append((is_done, status["changed"], directory.path))
+                found.append((is_done, status.changed, directory.path))
     return max(found)[-1] if found else None
 
 
@@ -94,7 +96,7 @@ def _stored_baseline(run: PreparedRun) -> Baseline | None:
     if path is None:
         return None
     what = "the same training on one device, which has not ended yet"
-    if read_json(RunDirectory(path).status_file).get("phase") == "succeeded":
+    if RunDirectory(path).status().phase == "succeeded":
         what = "an earlier run of the same training on one device"
     return Baseline(path=path, message=f"baseline: {shown(path)}, {what}")
 

@@ -25,15 +25,8 @@ from launcher.runs.freeze import freeze, frozen_plan
 from launcher.runs.record import Origin, write_job
 from launcher.runs.render import executor_of, render, shell_text
 from launcher.runs.state import save_handle
-from launcher.runs.store import (
-    ACTIVE,
-    START_FOLDERS,
-    RunDirectory,
-    expected_path,
-    fresh_folders,
-    read_json,
-    saved_steps,
-)
+from launcher.runs.status import ACTIVE
+from launcher.runs.store import START_FOLDERS, RunDirectory, expected_path, fresh_folders, saved_steps
 from launcher.runs.watch import StopSignal, follow, surviving_lost_terminal
 
 
@@ -233,8 +226,10 @@ def report_end(run: EndedRun, output: Output) -> None:
 def unfinished_baseline(run_dir: Path) -> str:
     """Why the baseline that a run names measures nothing; empty where it does, and where none is named."""
     base = named_base(run_dir)
-    phase = read_json(RunDirectory(base).status_file).get("phase") if base else None
-    if base is None or phase in ("succeeded", None):
+    if base is None or not RunDirectory(base).status_file.is_file():
+        return ""
+    phase = RunDirectory(base).status().phase
+    if phase == "succeeded":
         return ""
     if phase in ACTIVE:
         return f"its baseline {base.name} is {phase}; trireme wait {run_dir} waits for it, too"

@@ -5,21 +5,22 @@ It reads what the reporting ranks append to their records, so it costs the ranks
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from launcher.base.files import json_object, read_json
 from launcher.base.units import counted, format_count, format_duration
 from launcher.contract.job import RESUME_NOTE
 from launcher.contract.mesh import Coordinates
 from launcher.contract.plan import Plan
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 from launcher.runs.tail import Tail, last_lines
 
 _WINDOW_STEPS = 20
@@ -43,7 +44,7 @@ class RunTail:
     def read(self) -> Iterator[dict[str, Any]]:
         """Every start, step and evaluation that no rank had recorded at the last call."""
         for index, tail in enumerate(self._tails):
-            found = filter(None, map(parsed, tail.read().splitlines()))
+            found = filter(None, map(json_object, tail.read().splitlines()))
             yield from (record for record in found if self._is_first(index, record))
 
     def _is_first(self, index: int, record: dict[str, Any]) -> bool:
@@ -60,14 +61,6 @@ class RunTail:
             return False
         self._done[kind] = record["step"]
         return True
-
-
-def parsed(line: bytes) -> dict[str, Any] | None:
-    """A record; None for what a rank that was killed has left half written."""
-    try:
-        return dict(json.loads(line))
-    except ValueError:
-        return None
 
 
 @dataclass
@@ -228,8 +221,13 @@ def reporting_records(directory: RunDirectory, plan: Plan) -> list[Path]:
 
 def last_step(directory: RunDirectory) -> str:
     """The steps that rank 0 has recorded, or the furthest of ranks of which any may be gone, out of those
-    planned; empty before the first."""
-    plan = read_json(directory.plan)
+    planned; empty before the first, and where the files are damaged."""
+    with suppress(AttributeError, LookupError, TypeError, ValueError, OverflowError):
+        return _last_step(directory, read_json(directory.plan))
+    return ""
+
+
+def _last_step(directory: RunDirectory, plan: dict[str, Any]) -> str:
     expendable = [role["num_ranks"] for role in plan.get("roles", ()) if role.get("is_expendable")]
     newest = [_newest_step(directory.records(rank)) for rank in range(max(expendable, default=1))]
     steps = [step for step in newest if step is not None]
@@ -242,5 +240,6 @@ def _newest_step(records: Path) -> int | None:
     """The step that a rank has recorded last; None before the first."""
     if not records.is_file():
         return None
-    found = [record for record in map(parsed, last_lines(records)) if record and record["type"] == "step"]
+    lines = map(json_object, last_lines(records))
+    found = [record for record in lines if record and record.get("type") == "step"]
     return int(found[-1]["step"]) if found else None

@@ -16,7 +16,8 @@ from launcher.base.errors import JobError, LauncherError
 from launcher.contract.job import JobState
 from launcher.report.runs import named_base, read_plan
 from launcher.runs.state import current_state, current_states, load_handle
-from launcher.runs.store import ACTIVE, RunDirectory, follower, read_json
+from launcher.runs.status import ACTIVE
+from launcher.runs.store import RunDirectory
 from launcher.runs.watch import StopSignal
 
 ASK_INTERVAL_S = 2.0
@@ -125,9 +126,14 @@ def _end(directory: RunDirectory) -> None:
         executor, handle = job
         executor.cancel(handle)
         return
-    pid = follower(directory)
-    if pid is None:
-        host = read_json(directory.status_file).get("hostname", "another machine")
-        raise LauncherError(f"the run was started on {host}: cancel it there")
-    with suppress(ProcessLookupError):  # it has just ended
-        os.kill(pid, signal.SIGTERM)  # the launcher that follows it ends the ranks
+    status = directory.status()
+    if not status.is_of_this_host:
+        raise LauncherError(f"the run was started on {status.hostname or 'another machine'}: cancel it there")
+    if status.is_followed and not status.birth:
+        raise LauncherError(
+            f"the run was started by an earlier version, whose process cannot be told from others. "
+            f"See what it is, then end it: ps {status.pid}; kill {status.pid}"
+        )
+    if status.is_followed:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(status.pid or 0, signal.SIGTERM)  # the launcher that follows it ends the ranks

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from launcher.base.errors import LauncherError
 
@@ -45,6 +49,33 @@ def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
     if is_durable:
         bring_to_disk(unfinished)
     unfinished.replace(path)
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file. What is none, such as a pipe, is not waited for.
+
+    Raises:
+        OSError: when it is missing, not a regular file, or cannot be read.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return file.read()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where the file is missing, truncated or no such object."""
+    with suppress(OSError):
+        return json_object(read_regular(path)) or {}
+    return {}
+
+
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """The object that a text is; None for what a process that was killed has left half written."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def bring_to_disk(path: Path) -> None:

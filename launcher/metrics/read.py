@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import ConfigError, LauncherError
+from launcher.base.files import json_object, read_regular
 from launcher.contract.records import (
     COLLECTIVE_KINDS,
     RANK_KINDS,
@@ -145,8 +145,11 @@ def _lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     A killed rank leaves half a line at the end of its file; when the rank is started again, a
     header follows it. A broken line anywhere else is damage.
     """
-    lines = path.read_bytes().split(b"\n")
-    parsed = [_parse(line) for line in lines]
+    try:
+        lines = read_regular(path).split(b"\n")
+    except OSError as error:
+        raise LauncherError(f"{path} cannot be read: {error}") from error
+    parsed = [json_object(line) for line in lines]
     records: list[tuple[int, dict[str, Any]]] = []
     num_torn_lines = 0
     for number, values in enumerate(parsed, 1):
@@ -159,14 +162,6 @@ def _lines(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
         else:
             raise _broken(path, number, "not a JSON object")
     return records, num_torn_lines
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        values = json.loads(line)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _broken(path: Path, number: int, problem: str) -> LauncherError:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.base import registry
 from launcher.base.errors import LauncherError, PluginError
+from launcher.base.files import read_regular
 from launcher.base.redaction import shortened
 from launcher.base.units import counted
 from launcher.contract.plan import Plan
@@ -120,6 +121,10 @@ def load_run(path: Path) -> Run:
     return Run(path=path, plan=plan, records=records, measured=measured, work=_work(plan, records, measured))
 
 
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading another thing than a plan raises."""
+
+
 def named_base(run_dir: Path) -> Path | None:
     """The baseline that the run itself names, in its job.json; None where it names none.
 
@@ -130,8 +135,8 @@ def named_base(run_dir: Path) -> Path | None:
     if not os.path.isfile(path):
         return None
     try:
-        job = json.loads(path.read_bytes())
-    except ValueError as error:
+        job = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise LauncherError(f"{path} is not JSON: {error}") from error
     name = job.get("baseline") if isinstance(job, dict) else None
     return run_dir / name if isinstance(name, str) else None
@@ -149,8 +154,8 @@ def read_plan(path: Path) -> Plan:
             f"{shortened(str(path))} holds no plan.json. Give a run directory, such as runs/quickstart."
         )
     try:
-        return Plan.from_json(file.read_text(encoding="utf-8"))
-    except (LauncherError, ValueError, AttributeError) as error:
+        return Plan.from_json(read_regular(file).decode())
+    except (LauncherError, OSError, *_DAMAGE) as error:
         raise LauncherError(f"{file} cannot be read as a plan: {error}") from error
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.base.files import read_json
 from launcher.contract.heartbeat import stacks_name
 from launcher.contract.job import (
     EXECUTOR_LOG,
@@ -17,7 +18,6 @@ from launcher.contract.job import (
     log_name,
 )
 from launcher.runs.hang import Hang, find_hang
-from launcher.runs.store import read_json
 from launcher.typed.read import Reading, read
 
 _TAIL_LINES = 15

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.base.files import read_regular
 from launcher.base.units import format_duration
 from launcher.contract.heartbeat import SERVING, SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
 from launcher.contract.job import JobState
@@ -81,7 +82,7 @@ def with_hang(state: JobState, run_dir: Path) -> JobState:
 def _heartbeats(run_dir: Path) -> Iterator[tuple[int, Heartbeat]]:
     for path in run_dir.glob(heartbeat_name(0).replace("0", "*")):
         with suppress(OSError, ValueError):  # a file that is none of ours
-            data = path.read_bytes()
+            data = read_regular(path)
             if len(data) == SIZE:
                 yield int(path.stem.removeprefix("rank-")), unpack(data)
 
@@ -97,7 +98,7 @@ def _watchdog_time(run_dir: Path, rank: int) -> float | None:
 def _main_stack(path: Path) -> str:
     """The stack of the main thread, which faulthandler writes last."""
     with suppress(OSError):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_regular(path).decode(errors="replace")
         lines = _THREAD.split(text)[-1].splitlines()[1:]
         return "\n".join(lines[:_MAX_FRAMES])
     return ""

@@ -10,13 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from launcher.base.files import read_json
 from launcher.config.save import dump
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
 from launcher.runs.facts import Checkout
 from launcher.runs.fingerprint import fingerprint
 from launcher.runs.render import shell_text
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 
 VERSION = 1
 """Version of job.json; incremented when a field changes its meaning."""

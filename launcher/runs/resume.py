@@ -8,18 +8,11 @@ import shlex
 from typing import Any
 
 from launcher.base.errors import ConfigError, Fault, JobError
+from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.config import NOT_COMPUTED, RunConfig
 from launcher.contract.moved import with_current_names
-from launcher.runs.store import (
-    START_FOLDERS,
-    RunDirectory,
-    absolute,
-    check_idle,
-    fresh_folders,
-    read_json,
-    saved_steps,
-)
+from launcher.runs.store import START_FOLDERS, RunDirectory, absolute, check_idle, fresh_folders, saved_steps
 from launcher.typed.differences import differences
 
 _TRAINING = (
@@ -90,7 +83,7 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
 def _check_unfinished(directory: RunDirectory, num_steps: int, given: str) -> None:
     """Refuses a run with nothing left to train: a start without steps would hide its measurements."""
     saved = saved_steps(directory.path)
-    has_finished = read_json(directory.status_file).get("phase") == "succeeded"
+    has_finished = directory.status().phase == "succeeded"
     if has_finished or max(saved, default=0) >= num_steps:
         steps = f"{num_steps} of {counted(num_steps, 'step')}"
         raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")

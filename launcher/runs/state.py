@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.base import registry
+from launcher.base.files import read_json
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobState
 from launcher.runs.hang import with_hang
-from launcher.runs.store import ACTIVE, RunDirectory, follower, is_alive, read_json
+from launcher.runs.store import RunDirectory
 
 
 def save_handle(directory: RunDirectory, executor: str, handle: JobHandle) -> None:
@@ -44,15 +45,16 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
     Raises:
         JobError: when a scheduler gives no answer.
     """
-    states = [directory.state() for directory in directories]
+    recorded = [directory.status() for directory in directories]
+    states = [status.state() for status in recorded]
     asked: dict[str, list[tuple[int, JobHandle]]] = {}
-    for index, directory in enumerate(directories):
-        if read_json(directory.status_file).get("phase") not in ACTIVE:
+    for index, (directory, status) in enumerate(zip(directories, recorded, strict=True)):
+        if not status.is_active:
             continue
         if handle := read_json(directory.handle):
             job = JobHandle(id=handle["id"], run_dir=str(directory.path))
             asked.setdefault(handle["executor"], []).append((index, job))
-        elif (pid := follower(directory)) is not None and not is_alive(pid):
+        elif status.is_of_this_host and not status.is_followed:
             gone = "the launcher that followed it is gone"
             states[index] = replace(states[index], phase="failed", reason=gone)
     for name, jobs in asked.items():
@@ -61,5 +63,5 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
             state = with_hang(answer, directories[index].path)
             if state != states[index]:
                 directories[index].write_state(state)
-                states[index] = directories[index].state()
+                states[index] = directories[index].status().state()
     return states

@@ -11,24 +11,21 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from launcher.base.errors import ConfigError, Fault, JobError
-from launcher.base.files import safe_name, write_whole
+from launcher.base.files import read_json, safe_name, write_whole
 from launcher.contract.config import RunConfig
-from launcher.contract.job import CHECKPOINTS, JobState, Phase, checkpoint_name, records_name
+from launcher.contract.job import CHECKPOINTS, JobState, checkpoint_name, records_name
+from launcher.runs.status import RunPhase, Status, read_status, status_now
+from launcher.typed.read import plain
 
-RunPhase = Phase | Literal["prepared"]
-"""Phase of a run: that of its job, or ``prepared`` before there is one."""
-ACTIVE = ("prepared", "pending", "running")
-"""Phases of a run that has not ended."""
 SUBFOLDERS = ("logs", "metrics", "exit")
 START_FOLDERS = ("logs", "exit")
 """Those of one start of the ranks; moved aside before the next."""
@@ -78,30 +75,12 @@ class RunDirectory:
 
     def write_status(self, phase: RunPhase, *, since_s: float | None = None, **details: Any) -> None:
         """Records a phase of the run, by default since now; keeps the time of its start."""
-        now = datetime.now().astimezone()
-        changed = now if since_s is None else datetime.fromtimestamp(since_s).astimezone()
-        status = {
-            "phase": phase,
-            **{"exit_code": None, "reason": "", "rank": None},
-            **details,
-            "started": read_json(self.status_file).get("started", now.isoformat(timespec="microseconds")),
-            "changed": changed.isoformat(timespec="microseconds"),
-            "pid": os.getpid(),
-            "hostname": socket.gethostname(),
-        }
-        self.write(self.status_file.name, json.dumps(status, indent=1) + "\n")
+        status = replace(status_now(phase, self.status().started, since_s), **details)
+        self.write(self.status_file.name, json.dumps(plain(status), indent=1) + "\n")
 
-    def state(self) -> JobState:
-        """The state that was recorded last."""
-        status = read_json(self.status_file)
-        phase = status.get("phase", "failed")
-        return JobState(
-            phase="pending" if phase == "prepared" else phase,
-            exit_code=status.get("exit_code"),
-            reason=status.get("reason", "" if status else "it has no status.json"),
-            rank=status.get("rank"),
-            since_s=datetime.fromisoformat(status["changed"]).timestamp() if "changed" in status else None,
-        )
+    def status(self) -> Status:
+        """What was recorded last."""
+        return read_status(self.status_file)
 
 
 def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunDirectory:
@@ -173,15 +152,6 @@ def saved_steps(run_dir: Path) -> list[int]:
     return sorted(step for step in steps if checkpoint_name(step) in names)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where the file is missing or truncated."""
-    with suppress(OSError, ValueError):
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict):
-            return value
-    return {}
-
-
 def absolute(path: str) -> Path:
     """The absolute path of a setting: ``~`` is the home folder, relative paths start here."""
     return Path(os.path.abspath(os.path.expanduser(path)))
@@ -244,32 +214,16 @@ def check_idle(directory: RunDirectory) -> None:
     Raises:
         JobError: naming its job or process.
     """
-    is_active = read_json(directory.status_file).get("phase") in ACTIVE
-    if is_active and (job := read_json(directory.handle).get("id")):
+    status = directory.status()
+    if not status.is_recorded and os.path.lexists(directory.status_file):
+        raise JobError(f"{directory.path}: it is not known whether the run has ended. {status.reason}")
+    if status.is_active and (job := read_json(directory.handle).get("id")):
         raise JobError(
             f"{directory.path} belongs to job {job}, which has not ended as far as is known. "
             f"trireme status {directory.path} asks again; trireme cancel {directory.path} ends it."
         )
-    pid = follower(directory)
-    if is_active and pid is not None and is_alive(pid):
-        raise JobError(f"{directory.path} is in use by a running process (process {pid})")
-
-
-def follower(directory: RunDirectory) -> int | None:
-    """The process that recorded the state of the run; None where it is on another machine."""
-    status = read_json(directory.status_file)
-    pid = status.get("pid") if status.get("hostname") == socket.gethostname() else None
-    return pid if isinstance(pid, int) else None
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine is alive."""
-    with suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+    if status.is_active and status.is_followed:
+        raise JobError(f"{directory.path} is in use by a running process (process {status.pid})")
 
 
 def _stamp() -> str:

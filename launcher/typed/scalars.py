@@ -12,6 +12,8 @@ WRONG: Final = object()
 """Sentinel for a value that cannot be read as the expected type."""
 INT = re.compile(r"[+-]?(0|[1-9][0-9]{0,18})")
 """A whole number as it is written; 19 digits fit into 64 bits."""
+_LARGEST = 10**30
+"""Whole numbers beyond are damage: no count of bytes or FLOPs of a run comes near."""
 FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NO_VALUE = ("", "None", "none")
 """Texts that mean null where a text is optional."""
@@ -144,6 +146,8 @@ def describe(kind: Any) -> str:
 
 def _typed(kind: Any, value: Any) -> Any:
     """A value without text, of exactly this type; an int is also accepted as a float."""
+    if type(value) is int and abs(value) > _LARGEST:
+        return WRONG
     if kind is float and type(value) is int:
         return float(value)
     is_kind = type(value) is kind and (kind is not float or math.isfinite(value))

@@ -10,9 +10,10 @@ from launcher.app.launch import launch
 from launcher.app.progress import reporting_records
 from launcher.app.request import Request
 from launcher.base.errors import JobError
+from launcher.base.files import read_json
 from launcher.cli.main import main
 from launcher.contract.job import JobState
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 
 
 @pytest.fixture

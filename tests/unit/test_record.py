@@ -8,12 +8,13 @@ import yaml
 
 import launcher
 from launcher.app.preflight import device_faults
+from launcher.base.files import read_json
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
 from launcher.runs.facts import Checkout, checkouts, environment_facts
 from launcher.runs.record import Origin, write_baseline, write_job
 from launcher.runs.render import render, shell_text
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 from tests.helpers.objects import there
 
 

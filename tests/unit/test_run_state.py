@@ -4,10 +4,11 @@ import pytest
 
 from launcher.base import registry
 from launcher.base.errors import JobError
+from launcher.base.files import read_json
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobState
 from launcher.runs.state import current_state, load_handle, save_handle
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 
 
 class Queue(Executor):

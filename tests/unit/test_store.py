@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from launcher.base.errors import ConfigError, JobError
+from launcher.base.files import read_json
 from launcher.contract.config import RunConfig
 from launcher.runs import store
-from launcher.runs.store import new_directory, read_json
+from launcher.runs.store import new_directory
 from tests.helpers.objects import there
 
 MAKE_ONE = """

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.app import lifecycle
+from launcher.base.files import read_json
 from launcher.cli.main import main
 from launcher.runs import freeze as freezing
 from launcher.runs.facts import checkouts
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 
 COMMAND = """#!/bin/bash
 echo "$(basename "$0") $*" >>{folder}/asked

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.app import lifecycle
+from launcher.base.files import read_json
 from launcher.cli.main import main
 from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
-from launcher.runs.store import read_json
 from launcher.typed.read import plain
 from tests.helpers.fake_runs import FakeRun, write_records
 

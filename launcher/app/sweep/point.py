@@ -11,7 +11,7 @@ from launcher.base.files import safe_name
 from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
 from launcher.runs.failure import out_of_memory_ranks
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 
 if TYPE_CHECKING:
     from launcher.report.runs import Run  # reads records, which only a table of results needs
@@ -63,7 +63,7 @@ class Point:
     @property
     def is_waiting(self) -> bool:
         """Whether it is recorded and nobody has started it yet."""
-        return read_json(self.directory.status_file).get("phase") == "prepared"
+        return self.directory.status().phase == "prepared"
 
     @property
     def state_text(self) -> PointState:

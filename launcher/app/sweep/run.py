@@ -16,12 +16,12 @@ from launcher.app.sweep.submit import resubmit, say_scripts, submit_points
 from launcher.app.sweep.summary import say_results
 from launcher.app.sweep.tables import planned_lines, with_results
 from launcher.base.errors import JobError, LauncherError
+from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, failure_text
 from launcher.runs.record import Origin
-from launcher.runs.store import read_json
 from launcher.runs.watch import StopSignal, stop_signals
 
 NONE_CAN_RUN = 2
@@ -108,7 +108,7 @@ def _check_local(given: Request) -> None:
 
 
 def _submitted(sweep: Sweep, points: Sequence[Point]) -> SweepRun:
-    phases = [read_json(point.directory.status_file).get("phase") for point in points]
+    phases = [point.directory.status().phase for point in points]
     return SweepRun(sweep=sweep, exit_code=int("failed" in phases))
 
 

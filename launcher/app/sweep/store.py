@@ -18,8 +18,8 @@ from typing import Any
 from launcher.app.lookup import DEFAULT_ROOT, sweep_at
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.base.errors import LauncherError, did_you_mean
-from launcher.base.files import write_whole
-from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_folder, read_json
+from launcher.base.files import read_json, write_whole
+from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_folder
 
 VERSION = 1
 """Of sweep.json; raised when a field changes its meaning."""

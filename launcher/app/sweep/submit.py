@@ -17,12 +17,13 @@ from launcher.app.sweep.planning import PointRun, create_runs, new_sweep, reset_
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.app.sweep.store import TASKS, Sweep
 from launcher.base.errors import JobError, LauncherError
+from launcher.base.files import read_json
 from launcher.base.secrets import check_folder, check_text, secret_values
 from launcher.base.units import counted
 from launcher.contract.job import GroupRequest, JobHandle, JobScript, JobState
 from launcher.runs.freeze import freeze
 from launcher.runs.record import Origin
-from launcher.runs.store import expected_path, read_json
+from launcher.runs.store import expected_path
 
 
 def submit_points(planned: PlannedSweep, given: Request, output: Output) -> Sweep:

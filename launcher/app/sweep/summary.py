@@ -21,7 +21,8 @@ from launcher.report.claims import Promise, claims
 from launcher.report.runs import load_run, named_base, read_plan
 from launcher.runs.failure import out_of_memory_ranks
 from launcher.runs.state import current_state, current_states
-from launcher.runs.store import ACTIVE, RunDirectory
+from launcher.runs.status import ACTIVE
+from launcher.runs.store import RunDirectory
 
 
 def say_results(sweep: Sweep, output: Output) -> list[Point]:

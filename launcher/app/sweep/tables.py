@@ -13,6 +13,7 @@ from launcher.app.sweep.point import DONE, PlannedSweep, Point
 from launcher.app.sweep.store import Sweep
 from launcher.base.columns import columns, wrapped
 from launcher.base.errors import Fault, LauncherError
+from launcher.base.files import read_json
 from launcher.base.units import counted, format_bytes, format_count, format_duration
 from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
@@ -20,7 +21,6 @@ from launcher.report.bubble import bubble
 from launcher.report.runs import Run, load_run, named_base, read_plan
 from launcher.report.speedup import compare
 from launcher.runs.state import current_states
-from launcher.runs.store import read_json
 
 _NO_BREAK = "\u00a0"
 """A space at which no line is broken."""

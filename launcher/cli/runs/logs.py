@@ -10,10 +10,12 @@ from pathlib import Path
 
 from launcher.app.lookup import one_run
 from launcher.base.errors import LauncherError
+from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.job import EXECUTOR_LOG, log_name
 from launcher.runs.state import current_state
-from launcher.runs.store import ACTIVE, RunDirectory, read_json
+from launcher.runs.status import ACTIVE
+from launcher.runs.store import RunDirectory
 from launcher.runs.tail import Tail
 
 _READ_INTERVAL_S = 0.2

@@ -12,12 +12,13 @@ from launcher.app.lookup import DEFAULT_ROOT, all_runs, find_run
 from launcher.app.progress import last_step
 from launcher.app.sweep.store import stored_sweeps
 from launcher.base.columns import columns
+from launcher.base.files import read_json
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
 from launcher.contract.job import JobState, Phase
 from launcher.runs.failure import failure_line
 from launcher.runs.state import current_states
-from launcher.runs.store import RunDirectory, read_json
+from launcher.runs.store import RunDirectory
 
 _NUM_RUNNING, _NUM_OTHERS = 20, 10
 _ORDER: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")

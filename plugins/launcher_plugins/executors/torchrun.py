@@ -1,9 +1,9 @@
 """Starts all ranks on this machine through torchrun.
 
-The ranks meet in a file of the run directory, and speak over the loopback interface: nothing listens to other
-hosts, and several runs can share a machine. torchrun starts every rank in a session of its own, so killing
-torchrun's process group would not end them: `cancel` signals torchrun, waits, and then kills every rank of this
-run that is left.
+The ranks meet in a file of the run directory, and speak over the loopback interface: nothing listens to
+other hosts, and several runs can share a machine. torchrun starts every rank in a session of its own, so
+killing torchrun's process group would not end them: `cancel` signals torchrun, waits, and then kills every
+rank of this run that is left.
 """
 
 from __future__ import annotations

@@ -1,0 +1,26 @@
+"""Processes of this machine, told apart from later ones that get the same number."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+
+def birth_of(pid: int) -> str:
+    """When a process began, as a text that no other process with this number has; empty when it is gone."""
+    if sys.platform != "linux":
+        return _listed(pid)
+    with suppress(OSError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return "" if state == "Z" else f"{fields[18]} ticks after boot {boot}"
+    return ""
+
+
+def _listed(pid: int) -> str:
+    command = ("ps", "-o", "lstart=", "-p", str(pid))
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+    return ""
