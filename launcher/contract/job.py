@@ -23,7 +23,7 @@ RENDEZVOUS_FILE = "TRIREME_RENDEZVOUS_FILE"
 """Variable of the ranks of one host: the file in which they meet, absent at the start. Without it they meet
 through the TCPStore of ``MASTER_ADDR`` and ``MASTER_PORT``."""
 ONE_HOST = "trireme-one-host"
-"""Name of the rendezvous of a torchrun that starts every rank itself: nothing listens."""
+"""Name of the rendezvous of one process that starts every rank itself: nothing listens."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 """Exit codes of a rank that ends because another one failed: terminated, or aborted in a collective."""
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from tests.helpers.configs import SMALL_RUN
 from tests.helpers.sockets import listening

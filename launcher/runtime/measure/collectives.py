@@ -57,7 +57,7 @@ def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWri
     request = read_or_raise(BenchRequest, plan.documents[REQUEST_FILE])
     device = choose_device(plan, process)
     timeout = timedelta(seconds=plan.config.run.timeout_s)
-    init_process_group(backend(plan), process, timeout=timeout)
+    init_process_group(backend(plan), process, timeout)
     heartbeat.close()  # a collective takes as long as it takes; one that hangs has its own timeout
     result = Bench(request, process.rank, device, timeout).result()
     if process.rank == 0:

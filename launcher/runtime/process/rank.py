@@ -35,7 +35,7 @@ def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWri
     # Without device_id: NCCL would then run all messages of a group on one stream, in one order for all pairs
     # of ranks, and pipelines of four and more ranks would deadlock.
     heartbeat.beat(PEERS)
-    init_process_group(backend(plan), process, timeout=timeout)
+    init_process_group(backend(plan), process, timeout)
     heartbeat.beat(OTHER)
     ctx = make_context(plan.rank(process.rank), device, heartbeat)
     (resolve(role.serve) if role.serve else train)(ctx, run_dir, resume=resume)

@@ -7,9 +7,10 @@ meet in a file of the run directory instead, which only its owner can open, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -21,12 +22,14 @@ from launcher.contract.job import ONE_HOST
 from launcher.runtime.process.environment import ProcessRank, rendezvous_file
 
 
-def init_process_group(backend: str, process: ProcessRank, **options: Any) -> None:
+def init_process_group(backend: str, process: ProcessRank, timeout: timedelta) -> None:
     """Joins the default process group: through the file that the executor names, else through the TCPStore
     of ``MASTER_ADDR`` and ``MASTER_PORT``. Collective over all ranks."""
     path = rendezvous_file()
-    store = {"store": dist.FileStore(path, process.world_size)} if path else {}
-    dist.init_process_group(backend, rank=process.rank, world_size=process.world_size, **store, **options)
+    store = FileStore(path, process.world_size) if path else None
+    dist.init_process_group(
+        backend, store=store, rank=process.rank, world_size=process.world_size, timeout=timeout
+    )
 
 
 class OneHost(RendezvousHandler):
@@ -43,7 +46,7 @@ class OneHost(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """The agent alone, with a store that is in its own memory."""
         address = RendezvousStoreInfo(master_addr="127.0.0.1", master_port=0)
-        return RendezvousInfo(dist.HashStore(), 0, 1, address)
+        return RendezvousInfo(HashStore(), 0, 1, address)
 
     def get_run_id(self) -> str:
         """That of torchrun's options."""
