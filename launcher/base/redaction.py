@@ -9,13 +9,21 @@ from typing import Any
 HIDDEN = "***"
 """Shown in place of a secret."""
 _WIDTH, _TAIL = 100, 30
-_SECRET = re.compile(
-    r"(api|access|auth|private)_?(key|token)"
-    r"|^(\w+_)?(secret|password|passwd|passphrase|credentials?)$"
-    r"|^((hf|hub|wandb|git\w*|bearer|refresh|session)_?)?token$",
-    re.I,
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_SECRETS = frozenset("secret secrets password passwords passwd pwd passphrase credential credentials".split())
+_KEYS = frozenset(
+    "access account admin api auth deploy encryption license master private secret service signing ssh".split()
 )
-_SECRET_VARIABLE = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.I)
+"""Words before ``key`` that make it a secret."""
+_PUBLIC_KEYS = frozenset("cache dict foreign group map partition primary public query sort".split())
+"""Words before ``KEY`` with which also a variable's value is none."""
+_TEXT_TOKENS = frozenset(
+    "added begin blank bos class cls cont eos end extra fim first image infix last mask middle newline next "
+    "num of pad prefix prompt role sep special start stop suffix unk".split()
+)
+"""Words before ``token`` that name one of a text."""
+_LOGIN = re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]+(?=@)")
+"""User and password in a URL."""
 _KEY = re.compile(r"(?<![\w.-])([\w.-]*\w)['\"]?\s*[:=]\s*")
 _VALUE = re.compile(r"(?!['\"]?\*\*\*|\.\.\.)(?:\"[^\"]*\"|'[^']*'|\[[^]]*]|\{[^}]*}|[^\s,{}\[\]'\"])+")
 
@@ -23,19 +31,49 @@ _VALUE = re.compile(r"(?!['\"]?\*\*\*|\.\.\.)(?:\"[^\"]*\"|'[^']*'|\[[^]]*]|\{[^
 def is_secret_variable(name: str) -> bool:
     """Whether a variable of this name is expected to hold a secret.
 
-    >>> is_secret_variable("WANDB_API_KEY"), is_secret_variable("TOKENIZERS_PARALLELISM")
-    (True, False)
+    >>> [is_secret_variable(name) for name in ("WANDB_API_KEY", "OPENAI_KEY", "NCCL_IB_PKEY", "PWD", "EOS_TOKEN")]
+    [True, True, False, False, False]
     """
-    return bool(_SECRET_VARIABLE.search(name))
+    *_, before, last = ("", "", *_words(name))
+    is_key = last == "key" and before not in _PUBLIC_KEYS
+    return name != "PWD" and (is_key or names_secret(name))
 
 
 def names_secret(key: str) -> bool:
-    """Whether a setting of this name is expected to hold a secret.
+    """Whether a setting of this name is expected to hold a secret: by its last words, whole ones.
 
-    >>> [names_secret(key) for key in ("api_key", "HF_TOKEN", "token", "eos_token", "num_kv_heads")]
-    [True, True, True, False, False]
+    >>> [names_secret(key) for key in ("api-key", "apiKey", "my-token", "secret_key", "pwd", "tokens")]
+    [True, True, True, True, True, True]
+    >>> [names_secret(key) for key in ("eos_token", "num_tokens", "TURKEY", "sort_key", "secrets_file")]
+    [False, False, False, False, False]
     """
-    return bool(_SECRET.search(key)) or (key.isupper() and "_" in key and is_secret_variable(key))
+    *_, before, last = ("", "", *_words(key))
+    is_token = last in ("token", "tokens") and before not in _TEXT_TOKENS
+    is_key = last in ("key", "keys") and before in _KEYS
+    return is_token or is_key or last in _SECRETS
+
+
+def is_secret_path(path: str) -> bool:
+    """Whether a setting is expected to hold a secret: by its own name or that of a group around it.
+
+    >>> [is_secret_path(path) for path in ("data.options.tokens[0]", "hub.credentials.user", "site.secrets[0]")]
+    [True, True, False]
+    """
+    names_variables = path.startswith("site.secrets")
+    return not names_variables and any(map(names_secret, re.split(r"[.\[\]]+", path)))
+
+
+def holds_login(text: str) -> bool:
+    """Whether a text has a password in a URL.
+
+    >>> holds_login("https://me:abc@host/x"), holds_login("https://host:80/a@b")
+    (True, False)
+    """
+    return bool(_LOGIN.search(text))
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 def without_secrets(value: Any, path: str = "") -> Any:
@@ -44,7 +82,7 @@ def without_secrets(value: Any, path: str = "") -> Any:
     >>> without_secrets({"api_key": "abc", "rate": 1}), without_secrets("abc", "env.HF_TOKEN")
     ({'api_key': '***', 'rate': 1}, '***')
     """
-    if _is_secret_path(path):
+    if is_secret_path(path):
         return HIDDEN
     if isinstance(value, Mapping):
         return {key: without_secrets(item, str(key)) for key, item in value.items()}
@@ -54,14 +92,15 @@ def without_secrets(value: Any, path: str = "") -> Any:
 
 
 def hide_secrets(text: str) -> str:
-    """A text with the value after each name of a secret hidden.
+    """A text with the value after each name of a secret hidden, and each password in a URL.
 
-    >>> hide_secrets("+env.WANDB_API_KEY=abc123 model.options={token: abc, rate: 1}")
-    '+env.WANDB_API_KEY=*** model.options={token: ***, rate: 1}'
+    >>> hide_secrets("+env.WANDB_API_KEY=abc123 model.options={token: abc, rate: 1} from=http://me:abc@host")
+    '+env.WANDB_API_KEY=*** model.options={token: ***, rate: 1} from=http://me:***@host'
     """
+    text = _LOGIN.sub(rf"\1:{HIDDEN}", text)
     shown, end = [], 0
     for key in _KEY.finditer(text):
-        value = _VALUE.match(text, key.end()) if key.start() >= end and _is_secret_path(key[1]) else None
+        value = _VALUE.match(text, key.end()) if key.start() >= end and is_secret_path(key[1]) else None
         if value is not None:
             shown += [text[end : key.end()], HIDDEN]
             end = value.start() + len(value[0].rstrip(".,;:"))
@@ -89,7 +128,3 @@ def shortened(text: str) -> str:
     if len(text) <= _WIDTH:
         return text
     return f"{text[: _WIDTH - _TAIL - 3]}...{text[-_TAIL:]}"
-
-
-def _is_secret_path(path: str) -> bool:
-    return any(map(names_secret, re.split(r"[.\[\]-]+", path)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.base.errors import Fault
-from launcher.base.redaction import HIDDEN, is_secret_variable, names_secret
+from launcher.base.redaction import HIDDEN, holds_login, is_secret_path, is_secret_variable
 from launcher.config.paths import walk
 from launcher.contract.site import SiteConfig, time_s
 
@@ -24,9 +24,10 @@ _MOUNT = re.compile(r"[^:,]+:[^:,]+(:[^:,]+)?")
 
 
 def secret_faults(values: Mapping[str, Any]) -> Iterator[Fault]:
-    """Texts under a key that names a secret: they would be stored in files. The value is not shown."""
+    """Texts under a key that names a secret, and passwords in URLs: they would be stored in files. The value
+    is not shown."""
     for path, value in walk(values):
-        if isinstance(value, str) and value and names_secret(path.rpartition(".")[2]):
+        if isinstance(value, str) and value and (is_secret_path(path) or holds_login(value)):
             rule = "looks like a secret, and settings are written to files that others may read"
             fix = "Set a variable to it, give the variable's name in site.secrets, and read it on the ranks."
             yield Fault(path, HIDDEN, rule, fix)
