@@ -144,13 +144,12 @@ def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Seque
         LauncherError: when no commit holds the code and one is asked for, or a variable of ``secrets`` that
             the ranks are given is not set.
     """
-    origin = origin_of(given.recipe, given.overrides, source_roots)
+    origin = origin_of(given.recipe, given.overrides, source_roots, secrets)
     for tree in origin.checkouts if given.require_clean else ():
         changed = ["changes to tracked files"] if tree.patch else []
         if changed + list(tree.untracked):
             listed = ", ".join([*changed, *tree.untracked][:5])
             raise LauncherError(f"--require-clean: {tree.root} has {listed}. Commit or remove them.")
-    secret_values(os.environ, secrets)
     return origin
 
 

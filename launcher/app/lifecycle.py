@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import progress_of
 from launcher.base.errors import LauncherError
-from launcher.base.secrets import check_folder, secret_values
+from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
@@ -99,13 +99,20 @@ class EndedRun:
         return int(self.state.phase == "failed")
 
 
-def origin_of(recipe: str, overrides: Sequence[str] = (), source_roots: Sequence[str] = ()) -> Origin:
-    """Where plans come from that are made now: their recipe, this machine, the state of the code."""
+def origin_of(
+    recipe: str, overrides: Sequence[str] = (), source_roots: Sequence[str] = (), secrets: Sequence[str] = ()
+) -> Origin:
+    """Where plans come from that are made now: their recipe, this machine, the state of the code.
+
+    Raises:
+        JobError: when a variable of ``secrets`` that the ranks are given is not set.
+    """
     return Origin(
         recipe=recipe,
         overrides=tuple(overrides),
         facts=environment_facts(),
         checkouts=checkouts(source_roots),
+        secrets=secret_values(os.environ, secrets),
     )
 
 
@@ -162,10 +169,9 @@ def freeze_and_submit(
     Raises:
         LauncherError: when it cannot be submitted, or a secret would be written down.
     """
-    path, secrets = run.directory.path, secret_values(os.environ, run.plan.config.site.secrets)
-    copied = freeze(run.plan.source_roots, path, untracked) if run.code == path else ()
+    path = run.directory.path
+    copied = freeze(run.plan.source_roots, path, untracked, origin.secrets) if run.code == path else ()
     run.record(origin)
-    check_folder(path, secrets)
     return submit_recorded(run), copied
 
 

@@ -10,16 +10,16 @@ HIDDEN = "***"
 """Shown in place of a secret."""
 _WIDTH, _TAIL = 100, 30
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_SECRETS = frozenset("secret secrets password passwords passwd pwd passphrase credential credentials".split())
-_KEYS = frozenset(
-    "access account admin api auth deploy encryption license master private secret service signing ssh".split()
+_SECRET = re.compile("secrets?|passwords?|passwd|pwd|passphrase|credentials?")
+_SECRET_KEY = re.compile(
+    "access|account|admin|api|auth|deploy|encryption|license|master|private|secret|service|signing|ssh"
 )
 """Words before ``key`` that make it a secret."""
-_PUBLIC_KEYS = frozenset("cache dict foreign group map partition primary public query sort".split())
-"""Words before ``KEY`` with which also a variable's value is none."""
-_TEXT_TOKENS = frozenset(
-    "added begin blank bos class cls cont eos end extra fim first image infix last mask middle newline next "
-    "num of pad prefix prompt role sep special start stop suffix unk".split()
+_OTHER_KEY = re.compile("cache|dict|foreign|group|map|partition|primary|public|query|sort")
+"""Words before ``KEY`` with which also a variable holds none."""
+_TEXT_TOKEN = re.compile(
+    "added|begin|blank|[be]os|class|cls|cont|end|extra|fim|first|image|infix|last|mask|middle|newline|next|num"
+    "|of|pad|prefix|prompt|role|sep|special|start|stop|suffix|unk"
 )
 """Words before ``token`` that name one of a text."""
 _LOGIN = re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]+(?=@)")
@@ -31,11 +31,11 @@ _VALUE = re.compile(r"(?!['\"]?\*\*\*|\.\.\.)(?:\"[^\"]*\"|'[^']*'|\[[^]]*]|\{[^
 def is_secret_variable(name: str) -> bool:
     """Whether a variable of this name is expected to hold a secret.
 
-    >>> [is_secret_variable(name) for name in ("WANDB_API_KEY", "OPENAI_KEY", "NCCL_IB_PKEY", "PWD", "EOS_TOKEN")]
+    >>> [is_secret_variable(name) for name in ("OPENAI_KEY", "HF_TOKEN", "NCCL_IB_PKEY", "PWD", "EOS_TOKEN")]
     [True, True, False, False, False]
     """
     *_, before, last = ("", "", *_words(name))
-    is_key = last == "key" and before not in _PUBLIC_KEYS
+    is_key = last == "key" and not _OTHER_KEY.fullmatch(before)
     return name != "PWD" and (is_key or names_secret(name))
 
 
@@ -48,15 +48,15 @@ def names_secret(key: str) -> bool:
     [False, False, False, False, False]
     """
     *_, before, last = ("", "", *_words(key))
-    is_token = last in ("token", "tokens") and before not in _TEXT_TOKENS
-    is_key = last in ("key", "keys") and before in _KEYS
-    return is_token or is_key or last in _SECRETS
+    is_token = last in ("token", "tokens") and not _TEXT_TOKEN.fullmatch(before)
+    is_key = last in ("key", "keys") and bool(_SECRET_KEY.fullmatch(before))
+    return is_token or is_key or bool(_SECRET.fullmatch(last))
 
 
 def is_secret_path(path: str) -> bool:
     """Whether a setting is expected to hold a secret: by its own name or that of a group around it.
 
-    >>> [is_secret_path(path) for path in ("data.options.tokens[0]", "hub.credentials.user", "site.secrets[0]")]
+    >>> [is_secret_path(path) for path in ("data.tokens[0]", "hub.credentials.user", "site.secrets[0]")]
     [True, True, False]
     """
     names_variables = path.startswith("site.secrets")
@@ -94,8 +94,8 @@ def without_secrets(value: Any, path: str = "") -> Any:
 def hide_secrets(text: str) -> str:
     """A text with the value after each name of a secret hidden, and each password in a URL.
 
-    >>> hide_secrets("+env.WANDB_API_KEY=abc123 model.options={token: abc, rate: 1} from=http://me:abc@host")
-    '+env.WANDB_API_KEY=*** model.options={token: ***, rate: 1} from=http://me:***@host'
+    >>> hide_secrets("+env.WANDB_API_KEY=abc123 model.options={token: abc, rate: 1} http://me:abc@host")
+    '+env.WANDB_API_KEY=*** model.options={token: ***, rate: 1} http://me:***@host'
     """
     text = _LOGIN.sub(rf"\1:{HIDDEN}", text)
     shown, end = [], 0

@@ -1,4 +1,4 @@
-"""Keeps the values of secret variables out of all files of a run."""
+"""Keeps the values of secret variables out of all files of a run: what is to be written is checked before."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.base.errors import JobError
-from launcher.base.redaction import is_secret_variable
+from launcher.base.redaction import holds_login, is_secret_variable
 
 _MIN_LENGTH = 8
 """A shorter value cannot be distinguished from ordinary text."""
+_PIECE_BYTES = 1 << 20
 
 
 def secret_values(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, bytes]:
-    """The values that may be in no file: of ``names``, and of every variable named like a secret.
+    """The values that may be in no file: of ``names``, and of every variable that is named like a secret or
+    holds a password in a URL.
 
     Raises:
         JobError: when a variable of ``names`` is not set.
@@ -27,7 +29,7 @@ def secret_values(environment: Mapping[str, str], names: Sequence[str]) -> dict[
     return {
         name: value.encode(errors="surrogateescape")
         for name, value in environment.items()
-        if len(value) >= _MIN_LENGTH and (name in names or is_secret_variable(name))
+        if len(value) >= _MIN_LENGTH and (name in names or is_secret_variable(name) or holds_login(value))
     }
 
 
@@ -42,24 +44,20 @@ def check_text(text: str, what: str, secrets: Mapping[str, bytes]) -> None:
             raise JobError(_message(what, name))
 
 
-def check_folder(folder: Path, secrets: Mapping[str, bytes]) -> None:
-    """Removes every file that holds a secret, and raises an error if there was one.
+def check_file(path: Path, what: str, secrets: Mapping[str, bytes]) -> None:
+    """Refuses a file that holds a secret; a large one is read piece by piece.
 
     Raises:
-        JobError: with the name of the file and of the variable.
+        JobError: as `check_text`.
     """
-    leaks = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
-        data = path.read_bytes()
-        names = [name for name, value in secrets.items() if value in data]
-        if names:
-            path.unlink()
-            shown = str(path.relative_to(folder))
-            for value in secrets.values():
-                shown = shown.replace(value.decode(errors="surrogateescape"), "***")
-            leaks.append(_message(shown, names[0]))
-    if leaks:
-        raise JobError("\n".join(leaks))
+    overlap = max(map(len, secrets.values()), default=0)
+    with path.open("rb") as file:
+        piece = b""
+        while new := file.read(_PIECE_BYTES):
+            piece = piece[-overlap:] + new
+            for name, value in secrets.items():
+                if value in piece:
+                    raise JobError(_message(what, name))
 
 
 def _message(what: str, name: str) -> str:

@@ -7,23 +7,28 @@ RUN/source/roots/N  the folders that a user's own model and data are imported fr
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 from launcher.base import resources
 from launcher.base.errors import JobError
 from launcher.base.registry import DISTRIBUTION
+from launcher.base.secrets import check_file
 from launcher.base.units import format_bytes
 from launcher.contract.plan import Plan
 from launcher.runs.facts import git
 from launcher.runs.fingerprint import own_packages, package_folder
-from launcher.runs.store import move_aside
+from launcher.runs.store import SWEEP_FILE, move_aside
 
 CODE = "source/lib"
 _ROOTS = "source/roots"
+_OF_RUNS = (("job.json", "plan.json", "logs"), (SWEEP_FILE, CODE))
+"""What only the directory of a run holds, and that of a sweep with its code."""
 _MAX_BYTES = 100_000_000
 """A folder with more than this is taken to hold data, not code."""
 _METADATA = ("METADATA", "entry_points.txt")
@@ -35,21 +40,28 @@ def frozen_plan(plan: Plan, run_dir: Path) -> Plan:
     return replace(plan, source_roots=roots)
 
 
-def freeze(source_roots: Sequence[str], run_dir: Path, untracked: Sequence[str] = ()) -> tuple[str, ...]:
+def freeze(
+    source_roots: Sequence[str],
+    run_dir: Path,
+    untracked: Sequence[str] = (),
+    secrets: Mapping[str, bytes] = MappingProxyType({}),
+) -> tuple[str, ...]:
     """Copies the code into the run directory; its files are read-only. Returns the untracked ones.
 
     From a git working tree, tracked files are copied as they are now; of the files that are neither tracked
-    nor ignored, those in Python and those that match a pattern of ``untracked``.
+    nor ignored, those in Python and those that match a pattern of ``untracked``. Of a run directory nothing
+    is copied: it would hold copies of earlier ones.
 
     Raises:
-        JobError: when a folder holds more than code, or a pattern matches nothing.
+        JobError: when a folder holds more than code, a file one of the ``secrets``, or a pattern matches
+            nothing.
     """
     if (run_dir / "source").exists():
         move_aside(run_dir / "source")
     copied: dict[str, None] = {}
     for source, target, outside_git in _trees(source_roots, run_dir):
         tracked, others = _files(source, outside_git, untracked)
-        _copy(source, target, [*tracked, *others])
+        _copy(source, target, [*tracked, *others], secrets)
         copied |= dict.fromkeys(str(source / path) for path in others)
     for pattern in untracked:
         if not any(fnmatch(path, f"*/{pattern}") for path in copied):
@@ -101,10 +113,17 @@ def _outside_git(source: Path, pattern: str) -> Iterator[Path]:
             yield inner
 
 
-def _copy(folder: Path, to: Path, paths: Iterable[Path]) -> None:
+def _holds(folder: Path, names: Iterable[str]) -> bool:
+    return all((folder / name).exists() for name in names)
+
+
+def _copy(folder: Path, to: Path, paths: Iterable[Path], secrets: Mapping[str, bytes]) -> None:
     num_bytes = 0
     to.mkdir(parents=True)
+    is_run = cache(lambda parent: any(_holds(folder / parent, names) for names in _OF_RUNS))
     for path in paths:
+        if any(map(is_run, path.parents)):
+            continue
         source, target = folder / path, to / path
         num_bytes += source.lstat().st_size
         if num_bytes > _MAX_BYTES:
@@ -112,6 +131,8 @@ def _copy(folder: Path, to: Path, paths: Iterable[Path]) -> None:
                 f"{folder} holds more than {format_bytes(_MAX_BYTES)} of files, which is not code. "
                 "Keep data out of git, or start from a folder that holds only code."
             )
+        if not source.is_symlink():
+            check_file(source, str(source), secrets)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target, follow_symlinks=False)
         if not target.is_symlink():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.base.files import read_json
+from launcher.base.secrets import check_text
 from launcher.config.save import dump
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
@@ -33,18 +34,28 @@ class Origin:
     facts: Mapping[str, Any]
     """Of `environment_facts`."""
     checkouts: tuple[Checkout, ...]
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Values of variables that may be in no file."""
 
 
 def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Origin) -> None:
-    """Writes plan, settings, command, environment and git state."""
-    text = write_plan(directory, plan)
-    directory.write("config.yaml", dump(plan.config))
-    for name, content in plan.documents.items():
-        directory.write(name, json.dumps(content, indent=1) + "\n")
-    directory.write("job.sh", shell_text(script))
-    for number, checkout in enumerate(origin.checkouts):
-        if checkout.patch:
-            directory.write(_patch_name(number), checkout.patch)
+    """Writes plan, settings, command, environment and git state.
+
+    Raises:
+        JobError: when one of them would hold a secret; nothing is written.
+    """
+    plan_text = plan.to_json()
+    texts = {
+        "config.yaml": dump(plan.config),
+        **{name: json.dumps(content, indent=1) + "\n" for name, content in plan.documents.items()},
+        "job.sh": shell_text(script),
+        **{_patch_name(number): tree.patch for number, tree in enumerate(origin.checkouts) if tree.patch},
+    }
+    for name, text in {"plan.json": plan_text, **texts, "job.json": " ".join(origin.overrides)}.items():
+        check_text(text, name, origin.secrets)
+    write_plan(directory, plan_text)
+    for name, text in texts.items():
+        directory.write(name, text)
     directory.handle.unlink(missing_ok=True)  # of an earlier start, whose job no longer stands for the run
     job = {
         "version": VERSION,
@@ -54,7 +65,7 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
         "executor": plan.config.executor.name,
         "argv": list(script.argv),
         "environment": dict(script.environment),
-        "plan_sha256": sha256(text),
+        "plan_sha256": sha256(plan_text),
         "world_size": plan.world_size,
         "fingerprint": fingerprint(plan, origin.facts),
         "baseline": read_json(directory.job).get("baseline"),  # of the start that is resumed
@@ -68,12 +79,10 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
     directory.write_status("prepared")
 
 
-def write_plan(directory: RunDirectory, plan: Plan) -> str:
-    """Writes the plan and its hash; its text."""
-    text = plan.to_json()
+def write_plan(directory: RunDirectory, text: str) -> None:
+    """Writes the text of the plan, and its hash."""
     directory.write("plan.json", text)
     directory.write("plan.sha256", f"{sha256(text)}  plan.json\n")
-    return text
 
 
 def write_baseline(directory: RunDirectory, baseline: Path) -> None:

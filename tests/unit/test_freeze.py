@@ -105,6 +105,31 @@ def test_of_an_installed_package_everything_is_taken_but_compiled_files(own, run
     assert names(run_dir / "source" / "lib" / "launcher") == ["__init__.py", "_data/a.yaml"]
 
 
+def test_earlier_runs_are_never_copied_and_a_file_named_like_one_of_theirs_is(own, work_tree, run_dir):
+    for run in ("runs/one", "two"):
+        for name in ("job.json", "plan.json", "logs/rank-0.log", "source/roots/0/model.py"):
+            (work_tree / run / name).parent.mkdir(parents=True, exist_ok=True)
+            (work_tree / run / name).write_text("of a run\n")
+    (work_tree / "runs" / "sweep" / "source" / "lib").mkdir(parents=True)
+    for name in ("sweep.json", "source/lib/a.py", "0-x/job.json", "0-x/plan.json"):
+        (work_tree / "runs" / "sweep" / name).parent.mkdir(parents=True, exist_ok=True)
+        (work_tree / "runs" / "sweep" / name).write_text("of a sweep\n")
+    (work_tree / "mine" / "job.json").write_text("{}")
+    (work_tree / "runs" / "tool.py").write_text("")
+    git(work_tree, "add", ".")
+    freeze([str(work_tree)], run_dir)
+    copied = names(run_dir / "source" / "roots" / "0")
+    assert [name for name in copied if "runs" in name or "two" in name] == ["runs/tool.py"]
+    assert "mine/job.json" in copied
+
+
+def test_a_file_with_a_secret_is_not_copied(own, work_tree, run_dir):
+    with pytest.raises(JobError, match=r"mine/model\.py would hold the value of HF_TOKEN"):
+        freeze([str(work_tree)], run_dir, (), {"HF_TOKEN": b"changed"})
+    assert "mine/model.py" not in names(run_dir / "source" / "roots" / "0")
+    assert (work_tree / "mine" / "model.py").read_text() == "changed\n"
+
+
 def test_a_folder_of_data_is_refused(own, work_tree, run_dir, monkeypatch):
     monkeypatch.setattr(freezing, "_MAX_BYTES", 50_000)
     (work_tree / "words.txt").write_text("x" * 50_000)

@@ -8,6 +8,7 @@ import yaml
 
 import launcher
 from launcher.app.preflight import device_faults
+from launcher.base.errors import JobError
 from launcher.base.files import read_json
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
@@ -41,6 +42,18 @@ def test_everything_that_describes_a_run_is_written(make_plan, directory):
     assert (job["recipe"], job["overrides"]) == ("quickstart", ["parallel.pp=2"])
     assert (job["world_size"], job["baseline"], job["facts"]) == (2, None, {"python": "3"})
     assert read_json(directory.status_file)["phase"] == "prepared"
+
+
+@pytest.mark.parametrize("where", ["patch", "override", "plan"])
+def test_a_secret_in_what_describes_a_run_is_refused_before_anything_is_written(make_plan, directory, where):
+    plan = make_plan("name=canary-0123456789") if where == "plan" else make_plan()
+    patch = "+token = 'canary-0123456789'" if where == "patch" else ""
+    tree = Checkout(root="/a", commit="5a", untracked=(), patch=patch)
+    overrides = ("data.source=canary-0123456789",) if where == "override" else ()
+    given = origin(checkouts=(tree,), overrides=overrides, secrets={"HF_TOKEN": b"canary-0123456789"})
+    with pytest.raises(JobError, match="would hold the value of HF_TOKEN"):
+        write_job(directory, plan, render(plan, directory.path), given)
+    assert list(directory.path.iterdir()) == []
 
 
 def test_every_yaml_reader_reads_the_settings_as_they_were(make_plan, directory):

@@ -1,7 +1,8 @@
 import pytest
 
+from launcher.base import secrets
 from launcher.base.errors import JobError
-from launcher.base.secrets import check_folder, check_text, secret_values
+from launcher.base.secrets import check_file, check_text, secret_values
 
 CANARY = b"canary-0123456789"
 
@@ -17,22 +18,22 @@ def test_a_secret_that_is_not_set_is_refused_before_anything_is_submitted(enviro
         secret_values(environment, ["HF_TOKEN"])
 
 
-def test_a_file_with_a_secret_is_removed_and_named_without_the_value(tmp_path):
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "notes.py").write_bytes(b"\xff key = '" + CANARY + b"'")
-    (tmp_path / "good.py").write_text("pass\n")
+def test_a_file_with_a_secret_is_refused_and_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(secrets, "_PIECE_BYTES", 10)
+    file = tmp_path / "notes.py"
+    file.write_bytes(b"\xff key = '" + CANARY + b"'")
     with pytest.raises(JobError, match=r"^inner/notes\.py would hold the value of HF_TOKEN\.") as caught:
-        check_folder(tmp_path, {"HF_TOKEN": CANARY})
+        check_file(file, "inner/notes.py", {"HF_TOKEN": CANARY, "OTHER": b"x" * 20})
     assert CANARY.decode() not in str(caught.value)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["good.py"]
+    assert CANARY in file.read_bytes()
+    check_file(file, "it", {"HF_TOKEN": CANARY + b"-other"})
 
 
-def test_a_path_with_a_secret_is_told_without_the_value(tmp_path):
-    folder = tmp_path / f"name_{CANARY.decode()}"
-    folder.mkdir()
-    (folder / "plan.json").write_bytes(CANARY)
-    with pytest.raises(JobError, match=r"^name_\*\*\*/plan\.json would hold the value of HF_TOKEN\."):
-        check_folder(tmp_path, {"HF_TOKEN": CANARY})
+def test_a_password_in_a_url_is_a_secret_whatever_the_variable_is_called():
+    proxy = "http://me:abc@proxy:80"
+    assert secret_values({"HTTP_PROXY": proxy, "NO_PROXY": "http://proxy:80"}, []) == {
+        "HTTP_PROXY": proxy.encode()
+    }
 
 
 def test_a_text_with_a_secret_is_refused():

@@ -152,7 +152,7 @@ def reset_runs(points: Sequence[Point], code: Path | None = None) -> list[PointR
                     f"{shown(directory.path)} was planned by another version of trireme-launcher, which its "
                     "frozen code belongs to: retry it with that version, or start the sweep again."
                 )
-            write_plan(directory, point.plan)
+            write_plan(directory, point.plan.to_json())
         saved = saved_steps(directory.path)
         resume = bool(saved) and saved[-1] < point.plan.config.train.num_steps
         if not point.is_waiting:

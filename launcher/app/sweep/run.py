@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -65,7 +66,11 @@ def run_sweep(given: Request, output: Output = TERMINAL) -> SweepRun:
         sweep = submit_points(planned, given, output)
         return _submitted(sweep, sweep.points)
     sweep, origin = new_sweep(planned, output), origin_of(given.recipe)
-    runs = create_runs(sweep, origin)
+    try:
+        runs = create_runs(sweep, origin)
+    except LauncherError:
+        shutil.rmtree(sweep.path)  # nothing is left of a sweep that never was
+        raise
     code = train_points(sweep, runs, origin, output, wants_baseline=given.wants_baseline)
     return SweepRun(sweep=sweep, exit_code=code)
 

@@ -18,7 +18,7 @@ from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.app.sweep.store import TASKS, Sweep
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.files import read_json
-from launcher.base.secrets import check_folder, check_text, secret_values
+from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
 from launcher.contract.job import GroupRequest, JobHandle, JobScript, JobState
 from launcher.runs.freeze import freeze
@@ -38,11 +38,10 @@ def submit_points(planned: PlannedSweep, given: Request, output: Output) -> Swee
     origin = submitted_origin(given, roots, names)
     sweep = new_sweep(planned, output)
     try:
-        copied = freeze(roots, sweep.path, given.untracked)
+        copied = freeze(roots, sweep.path, given.untracked, origin.secrets)
         for note in tree_notes(origin.checkouts, copied):
             output.say(f"note: {note}")
         runs = create_runs(sweep, origin, sweep.path)
-        check_folder(sweep.path, secret_values(os.environ, names))
         ids = _submit(sweep, runs, at_once_of(planned.points, given), output)
     except LauncherError:
         shutil.rmtree(sweep.path)  # nothing is left of a sweep that never was
