@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,7 +79,7 @@ def measured_run(path: str) -> MeasuredRun:
     from launcher.report.bubble import stage_times  # few plans read a run
     from launcher.report.runs import load_run
 
-    run = load_run(Path(path).expanduser())
+    run = load_run(Path(os.path.expanduser(path)))
     times = stage_times(run)
     return MeasuredRun(
         plan=run.plan,

@@ -13,7 +13,13 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 def user_folder() -> Path:
     """The user's own config groups (``site/NAME.yaml``), by the XDG base directory specification."""
     root = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(root) if root else Path.home() / ".config") / "trireme"
+    return (Path(root) if root else home_folder() / ".config") / "trireme"
+
+
+def home_folder() -> Path:
+    """The user's home folder; where there is none, as in some containers, one that does not exist."""
+    home = os.path.expanduser("~")
+    return Path(home if home != "~" else "/nonexistent")
 
 
 def folder(name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 import unicodedata
 
@@ -15,7 +16,11 @@ _LOOKALIKES = str.maketrans(
 
 
 def protect_output() -> None:
-    """Makes printing to stdout and stderr never fail on a character that the encoding lacks."""
+    """Makes printing to stdout and stderr never fail: on a character that the encoding lacks, or because the
+    caller has closed them (what is printed then goes nowhere)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for good)
     codecs.register_error(_HANDLER, _replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -21,6 +21,7 @@ from typing import Any
 
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.files import read_json, safe_name, write_whole
+from launcher.base.resources import home_folder
 from launcher.contract.config import RunConfig
 from launcher.contract.job import CHECKPOINTS, JobState, checkpoint_name, records_name
 from launcher.runs.status import RunPhase, Status, read_status, status_now
@@ -172,7 +173,7 @@ def _named_folder(given: str, kind: str, fix: str, *, overwrite: bool) -> Path:
 
 def _why_not_movable(path: Path) -> str:
     """Why a path may not be moved aside; empty for a run directory and for one without files."""
-    for folder, name in ((Path.cwd(), "the current folder"), (Path.home(), "your home folder")):
+    for folder, name in ((Path.cwd(), "the current folder"), (home_folder(), "your home folder")):
         if path.resolve() in (folder.resolve(), *folder.resolve().parents):
             return f"is {name} or holds it"
     if not path.is_dir():

@@ -13,6 +13,19 @@ from launcher.cli.main import main
 from launcher.cli.verbs import VERBS
 from tests.helpers.objects import there
 
+NO_HOME = """
+import os, pwd, sys
+
+def unknown(uid):
+    raise KeyError(uid)
+
+pwd.getpwuid = unknown
+for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+    os.environ.pop(name, None)
+from launcher.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
 def test_help_lists_every_verb(words, capsys):
@@ -132,3 +145,20 @@ def test_output_in_an_encoding_without_the_characters_is_ascii(monkeypatch):
     terminal.protect_output()
     print("│ 2 → 4 │ é \udcff")
     assert raw.getvalue() == "| 2 -> 4 | é \\xff\n".encode("latin-1")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_closed_output_or_input_is_no_traceback(closed, tmp_path):
+    command = f"{sys.executable} -m launcher plan quickstart {closed}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words", [["plan", "quickstart"], ["status"], ["status", "~nosuch/run"], ["site", "check", "alps"]]
+)
+def test_a_user_without_a_home_folder_is_no_traceback(words, tmp_path):
+    """As in a container that runs under a number that its system does not know."""
+    command = [sys.executable, "-c", NO_HOME, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -133,7 +134,7 @@ def _groups(recipe: str) -> Mapping[str, Mapping[str, Path]]:
     found: dict[str, dict[str, Path]] = {}
     places = [resources.user_folder(), resources.folder("conf")]
     if recipe:
-        places.append(Path(recipe).expanduser().parent)
+        places.append(Path(os.path.expanduser(recipe)).parent)
     for place in places:
         for group in known:
             names = {path.stem: path for path in place.glob(f"{group}/*{SUFFIX}")}

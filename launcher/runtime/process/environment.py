@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.base.errors import JobError
 from launcher.base.machine import cxx_compiler, missing_for_compile
+from launcher.base.resources import home_folder
 from launcher.contract.job import RENDEZVOUS_FILE
 
 
@@ -44,7 +45,7 @@ def rendezvous_file() -> str | None:
 def user_cache() -> Path:
     """The folder for files that can be made again, by the XDG base directory specification."""
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "trireme"
+    return (Path(root) if root else home_folder() / ".cache") / "trireme"
 
 
 def prepare_compiler(device_kind: str) -> None:
