@@ -18,7 +18,7 @@ from launcher.app.lifecycle import (
     report_end,
     train,
 )
-from launcher.app.output import TERMINAL, Output, shown, text_width
+from launcher.app.output import TERMINAL, Output, shown, takes_color, text_width
 from launcher.app.planning import Planned, make_plan
 from launcher.app.preflight import allocation_notes, executor_faults, input_faults, refuse, start_faults
 from launcher.app.request import Request
@@ -57,7 +57,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
         run.record(origin)
         for note in (*planned.composed.notes, *plan.notes, *allocation_notes(plan, directory)):
             output.say(f"note: {note}")
-        drawn = _drawn_schedule(plan, color=output.stream.isatty())
+        drawn = _drawn_schedule(plan, color=takes_color(output.stream))
         output.say(f"{summary(plan)}\n{drawn}run directory: {shown(directory.path)}")
         if given.wants_baseline:
             found = ensure_baseline(run, lambda plan: train_baseline(plan, origin, stop, output))

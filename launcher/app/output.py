@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from launcher.base.redaction import escaped
 from launcher.runs.watch import surviving_lost_terminal
 
 _MAX_WIDTH = 100
@@ -37,13 +38,19 @@ class Output:
             print(text, file=self.stream, flush=True)
 
     def warn(self, text: str) -> None:
-        """Prints what goes wrong, at once."""
+        """Prints what goes wrong, at once; it may quote what others have printed."""
         with surviving_lost_terminal():
-            print(text, file=self.err or sys.stderr, flush=True)
+            print(escaped(text), file=self.err or sys.stderr, flush=True)
 
 
 TERMINAL = Output()
 """Says everything on the streams of this process."""
+
+
+def takes_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colors (https://no-color.org)."""
+    wants_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not wants_none
 
 
 def shown(path: Path) -> str:

@@ -43,7 +43,7 @@ class Fault:
         given = without_secrets(self.given, self.path)
         given = _typed(given) if given is None or isinstance(given, bool) else str(given) or '""'
         text = f"{self.path}={shortened(given)}: {allowed}.{fix}{where}"
-        return escaped(hide_secrets(text)).replace("\n", "\\n")
+        return escaped(hide_secrets(text)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def offer(ways: Iterable[Mapping[str, Any]]) -> str:

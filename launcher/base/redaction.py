@@ -108,13 +108,13 @@ def hide_secrets(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A text with control characters escaped, except line breaks.
+    r"""A text with control characters escaped, except line breaks and tabs.
 
     >>> escaped("a\x1b[31m\r")
     'a\\x1b[31m\\r'
     """
     return "".join(
-        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
         for letter in text
     )
 

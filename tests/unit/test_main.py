@@ -1,7 +1,9 @@
 import io
 import os
+import pty
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 
 import pytest
@@ -162,3 +164,40 @@ def test_a_user_without_a_home_folder_is_no_traceback(words, tmp_path):
     command = [sys.executable, "-c", NO_HOME, *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
+
+
+def on_a_terminal(words, cwd, **variables):
+    """What the command prints on a terminal."""
+    main_end, other_end = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
+    command = [sys.executable, "-m", "launcher", *words]
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=other_end, stdout=other_end, stderr=other_end, env=environment | variables
+    ):
+        os.close(other_end)
+        printed = b""
+        with suppress(OSError):  # the other end is closed
+            while new := os.read(main_end, 65536):
+                printed += new
+    os.close(main_end)
+    return printed.decode()
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_colored"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
+)
+def test_a_plan_is_colored_on_a_terminal_that_takes_it(variables, is_colored, tmp_path):
+    assert ("\x1b[" in on_a_terminal(["plan", "quickstart"], tmp_path, **variables)) is is_colored
+
+
+def test_what_a_rank_has_printed_cannot_steer_the_terminal(tmp_path):
+    run = tmp_path / "runs" / "x"
+    (run / "logs").mkdir(parents=True)
+    (run / "job.json").write_text("{}")
+    (run / "logs" / "rank-0.log").write_text("10%\r20%\r\n\x1b[2J\x1b]0;title\x07\ttab\n")
+    assert on_a_terminal(["logs", "x"], tmp_path).splitlines() == [
+        "rank 0: 10%",
+        "rank 0: 20%",
+        "rank 0: \\x1b[2J\\x1b]0;title\\x07\ttab",
+    ]

@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from launcher.app.output import takes_color
 from launcher.base.errors import LauncherError
 from launcher.base.files import check_new, write_new
 from launcher.contract.plan import Plan
@@ -35,8 +36,8 @@ def plan(given: Namespace) -> int:
     for flag, path in files.items():
         check_new(path, flag)
     planned = make_plan(given.recipe, given.overrides)
-    is_screen = "out" not in files and sys.stdout.isatty()
-    text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_screen)
+    is_colored = "out" not in files and takes_color(sys.stdout)
+    text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_colored)
     for note in planned.composed.notes:
         print(f"note: {note}", file=sys.stderr)
     if "out" not in files:

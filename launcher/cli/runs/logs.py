@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.app.lookup import one_run
 from launcher.base.errors import LauncherError
 from launcher.base.files import read_json
+from launcher.base.redaction import escaped
 from launcher.base.units import counted
 from launcher.contract.job import EXECUTOR_LOG, log_name
 from launcher.runs.state import current_state
@@ -70,6 +71,8 @@ def _files(directory: RunDirectory, rank: int | None) -> Iterator[tuple[Path, st
 def _print_new(directory: RunDirectory, rank: int | None, tails: dict[Path, Tail], *, to_end: bool) -> None:
     for path, prefix in _files(directory, rank):
         new = tails.setdefault(path, Tail(path)).read(to_end=to_end).decode(errors="replace")
+        if sys.stdout.isatty():  # what a rank prints must not steer the terminal
+            new = escaped(new.replace("\r\n", "\n").replace("\r", "\n"))
         sys.stdout.writelines(f"{prefix}{line}" for line in new.splitlines(keepends=True))
     sys.stdout.flush()
 
