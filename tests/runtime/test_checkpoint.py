@@ -102,12 +102,43 @@ def test_where_none_is_whole_each_is_named_with_what_is_wrong(tmp_path: Path) ->
         checkpoint.newest(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["[]", "3", '{"sha256": []}', '{"pieces": [3]}', "{"])
+@pytest.mark.parametrize("content", ["[]", "3", "[" * 100_000, '{"sha256": []}', '{"pieces": [3]}', "{"])
 @pytest.mark.parametrize("name", ["shard-00000.json", "complete.json"])
 def test_an_index_of_another_form_is_passed_over(name: str, content: str, tmp_path: Path) -> None:
     write(tmp_path, 100, 1.0)
     (write(tmp_path, 200, 2.0) / name).write_text(content)
     assert checkpoint.newest(tmp_path)[0] == 100
+
+
+def swapped(index: dict[str, Any]) -> dict[str, Any]:
+    """Adam's moments under the name of the weights."""
+    (piece,) = index["pieces"]
+    return index | {"pieces": [piece | {"name": "exp_avg/w"}]}
+
+
+def shifted(index: dict[str, Any]) -> dict[str, Any]:
+    (piece,) = index["pieces"]
+    return index | {"pieces": [piece | {"offset": [1, 0]}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("shard-00000.json", swapped),
+        ("shard-00000.json", shifted),
+        ("complete.json", lambda marker: marker | {"step": 300}),
+        ("complete.json", lambda marker: marker | {"num_shards": 0}),
+        ("complete.json", lambda marker: marker | {"indices": {}}),
+    ],
+)
+def test_an_index_that_is_not_as_it_was_written_is_passed_over(
+    name: str, change: Any, tmp_path: Path
+) -> None:
+    write(tmp_path, 100, 1.0)
+    path = write(tmp_path, 200, 2.0) / name
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    step, (sentence,) = checkpoint.newest(tmp_path)
+    assert (step, "is missing or damaged" in sentence or "is damaged" in sentence) == (100, True)
 
 
 class Hostile:
@@ -129,6 +160,7 @@ def test_nothing_is_unpickled_though_its_checksum_is_right(dump: Any, tmp_path: 
     with shard.open("wb") as file:
         dump(Hostile(touched), file)
     index.write_text(json.dumps(json.loads(index.read_text()) | {"sha256": sha256_of(shard)}))
+    checkpoint.write_marker(hostile, 200)
     step, (sentence,) = checkpoint.newest(tmp_path)
     assert (step, touched.exists()) == (100, False)
     assert "is no safetensors file" in sentence
@@ -170,8 +202,8 @@ def test_the_same_step_saved_again_replaces_what_was_there(tmp_path: Path) -> No
 
 def test_a_missing_shard_is_counted(tmp_path: Path) -> None:
     final = write(tmp_path, 1, 1.0)
-    marker = final / "complete.json"
-    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"num_shards": 2}))
+    marker = {"version": 1, "step": 1, "num_shards": 2}  # as earlier versions wrote it
+    (final / "complete.json").write_text(json.dumps(marker))
     with pytest.raises(JobError, match="has 1 of 2 shards"):
         checkpoint.Checkpoint(final)
 

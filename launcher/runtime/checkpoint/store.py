@@ -3,7 +3,7 @@
     checkpoints/step-00000040/
       shard-00000.safetensors    the pieces one rank owns
       shard-00000.json           for each piece: global name and shape, its offset and shape; checksum
-      complete.json              step and number of shards; written last
+      complete.json              step, number of shards, checksum of each index and its own; written last
 
 A directory is written under a temporary name, synced to the disk, read back, and renamed when it is
 complete, so a crash while saving never harms an earlier checkpoint. A box of a global tensor is read from
@@ -12,13 +12,15 @@ all shards that overlap it. Nothing is unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,7 +31,9 @@ from launcher.base.files import bring_to_disk, write_whole
 from launcher.contract.job import checkpoint_name
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
-_MARKER, _FOLDERS = "complete.json", "step-????????"
+_MARKER, _FOLDERS, _INDICES = "complete.json", "step-????????", "shard-*.json"
+_DAMAGE = (JobError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What opening a damaged checkpoint raises."""
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"
 _LOOK_INTERVAL_S = 0.02
 
@@ -57,7 +61,7 @@ def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> No
     """
     unfinished, final = unfinished_name(root, step), folder_of(root, step)
     deadline = time.monotonic() + timeout_s
-    while (found := len(list(unfinished.glob("shard-*.json")))) != num_shards:
+    while (found := len(list(unfinished.glob(_INDICES)))) != num_shards:
         if failed := sorted(unfinished.glob(f"shard-*{FAILED}")):
             raise JobError(f"{failed[0].stem} was not written: {failed[0].read_text(encoding='utf-8')}")
         if time.monotonic() >= deadline:
@@ -65,8 +69,7 @@ def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> No
                 f"{unfinished} has {found} of {num_shards} shards; is the run directory shared by all nodes?"
             )
         time.sleep(_LOOK_INTERVAL_S)
-    marker = {"version": VERSION, "step": step, "num_shards": num_shards}
-    write_whole(unfinished / _MARKER, json.dumps(marker), is_durable=True)
+    write_marker(unfinished, step)
     bring_to_disk(unfinished)
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():  # the same step, saved again after a resume from an earlier one
@@ -74,6 +77,35 @@ def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> No
     unfinished.rename(final)
     bring_to_disk(root)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_marker(folder: Path, step: int) -> None:
+    """Writes down which indices the checkpoint in ``folder`` has."""
+    digests = {path.name: sha256_of(path) for path in sorted(folder.glob(_INDICES))}
+    marker = {"version": VERSION, "step": step, "num_shards": len(digests), "indices": digests}
+    write_whole(folder / _MARKER, json.dumps(marker | {"sha256": _digest(marker)}), is_durable=True)
+
+
+def _digest(marker: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(marker, sort_keys=True).encode()).hexdigest()
+
+
+def _read_marker(folder: Path) -> dict[str, Any]:
+    """What the marker of a checkpoint says; earlier versions wrote no checksums.
+
+    Raises:
+        JobError: when it, or an index, is not as it was written.
+    """
+    marker: dict[str, Any] = json.loads((folder / _MARKER).read_bytes())
+    if marker["version"] != VERSION:
+        raise JobError(f"{folder} has version {marker['version']}, this launcher reads {VERSION}")
+    expected, digests = marker.pop("sha256", None), marker.get("indices", {})
+    if expected != (_digest(marker) if digests else None):
+        raise JobError(f"{folder / _MARKER} is damaged: its SHA-256 is not the recorded one")
+    for name, digest in digests.items():
+        if not (folder / name).exists() or sha256_of(folder / name) != digest:
+            raise JobError(f"{folder / name} is missing or damaged: its SHA-256 is not the recorded one")
+    return marker
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -111,15 +143,13 @@ class Checkpoint:
         """Reads the indices.
 
         Raises:
-            JobError: when a shard is missing.
+            JobError: when a shard is missing, or an index is damaged.
         """
-        marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
-        if marker["version"] != VERSION:
-            raise JobError(f"{folder} has version {marker['version']}, this launcher reads {VERSION}")
+        marker = _read_marker(folder)
         self.step: int = marker["step"]
         self._pieces: dict[str, list[StoredPiece]] = defaultdict(list)
         self._unverified: dict[Path, str] = {}
-        indices = sorted(folder.glob("shard-*.json"))
+        indices = sorted(folder.glob(_INDICES))
         if len(indices) != marker["num_shards"]:
             raise JobError(f"{folder} has {len(indices)} of {marker['num_shards']} shards")
         for path in indices:
@@ -191,7 +221,7 @@ def newest(root: Path) -> tuple[int, list[str]]:
             found = Checkpoint(folder)
             found.verify()
             return found.step, skipped
-        except (JobError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _DAMAGE as error:
             skipped.append(f"{folder.name} was skipped: {error}")
     if skipped:
         raise JobError(
