@@ -1,5 +1,5 @@
 
-# One task per node: torchrun, which starts the node's ranks. Its rendezvous is static, so the ranks of a
+# One task per node: torchrun, which starts the node's ranks. Its rendezvous is not dynamic, so the ranks of a
 # node are given by SLURM_NODEID, which is set only inside the step. The signal to save also reaches
 # torchrun, which it would kill.
 task='
@@ -10,7 +10,6 @@ start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block
   --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${step[@]}" \
   bash -c "$task" torchrun \
   "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
-  --rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
-  --log-dir="$run/logs/torchrun" \
+  "${meet[@]}" --log-dir="$run/logs/torchrun" \
   --module launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
 conclude

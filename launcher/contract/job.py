@@ -20,8 +20,10 @@ RESUME_NOTE = "exit/resumed.json"
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in the run directory; each has a folder of its own, of `checkpoint_name`."""
 RENDEZVOUS_FILE = "TRIREME_RENDEZVOUS_FILE"
-"""Variable of the ranks of one host: the file in which they meet, absent at the start. Without it they meet
-through the TCPStore of ``MASTER_ADDR`` and ``MASTER_PORT``."""
+"""Variable of the ranks of one host: the file in which they meet, absent or empty at the start. Without it
+they meet through the TCPStore of ``MASTER_ADDR`` and ``MASTER_PORT``."""
+RENDEZVOUS_KEY = "TRIREME_RENDEZVOUS_KEY"
+"""Variable of the ranks of several hosts: what their keys in that store begin with, unknown to others."""
 ONE_HOST = "trireme-one-host"
 """Name of the rendezvous of one process that starts every rank itself: nothing listens."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)

@@ -103,7 +103,7 @@ class Slurm:
     def rendezvous(self) -> list[tuple[str, str]]:
         """The rendezvous of every start of the job, as its output tells."""
         log = self.folder / "run" / "logs" / "executor.log"
-        return re.findall(r": rendezvous (\S+) at (\S+)", log.read_text()) if log.exists() else []
+        return re.findall(r": rendezvous (\S+) (?:at|in) (\S+)", log.read_text()) if log.exists() else []
 
 
 def job_of(run: Path) -> str:

@@ -193,9 +193,27 @@ def test_a_second_network_is_reached_by_its_own_names(stage):
     assert stage(*TWO_BY_TWO, "site.host_suffix=i").run()[0][3] == "node7i:20041"
 
 
-def test_one_node_needs_no_name_to_be_resolved(stage):
+ONE_NODE = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node[7-"}
+
+
+@pytest.mark.parametrize("starter", ["srun", "torchrun"])
+def test_the_ranks_of_one_node_meet_in_a_file_that_is_new_at_every_start(stage, starter):
+    one = stage("executor=slurm", "cluster.devices_per_node=2", f"executor.starter={starter}")
+    place = one.run_dir / "rendezvous"
+    place.write_text("of an earlier start")
+    (told, *_) = one.run(**ONE_NODE)
+    assert told[3] == ":"
+    assert place.read_text() == ""
+    assert f"rendezvous 41.0 in {place}\n" in one.done.stdout
+    if starter == "torchrun":
+        assert "--rdzv-backend=trireme-one-host" in told
+        assert not [word for word in told if "master" in word]
+
+
+def test_one_node_whose_files_cannot_be_locked_needs_no_name_to_be_resolved(stage):
     one = stage("executor=slurm", "cluster.devices_per_node=2")
-    told = one.run(SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="node[7-")
+    one.write("flock", "#!/bin/bash\necho 'Function not implemented' >&2\nexit 66\n")
+    told = one.run(**ONE_NODE)
     assert [words[3] for words in told] == ["127.0.0.1:20041"] * 2
 
 

@@ -111,7 +111,6 @@ def test_the_command_names_no_port_and_passes_hash_and_plan(make_plan):
         "OMP_NUM_THREADS": "1",
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
-        "TRIREME_RENDEZVOUS_FILE": "/runs/a b/rendezvous",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.base.errors import JobError
 from launcher.base.machine import cxx_compiler, missing_for_compile
 from launcher.base.resources import home_folder
-from launcher.contract.job import RENDEZVOUS_FILE
+from launcher.contract.job import RENDEZVOUS_FILE, RENDEZVOUS_KEY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,11 @@ def process_rank_from_environment() -> ProcessRank:
 def rendezvous_file() -> str | None:
     """The file in which the ranks of one host meet, where the executor names one."""
     return os.environ.get(RENDEZVOUS_FILE)
+
+
+def rendezvous_key() -> str:
+    """What the keys in the store of the ranks begin with."""
+    return os.environ.get(RENDEZVOUS_KEY, "")
 
 
 def user_cache() -> Path:

@@ -10,26 +10,29 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
 )
+from torch.distributed.rendezvous import rendezvous
 
 from launcher.contract.job import ONE_HOST
-from launcher.runtime.process.environment import ProcessRank, rendezvous_file
+from launcher.runtime.process.environment import ProcessRank, rendezvous_file, rendezvous_key
 
 
 def init_process_group(backend: str, process: ProcessRank, timeout: timedelta) -> None:
     """Joins the default process group: through the file that the executor names, else through the TCPStore
     of ``MASTER_ADDR`` and ``MASTER_PORT``. Collective over all ranks."""
-    path = rendezvous_file()
-    store = FileStore(path, process.world_size) if path else None
-    dist.init_process_group(
-        backend, store=store, rank=process.rank, world_size=process.world_size, timeout=timeout
-    )
+    rank, world_size = process.rank, process.world_size
+    if path := rendezvous_file():
+        store: Store = FileStore(path, world_size)
+    else:
+        found, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
+        store = PrefixStore(rendezvous_key(), found)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 class OneHost(RendezvousHandler):

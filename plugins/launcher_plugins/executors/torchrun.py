@@ -9,11 +9,13 @@ rank of this run that is left.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -86,7 +88,6 @@ class Torchrun(Executor):
         environment = {
             "PYTHONSAFEPATH": "1",  # `python -m` must not find modules in the current folder first
             "PYTHONUNBUFFERED": "1",
-            RENDEZVOUS_FILE: _rendezvous(request.run_dir),
             **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _LOOPBACK),
         }
         if plan.config.device.kind == "cpu":
@@ -113,8 +114,8 @@ class Torchrun(Executor):
 
         The kernel ends torchrun when the calling thread ends, for whatever reason.
         """
-        Path(_rendezvous(script.run_dir)).unlink(missing_ok=True)  # that of an earlier start
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+        inherited |= {RENDEZVOUS_FILE: _fresh_rendezvous(script.run_dir)}
         # What is ignored here, as under nohup, stays so there.
         heard = [number.name for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
         inherited["PET_SIGNALS_TO_HANDLE"] = ",".join(["SIGTERM", *heard])
@@ -213,9 +214,15 @@ def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
         yield Fault("executor.name", "torchrun", rule, f"{fix} an executor that reserves machines{hint}.")
 
 
-def _rendezvous(run_dir: str) -> str:
-    """The file in which the ranks meet."""
-    return f"{run_dir}/rendezvous"
+def _fresh_rendezvous(run_dir: str) -> str:
+    """The file in which the ranks meet: one of the run directory, or where its file system cannot lock files,
+    as some parallel ones, a temporary one of this machine."""
+    path = Path(run_dir) / "rendezvous"
+    path.unlink(missing_ok=True)  # that of an earlier start
+    with path.open("w") as file, suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return str(path)
+    return str(Path(tempfile.mkdtemp(prefix="trireme-")) / "rendezvous")
 
 
 def _process(handle: JobHandle) -> subprocess.Popen[bytes]:

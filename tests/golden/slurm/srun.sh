@@ -61,12 +61,14 @@ export PYTHONDONTWRITEBYTECODE=1
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 
-# The rendezvous address: that of the first node.
 [ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
   fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then
+
+# The rendezvous address: that of the first node.
+find_address() {
   MASTER_ADDR=127.0.0.1
-else
+  if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then return; fi
+  local hosts
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
     hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
@@ -76,7 +78,7 @@ else
   case $MASTER_ADDR in
     localhost | localhost.* | 127.*) fail "other nodes cannot reach the rendezvous host $MASTER_ADDR" ;;
   esac
-fi
+}
 
 # A port is free where a server can be bound to it: one that is bound, and does not listen yet, refuses
 # connections like a free one. Where no Python is outside of the container, the connection has to do.
@@ -98,14 +100,33 @@ is_free() {
 
 # The rendezvous port, different for each start of each job, as others may share the node. All are below
 # 32768, where the ephemeral ports begin.
-for ((attempt = 0; attempt < 16; attempt++)); do
-  MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
-  is_free "$MASTER_PORT" && break
-done
-[ "$attempt" -lt 16 ] || fail "no free port for the rendezvous on $(hostname)"
-export MASTER_ADDR MASTER_PORT
+find_port() {
+  local attempt
+  for ((attempt = 0; attempt < 16; attempt++)); do
+    MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
+    if is_free "$MASTER_PORT"; then return; fi
+  done
+  fail "no free port for the rendezvous on $(hostname)"
+}
+
 rendezvous=$SLURM_JOB_ID.$restart
-echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+
+# The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
+# the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.
+rm -f "$run/rendezvous"
+if [ "$nodes" = 1 ] && [ "$components" = 1 ] && flock "$run/rendezvous" true 2>/dev/null; then
+  export TRIREME_RENDEZVOUS_FILE=$run/rendezvous GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
+  meet=(--rdzv-backend=trireme-one-host)
+  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
+else
+  find_address
+  find_port
+  # In the store of that port keys begin with a text that others do not know.
+  TRIREME_RENDEZVOUS_KEY=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
+  export MASTER_ADDR MASTER_PORT TRIREME_RENDEZVOUS_KEY
+  meet=(--rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
+  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+fi
 
 # A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.
 checkpoints=("$run"/checkpoints/step-????????)

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from launcher.base import resources
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
-from launcher.contract.job import EXECUTOR_LOG, GroupRequest, JobRequest, JobScript, checkpoint_name
+from launcher.contract.job import (
+    EXECUTOR_LOG,
+    RENDEZVOUS_FILE,
+    RENDEZVOUS_KEY,
+    GroupRequest,
+    JobRequest,
+    JobScript,
+    checkpoint_name,
+)
 from launcher_plugins.executors.slurm.continuation import SlurmConfig, saves
 from launcher_plugins.executors.slurm.options import EXPORTED, NodeLayout, directives, quoted, role_directives
 from launcher_plugins.executors.slurm.roles import HET_JOB, HetComponent
@@ -26,6 +34,9 @@ _DIRECTIVE = "#SBATCH --"
 _OF_ONE_RUN = (f"{_DIRECTIVE}job-name=", f"{_DIRECTIVE}output=")
 """Directives that differ between the runs of an array."""
 _NODE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+_NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_OF_THE_RENDEZVOUS = frozenset((RENDEZVOUS_FILE, RENDEZVOUS_KEY, "MASTER_ADDR", "MASTER_PORT", *_NETWORKS))
+"""Variables by which the ranks meet, one way or the other."""
 _OF_THE_HOST = frozenset(("HOME", "PATH"))
 """Variables that have no meaning in a container."""
 
@@ -56,7 +67,7 @@ class Batch:
         """Variables of every rank, except those of the site and of the rendezvous."""
         network = self.config.site.network_interface
         return {
-            **({"GLOO_SOCKET_IFNAME": network, "NCCL_SOCKET_IFNAME": network} if network else {}),
+            **(dict.fromkeys(_NETWORKS, network) if network else {}),
             **({"OMP_NUM_THREADS": "1"} if self.config.device.kind == "cpu" else {}),
             "PYTHONDONTWRITEBYTECODE": "1",  # the copy of the code is read-only
             "PYTHONSAFEPATH": "1",  # `python -m` must not find modules in the current folder first
@@ -160,7 +171,7 @@ def _step_options(batch: Batch, cpus_per_task: int | None) -> Iterator[str]:
     if site.cpu_bind:
         yield f"--cpu-bind={site.cpu_bind}"
     if site.container_image:
-        names = {*EXPORTED, "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", *batch.variables}
+        names = {*EXPORTED, *_OF_THE_RENDEZVOUS, "PYTHONPATH", *batch.variables}
         names |= {"TMPDIR"} if site.scratch else set()
         names |= {*site.env, *site.node_env, *site.forward, *site.secrets}
         yield f"--container-image={site.container_image}"
