@@ -34,7 +34,7 @@ def test_four_points_are_one_array_of_which_the_failed_one_alone_is_run_again(sl
     assert [job_of(run) for run in runs] == [f"{array}_{task}" for task in range(4)]
     waited = slurm.trireme("wait", "sweep", code=1)
     assert waited.endswith("4 points: 3 succeeded, 1 failed\n  trireme sweep retry sweep\n")
-    assert len({told(run)[0][4] for run in runs}) == 4, "every point has a port of its own"
+    assert len({told(run)[0][4] for run in runs}) == 4, "the ranks of every point meet in a file of their own"
     assert all("trireme: job" in (run / "logs" / "executor.log").read_text() for run in runs)
     assert len(list(slurm.folder.rglob("source/lib"))) == 1
     status = slurm.trireme("sweep", "status", "sweep")

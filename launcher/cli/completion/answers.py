@@ -25,7 +25,9 @@ def answers(words: Sequence[str]) -> list[files.Candidate]:
     *before, word = words or [""]
     found = dict(_candidates(before, word))
     return [
-        (text, escaped(told)) for text, told in found.items() if text.startswith(word) and text.isprintable()
+        (text, escaped(told).replace("\t", "\\t"))
+        for text, told in found.items()
+        if text.startswith(word) and text.isprintable()
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.base.errors import Fault, LauncherError, nearest
 from launcher.contract.config import LaunchConfig
@@ -134,7 +134,8 @@ PASSED_ON: Mapping[str, Value] = {
     **_each("segment sockets-per-node thread-spec threads-per-core", _COUNT),
     **_each("mem-per-cpu mem-per-gpu tmp", _SIZE),
     **_each("delay-boot time-min", _LENGTH),
-    **_each("begin deadline", _MOMENT),
+    "begin": _MOMENT,
+    "deadline": replace(_MOMENT, pattern=rf"(?!now$|now-){_MOMENT.pattern}", example="now+2days"),
     "acctg-freq": Value(
         r"\d+|" + _list_of(r"(?:task|energy|network|filesystem)=\d+"), "must be TYPE=SECONDS", "task=30"
     ),
