@@ -17,7 +17,8 @@ RANK = """#!/bin/bash
 # Stands in for a rank: python -m launcher.runtime.process.main RUN/plan.json --sha256 HEX
 [ "$1" = -m ] || exec python3 "$@"
 run=$(dirname "$3")
-export PLACE="$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) ${TRIREME_RENDEZVOUS_FILE:-$MASTER_ADDR:$MASTER_PORT} ${*: -1}"
+meets=${TRIREME_RENDEZVOUS_FILE:-$MASTER_ADDR:$MASTER_PORT}
+export PLACE="$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $meets ${*: -1}"
 """
 TELLS = 'echo "$PLACE" >>"$run/told"\n'
 
