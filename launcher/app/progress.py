@@ -1,4 +1,4 @@
-"""The live line of a run: step, loss, tokens per second, time to go.
+"""The live line of a run: step, loss, tokens or samples per second, time to go.
 
 It reads what the reporting ranks append to their records, so it costs the ranks nothing.
 """
@@ -68,6 +68,8 @@ class StepView:
     """What the latest steps say about the run."""
 
     num_steps: int
+    unit: str
+    """What ``num_tokens`` of the records counts."""
     num_done: int = 0
     loss: float | None = None
     eval_loss: float | None = None
@@ -105,7 +107,7 @@ class StepView:
         width = len(str(self.num_steps))
         parts = [f"step {self.num_done:{width}}/{self.num_steps}"]
         parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        parts += [f"{format_count(round(tokens))} tokens/s"]
+        parts += [f"{format_count(round(tokens))} {self.unit}/s"]
         parts += [f"{self.num_skipped} skipped"] if self.num_skipped else []
         left = self.num_steps - self.num_done
         parts += [f"{format_duration(left * self.step_s)} to go"] if left else []
@@ -121,12 +123,13 @@ class Progress:
         num_steps: int,
         stream: TextIO,
         *,
+        unit: str = "tokens",
         resumed: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``resumed``: where ranks say which checkpoint they resume from."""
         self._tail = RunTail(records)
-        self.view = StepView(num_steps=num_steps)
+        self.view = StepView(num_steps=num_steps, unit=unit)
         self._stream = stream
         self._clock = clock
         self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -207,7 +210,8 @@ class Progress:
 def progress_of(directory: RunDirectory, plan: Plan, stream: TextIO) -> Progress:
     """The live line of a run."""
     records, num_steps = reporting_records(directory, plan), plan.config.train.num_steps
-    return Progress(records, num_steps, stream, resumed=directory.path / RESUME_NOTE)
+    resumed = directory.path / RESUME_NOTE
+    return Progress(records, num_steps, stream, unit=plan.batch.unit, resumed=resumed)
 
 
 def reporting_records(directory: RunDirectory, plan: Plan) -> list[Path]:

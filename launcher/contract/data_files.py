@@ -70,21 +70,28 @@ def text_faults(config: LaunchConfig, global_size: int) -> list[Fault]:
     return sample_faults(config, global_size, training, evaluation)
 
 
+def own_data_faults(config: LaunchConfig, global_size: int, num_samples: int) -> list[Fault]:
+    """The faults of a user's own dataset with too few samples."""
+    num_training = num_training_part(num_samples, config.data.eval_fraction)
+    return sample_faults(config, global_size, num_training, num_samples - num_training)
+
+
 def sample_faults(
     config: LaunchConfig, global_size: int, num_training: int, num_evaluation: int
 ) -> list[Fault]:
     """The faults of too few samples for one step, or for the evaluations."""
-    faults = []
+    faults, name = [], config.data.target or config.data.name
     if num_training < global_size:
-        rule = f"needs as many samples; the training part of {config.data.name} has {num_training}"
-        fix = f"Set batch.global_size={num_training} or less, a smaller batch.seq_length, or give more data."
-        fix = fix if num_training else "Set a smaller batch.seq_length, or give more data."
+        rule = f"needs as many samples; the training part of {name} has {num_training}"
+        ways = [f"batch.global_size={num_training} or less"] if num_training else []
+        ways += ["a smaller batch.seq_length"] if config.data.target is None else []
+        fix = f"Set {', '.join(ways)}, or give more data." if ways else "Give more data."
         faults.append(Fault("batch.global_size", global_size, rule, fix))
     batches = config.train.eval_batches
     if num_evaluation < batches * global_size:
         rule = (
             f"needs {batches} * {global_size} = {batches * global_size} samples; "
-            f"the evaluation part of {config.data.name} (data.eval_fraction={config.data.eval_fraction:g}) "
+            f"the evaluation part of {name} (data.eval_fraction={config.data.eval_fraction:g}) "
             f"has {num_evaluation}"
         )
         fix = f"Set train.eval_batches={num_evaluation // global_size}, or a larger data.eval_fraction."

@@ -28,7 +28,7 @@ SERVING = "serving"
 """A rank without a model that waits for requests."""
 UPDATING = "updating"
 """A rank without a model that handles a request."""
-BUILDING, RESTORING = "building", "restoring"
+BUILDING, LOADING, RESTORING = "building", "loading", "restoring"
 """Phases of the start."""
 DOING: Mapping[str, str] = {
     COMPUTE: "in a forward or backward",
@@ -40,6 +40,7 @@ DOING: Mapping[str, str] = {
     SERVING: "waiting for ranks to serve",
     UPDATING: "serving other ranks",
     BUILDING: "building the model",
+    LOADING: "opening the data",
     RESTORING: "reading a checkpoint",
     OTHER: "between two parts of a step",
     **dict.fromkeys((*COLLECTIVE_KINDS, PEERS), "waiting for other ranks"),

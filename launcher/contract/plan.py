@@ -84,6 +84,8 @@ class ModelShape:
     """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
     cut_at: int | None = None
     """The last layer that passes no gradient on to parameters that require one; None: there is none."""
+    num_samples: int | None = None
+    """Of a user's own dataset that it was measured with."""
 
     @property
     def parts(self) -> list[LayerShape]:
@@ -138,6 +140,17 @@ class BatchPlan:
     micro_size: int
     num_microbatches: int
     seq_length: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a step: positions of its samples, whether the loss counts their targets or not. A sample
+        without a sequence (length 1) is one token, and called a sample."""
+        return self.global_size * self.seq_length
+
+    @property
+    def unit(self) -> str:
+        """What these are called, wherever a number of them or a speed is shown."""
+        return "samples" if self.seq_length == 1 else "tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,14 +371,9 @@ class Plan:
         return [from_text(actions) for actions in self.schedule.actions]
 
     @property
-    def unit(self) -> str:
-        """What speeds are counted in: a user's own model trains on one target per sample."""
-        return "samples" if self.config.model.family == "custom" else "tokens"
-
-    @property
     def predicted_speed(self) -> float:
-        """Of that, how much a second, by prediction."""
-        return self.batch.global_size * self.batch.seq_length / self.schedule.step_s
+        """Tokens a second, by prediction."""
+        return self.batch.num_tokens / self.schedule.step_s
 
     def section(self, plugin: str) -> Mapping[str, Any]:
         """The values of what a plugin told of its part; empty where it told nothing."""

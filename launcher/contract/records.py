@@ -95,7 +95,7 @@ class StepRecord:
     compute_ns: tuple[int, ...]
     """Compute time of each F and B in the order of the rank's action list."""
     num_tokens: int
-    """Tokens (targets) of the global batch."""
+    """Tokens of the global batch, as `launcher.contract.plan.BatchPlan` counts them."""
     num_samples: int
     """Samples of the global batch."""
     loss: float | None = None
@@ -120,8 +120,9 @@ class EvalRecord:
     step: int
     """Steps done when it was made."""
     loss: float
-    """Mean loss over the evaluated tokens."""
+    """Mean loss over the evaluated targets."""
     num_tokens: int
+    """Targets that the loss counts."""
 
 
 @dataclass(frozen=True, kw_only=True)

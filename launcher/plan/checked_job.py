@@ -10,6 +10,7 @@ from launcher.base.errors import Fault, LauncherError
 from launcher.base.units import counted
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig
+from launcher.contract.data_files import own_data_faults
 from launcher.contract.mesh import AXES, Cluster, Mesh
 from launcher.contract.plan import BatchPlan, ModelShape
 from launcher.contract.strategy import JobShape, RoleGroup
@@ -87,6 +88,8 @@ def examine(
     if sizes:
         rules = [*schedule_faults(chosen.schedule, job.pipeline), *length_faults(job.pipeline, config.batch)]
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
+        num_samples = inputs.shape.num_samples if inputs.shape else None
+        verdicts += [] if num_samples is None else own_data_faults(config, sizes.global_size, num_samples)
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)
     job = with_measured_times(job, inputs.measured)

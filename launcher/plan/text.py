@@ -106,11 +106,11 @@ def _other_role(role: RolePlan) -> str:
 
 def _batch(plan: Plan) -> list[str]:
     batch = plan.batch
-    tokens = batch.global_size * batch.seq_length
     return [
         f"global {batch.global_size} = micro {batch.micro_size} * "
         f"{counted(batch.num_microbatches, 'microbatch')} * dp {plan.mesh.dp};  "
-        f"{tokens:,} tokens per step ({batch.seq_length} each)"
+        f"{batch.num_tokens:,} {batch.unit} per step"
+        + (f" ({batch.seq_length} each)" if batch.seq_length > 1 else "")
     ]
 
 
@@ -208,9 +208,9 @@ def _traffic(plan: Plan) -> list[str]:
 def _step(plan: Plan) -> list[str]:
     device, schedule = plan.config.device, plan.schedule
     peak = device.peak_flops[plan.config.precision.products]
-    tokens_per_s = format_count(plan.predicted_speed)
+    speed = f"{format_count(plan.predicted_speed)} {plan.batch.unit}/s"
     per_device = plan.step_flops / schedule.step_s / plan.num_devices
-    speed = f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak"
+    share = f"{format_flops(per_device)}/s per device = {per_device / peak:.0%} of the peak"
     step, num_layers = format_duration(schedule.step_s), (stage.num_layers for stage in plan.stages)
     layer_s = min(map(truediv, schedule.forward_s, num_layers))
     assumed = (
@@ -223,9 +223,9 @@ def _step(plan: Plan) -> list[str]:
             f"The model takes {format_flops(plan.step_flops)} per step. Times of layers are those that "
             f"{device.measured_in} measured of its stages; the rest is predicted."
         )
-    first, about = f"{step} predicted: {tokens_per_s} tokens/s, {speed}", "about"
+    first, about = f"{step} predicted: {speed}, {share}", "about"
     if layer_s < SHORT_LAYER_S and device.measured_in is None:
-        first, about = f"at least {step}, predicted: at most {tokens_per_s} tokens/s, {speed}", "at least"
+        first, about = f"at least {step}, predicted: at most {speed}, {share}", "at least"
         short = f"as short as these ({format_duration(layer_s)} forward)"
         assumed += f" Not counted: the start of operations, which layers {short} mostly wait for."
     num_steps = plan.config.train.num_steps

@@ -35,7 +35,7 @@ class Work:
     """Trainer ranks, one device each."""
     num_steps: int
     num_tokens: int
-    """Over all measured steps."""
+    """Over all measured steps; samples, where they are no sequences."""
     num_samples: int
     """Over all measured steps."""
     kinds_ns: Mapping[str, int]

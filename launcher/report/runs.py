@@ -191,7 +191,8 @@ def _work(plan: Plan, records: RunRecords, measured: tuple[int, ...]) -> Work:
         num_devices=plan.num_devices,
         num_ranks=len(records.headers),
         num_steps=len(measured),
-        num_tokens=sum(row.num_tokens for row in rows),
+        # Not by the records: older ones of a user's own data count samples as tokens.
+        num_tokens=sum(row.num_samples for row in rows) * plan.batch.seq_length,
         num_samples=sum(row.num_samples for row in rows),
         kinds_ns=dict(kinds),
     )

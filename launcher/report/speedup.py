@@ -187,6 +187,7 @@ def _run_data(run: Run) -> dict[str, Any]:
         "num_lost_steps": run.records.num_lost_steps,
         "step_s": run.work.step_s,
         "tokens_per_s": run.work.tokens_per_s,
+        "unit": run.plan.batch.unit,
         "samples_per_step": run.work.samples_per_step,
         "kinds_ns": dict(run.work.kinds_ns),
         "final_loss": _finite(plain(final)) if final else None,

@@ -123,18 +123,19 @@ def _constant_text(report: SpeedupReport) -> str:
     words = [f"model {config.model.name} ({format_count(plan.num_parameters)} parameters)"]
     words += [f"data {config.data.name}"]
     words += [f"global batch {batches.pop():g}"] if len(batches) == 1 else []
-    words += [f"sequence length {config.batch.seq_length}"] if plan.unit == "tokens" else []
+    words += [f"sequence length {config.batch.seq_length}"] if plan.batch.unit == "tokens" else []
     return ", ".join([*words, f"precision {config.precision.compute}", f"device {config.device.name}"])
 
 
 def _scaling_text(result: Result) -> str:
     run, base = result.median.run, result.median.base
     assert base is not None, "scaling is a comparison with a base"
+    unit = run.plan.batch.unit.removesuffix("s")
     sizes = f"{base.work.samples_per_step:g} -> {run.work.samples_per_step:g} samples per step"
     texts = {
         "strong": f"strong: the same global batch of {run.work.samples_per_step:g} on more devices",
-        "weak": f"weak: the same batch per device ({sizes}); S is per token, not per step",
-        "neither": f"neither strong nor weak ({sizes}): a comparison per token",
+        "weak": f"weak: the same batch per device ({sizes}); S is per {unit}, not per step",
+        "neither": f"neither strong nor weak ({sizes}): a comparison per {unit}",
     }
     return texts[str(result.median.scaling)]
 
@@ -268,7 +269,7 @@ def _notes(report: SpeedupReport, width: int) -> Iterator[str]:
 
 
 def _unit(report: SpeedupReport) -> str:
-    return report.results[0].median.run.plan.unit
+    return report.results[0].median.run.plan.batch.unit
 
 
 def _runs(report: SpeedupReport) -> Sequence[Run]:

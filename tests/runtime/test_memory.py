@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +41,7 @@ MEGABYTE = 1 << 20
 
 
 def measured_states(rank: int, plan: Plan) -> int:
-    before = live_bytes(CPU)
-    return after_two_steps(plan, rank).states_bytes - before
+    return after_two_steps(plan, rank).states_bytes
 
 
 def after_two_steps(plan: Plan, rank: int) -> MemoryRecord:
@@ -65,19 +68,74 @@ def test_states_that_are_held_are_those_of_the_plan(stage: int, sections: dict[s
 
 
 def test_a_storage_that_several_tensors_share_counts_once() -> None:
-    before = live_bytes(CPU)
     whole = torch.zeros(MEGABYTE)
-    parts = [whole[:10], whole.view(-1, 2)]
-    assert live_bytes(CPU) - before == 4 * MEGABYTE
-    del whole, parts
-    assert live_bytes(CPU) == before
+    assert live_bytes(CPU, whole[:10], [whole.view(-1, 2)]) == 4 * MEGABYTE
 
 
 def test_a_gradient_that_only_autograd_holds_counts() -> None:
-    before = live_bytes(CPU)
     weight = torch.zeros(MEGABYTE, requires_grad=True)
     (weight * 2).sum().backward()
-    assert live_bytes(CPU) - before == 8 * MEGABYTE
+    assert live_bytes(CPU, {"weight": weight}) == 8 * MEGABYTE
+
+
+class Holder:
+    """Refers to tensors in every way that a program does."""
+
+    def __init__(self) -> None:
+        in_closure, in_default, bound = (torch.zeros(MEGABYTE) for _ in range(3))
+        self.module = torch.nn.Linear(1024, 1024, bias=False)
+        self.closure = lambda: in_closure
+        self.default = lambda tensor=in_default: tensor
+        self.partial = partial(max, bound)
+        self.method = Other().method
+        self.myself = self
+
+
+class Other:
+    __slots__ = ("tensor",)
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(MEGABYTE)
+
+    def method(self) -> None:
+        raise NotImplementedError
+
+
+ELSEWHERE = torch.zeros(MEGABYTE)
+
+
+def test_what_an_object_holds_is_found_and_nothing_else() -> None:
+    assert live_bytes(CPU, Holder()) == 5 * 4 * MEGABYTE
+    assert ELSEWHERE.nbytes, "a global of the module that every function of it refers to"
+
+
+def built_beside(count: Callable[[], object]) -> tuple[int, ...]:
+    """A tuple that another thread has half built when something is counted."""
+    begun, counted = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 0
+        begun.set()
+        counted.wait(10)
+        yield from range(1, 100)
+
+    with ThreadPoolExecutor(1) as thread:
+        built = thread.submit(lambda: tuple(items()))
+        begun.wait(10)
+        kept = count()
+        counted.set()
+        result = built.result()
+        assert kept is not None
+        return result
+
+
+def test_other_threads_are_not_disturbed() -> None:
+    assert built_beside(lambda: live_bytes(CPU, Holder())) == tuple(range(100))
+
+
+def test_what_walks_all_objects_is_noticed() -> None:
+    with pytest.raises(SystemError, match="bad argument to internal function"):
+        built_beside(gc.get_objects)
 
 
 def test_the_peak_is_what_was_resident_though_it_is_gone() -> None:
@@ -134,7 +192,7 @@ def test_what_waits_for_its_weight_gradients_is_held_too() -> None:
 
 def ends(rank: int, limits: bool, size: int) -> str:
     if limits:
-        limit_memory(CPU, live_bytes(CPU) + 64 * MEGABYTE)  # this process comes with others' tensors
+        limit_memory(CPU, 64 * MEGABYTE)
     try:
         torch.ones(size, dtype=torch.uint8)
     except RuntimeError as error:
@@ -152,7 +210,7 @@ def test_a_process_is_held_to_the_memory_of_its_device(limits: bool, size: int, 
 
 def starts_a_thread(rank: int, limits: bool) -> str:
     if limits:
-        limit_memory(CPU, live_bytes(CPU) + MEGABYTE)
+        limit_memory(CPU, MEGABYTE)
     threading.stack_size(64 * MEGABYTE)
     try:
         threading.Thread(target=int).start()

@@ -121,10 +121,10 @@ def test_repeats_show_the_spread_over_runs(tmp_path, base):
     assert "Where the missing devices (median run r62) went: 2 - 1.613 = 0.387 lost" in text
 
 
-def test_own_models_are_counted_in_samples(tmp_path):
-    custom = {"model": {"family": "custom"}}
+def test_samples_without_a_sequence_are_counted_as_samples(tmp_path):
+    images = {"batch": {"seq_length": 1}}
     paths = [
-        FakeRun(kinds_ms={0: {"compute": ms}}, config=custom).write(tmp_path / f"r{ms}") for ms in (50, 80)
+        FakeRun(kinds_ms={0: {"compute": ms}}, config=images).write(tmp_path / f"r{ms}") for ms in (50, 80)
     ]
     text = speedup_text(paths, None, width=100, ascii_only=True)
     assert "samples/s" in text

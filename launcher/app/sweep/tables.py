@@ -31,8 +31,9 @@ _SAME_LOSS = 1e-3
 
 
 def speed_unit(plans: Sequence[Plan]) -> str:
-    """What the speed of these plans is counted in: a user's own model has samples."""
-    return "samples" if all(plan.unit == "samples" for plan in plans) else "tokens"
+    """What the speed of these plans is counted in; a sample that is no sequence is one token."""
+    units = {plan.batch.unit for plan in plans}
+    return units.pop() if len(units) == 1 else "tokens"
 
 
 def planned_lines(planned: PlannedSweep) -> list[str]:

@@ -10,7 +10,7 @@ belongs to microbatch i of replica d as its sample j where  s = (i * dp + d) * m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -18,8 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from launcher.contract.heartbeat import LOADING
 from launcher.runtime.api import IGNORE_INDEX, RankContext
+from launcher.runtime.data.agreement import refuse_other_items
+from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.prefetch import Prefetcher
+from launcher.runtime.data.reader import Reader
 from launcher.runtime.data.samples import SampleOrder, Samples, open_samples
 from launcher.runtime.process.environment import user_cache
 
@@ -44,10 +48,11 @@ class Loader:
     """Loads every step's microbatches for one replica."""
 
     def __init__(self, ctx: RankContext) -> None:
-        """Opens the data.
+        """Opens the data. Waits for the other ranks where they read a user's own dataset.
 
         Raises:
-            ConfigError: when it is missing, or too short for one step or for the evaluations.
+            ConfigError: when it is missing, too short for one step or for the evaluations, cannot be read, or is
+                another on another rank.
         """
         coordinates = ctx.plan.coordinates
         assert coordinates is not None, "a rank that does not train has no data"
@@ -58,42 +63,65 @@ class Loader:
         self._is_last = any(stage.stage == len(ctx.plan.plan.stages) - 1 for stage in ctx.plan.stages)
         self._num_ahead = config.data.prefetch_batches
         self._num_eval_batches = config.train.eval_batches
-        cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else user_cache()
-        self._training, self._evaluation = open_samples(config, self._batch.global_size, cache)
-        self._order = SampleOrder(len(self._training), config.seed)
         self._running: Prefetcher[list[Microbatch]] | None = None
+        self._reader: Reader | None = None
+        if not (self._is_first or self._is_last):
+            return
+        with ctx.clock.doing(LOADING):
+            if config.data.target is not None:
+                self._reader = Reader(config)
+                refuse_other_items(ctx.plan, self._reader)
+            cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else user_cache()
+            parts = open_samples(config, self._batch.global_size, cache, self._reader)
+        self._training, self._evaluation = parts
+        self._order = SampleOrder(len(self._training), config.seed)
 
     def steps(self, first_step: int) -> Iterator[list[Microbatch]]:
         """The microbatches of ``first_step`` and of every step after it, without end."""
-        self.close()
+        self._end_thread()
+        steps = (self._training_step(step) for step in count(first_step))
         if self._num_ahead == 0:
-            return self._make_steps(first_step)
-        self._running = Prefetcher(self._make_steps(first_step), self._num_ahead)
+            return steps
+        self._running = Prefetcher(steps, self._num_ahead)
         return self._running
 
     def evaluation(self) -> list[list[Microbatch]]:
         """The same global batches for every evaluation: the first ones of the evaluation part."""
-        return [self._microbatches(self._evaluation, lambda p: p, n) for n in range(self._num_eval_batches)]
+
+        def read(positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+            return self._read(self._evaluation, [(0, position) for position in positions])
+
+        return [self._microbatches(read, step) for step in range(self._num_eval_batches)]
 
     def close(self) -> None:
-        """Ends the background thread."""
+        """Ends the background thread, and the process that reads a user's own dataset."""
+        self._end_thread()
+        if self._reader is not None:
+            self._reader.close()
+
+    def _end_thread(self) -> None:
         if self._running is not None:
             self._running.close()
             self._running = None
 
-    def _make_steps(self, first_step: int) -> Generator[list[Microbatch], None, None]:
-        for step in count(first_step):
-            yield self._microbatches(self._training, self._order.sample, step)
+    def _training_step(self, step: int) -> list[Microbatch]:
+        def read(positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+            return self._read(self._training, list(map(self._order.pick, positions)))
 
-    def _microbatches(self, samples: Samples, sample_at: Callable[[int], int], step: int) -> list[Microbatch]:
+        return self._microbatches(read, step)
+
+    def _microbatches(
+        self, read: Callable[[Sequence[int]], tuple[Tensor, Tensor]], step: int
+    ) -> list[Microbatch]:
         """This replica's part of one global batch."""
-        batch = self._batch
+        batch, nothing = self._batch, torch.empty(0, dtype=torch.int64)
         microbatches = []
         for index in range(batch.num_microbatches):
             first = (index * self._dp + self._dp_rank) * batch.micro_size
             slots = range(first, first + batch.micro_size)
-            indices = [sample_at(step * batch.global_size + slot) for slot in slots]
-            inputs, targets = self._read(samples, indices)
+            inputs, targets = nothing, nothing
+            if self._is_first or self._is_last:
+                inputs, targets = read([step * batch.global_size + slot for slot in slots])
             microbatches.append(
                 Microbatch(
                     inputs=inputs.to(self._device),
@@ -105,16 +133,9 @@ class Loader:
             )
         return microbatches
 
-    def _read(self, samples: Samples, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples; empty where this rank's stages do not use them."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        if not (self._is_first or self._is_last):
-            return nothing, nothing
-        inputs, targets = zip(*(samples[index] for index in indices), strict=True)
-        return (
-            torch.stack(inputs) if self._is_first else nothing,
-            torch.stack(targets) if self._is_last else nothing,
-        )
+    def _read(self, samples: Samples, picks: Sequence[Pick]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples, each empty where this rank's stages do not use it."""
+        return samples.read(picks, inputs=self._is_first, targets=self._is_last)
 
 
 def _num_targets(targets: Tensor) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -10,24 +12,40 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset
 
 from launcher.base.errors import ConfigError
-from launcher.base.registry import resolve
 from launcher.contract.config import LaunchConfig
 from launcher.contract.data_files import num_training_part, num_windows, sample_faults
+from launcher.runtime.data.own_data import Pick
+from launcher.runtime.data.reader import Reader
 from launcher.runtime.data.tokens import open_tokens
 from launcher.runtime.model.randomness import philox_generator
 
 
 class Samples(Protocol):
-    """Numbered samples. What a user's ``data.target`` returns."""
+    """Numbered samples."""
 
     def __len__(self) -> int:
         """Number of samples."""
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Input and target of one sample, the same shapes for every sample."""
+    def read(self, picks: Sequence[Pick], *, inputs: bool, targets: bool) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples, stacked; each empty where it is not wanted."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples of a user's own dataset, numbered from 0."""
+
+    reader: Reader
+    indices: range
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, picks: Sequence[Pick], *, inputs: bool, targets: bool) -> tuple[Tensor, Tensor]:
+        """As `Samples`."""
+        own = [(epoch, self.indices[index]) for epoch, index in picks]
+        return self.reader.read(own, inputs=inputs, targets=targets)
 
 
 class TokenWindows:
@@ -44,6 +62,12 @@ class TokenWindows:
         window = torch.from_numpy(self._tokens[start : start + self._length + 1].astype(np.int64))
         return window[:-1], window[1:]
 
+    def read(self, picks: Sequence[Pick], *, inputs: bool, targets: bool) -> tuple[Tensor, Tensor]:
+        """As `Samples`."""
+        first, second = zip(*(self[index] for _, index in picks), strict=True)
+        nothing = torch.empty(0, dtype=torch.int64)
+        return torch.stack(first) if inputs else nothing, torch.stack(second) if targets else nothing
+
 
 class SampleOrder:
     """Which sample is at which position of the training: a new permutation for every epoch.
@@ -55,17 +79,20 @@ class SampleOrder:
         self._num_samples, self._seed = num_samples, seed
         self._permutation = lru_cache(maxsize=2)(self._permute)
 
-    def sample(self, position: int) -> int:
+    def pick(self, position: int) -> Pick:
         """The sample at a position."""
         epoch, index = divmod(position, self._num_samples)
-        return int(self._permutation(epoch)[index])
+        return epoch, int(self._permutation(epoch)[index])
 
     def _permute(self, epoch: int) -> NDArray[np.int64]:
         return philox_generator(f"{self._seed}/order/{epoch}").permutation(self._num_samples)
 
 
-def open_samples(config: LaunchConfig, global_size: int, cache: Path) -> tuple[Samples, Samples]:
-    """The training samples and the evaluation samples, which are the last of the data.
+def open_samples(
+    config: LaunchConfig, global_size: int, cache: Path, reader: Reader | None
+) -> tuple[Samples, Samples]:
+    """The training samples and the evaluation samples, which are the last of the data. ``reader``: of a user's
+    own dataset.
 
     Raises:
         ConfigError: when there are too few for one step, or for the configured evaluations.
@@ -73,11 +100,9 @@ def open_samples(config: LaunchConfig, global_size: int, cache: Path) -> tuple[S
     fraction = config.data.eval_fraction
     training: Samples
     evaluation: Samples
-    if config.data.target is not None:
-        samples = resolve(config.data.target)(**config.data.options)
-        num_training = num_training_part(len(samples), fraction)
-        training = Subset(samples, range(num_training))
-        evaluation = Subset(samples, range(num_training, len(samples)))
+    if reader is not None:
+        num_training = num_training_part(len(reader), fraction)
+        training, evaluation = Part(reader, range(num_training)), Part(reader, range(num_training, len(reader)))
     else:
         assert config.data.source is not None, "data with neither source nor target"
         tokens = open_tokens(config.data.source, cache)

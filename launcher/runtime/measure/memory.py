@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +49,12 @@ class MemoryGauge:
         self._saved = SavedBytes((param for module in modules for param in module.parameters()), deferral)
         return self._saved
 
-    def sample(self) -> None:
-        """Called between the schedule of a step and its update, when all gradients exist."""
+    def sample(self, *holders: object) -> None:
+        """Called between the schedule of a step and its update, when all gradients exist. ``holders``: what the
+        states can be reached from."""
         self._num_steps += 1
         if self._num_steps == _SAMPLED_STEP:
-            self._states = live_bytes(self._device)
+            self._states = live_bytes(self._device, *holders)
 
     def record(self, step: int) -> MemoryRecord | None:
         """The measurements after ``step`` steps; None where there were too few."""
@@ -73,17 +76,37 @@ class MemoryGauge:
         )
 
 
-def live_bytes(device: torch.device) -> int:
-    """Bytes of all tensors on a device that Python refers to, and of their gradients, each storage once."""
+def live_bytes(device: torch.device, *holders: object) -> int:
+    """Bytes of the tensors on a device that can be reached from some objects, and of their gradients, each
+    storage once; on a GPU of all tensors."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    gc.collect()
-    tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
-    tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device == device]
+    storages = [tensor.untyped_storage() for tensor in _tensors(holders) if tensor.device == device]
     # A compiler's fake tensor has a device, too, but no storage on it.
     real = [storage for storage in storages if storage.device == device]
     return sum({storage.data_ptr(): storage.nbytes() for storage in real}.values())
+
+
+def _tensors(holders: Iterable[object]) -> Iterator[Tensor]:
+    """Every tensor that can be reached from some objects, without going through modules and classes, from where
+    all can.
+
+    Nothing but what is reached is touched: of all objects of the process (`gc.get_objects`) some are tuples
+    that other threads are still building, which fails once they are referred to from elsewhere.
+    """
+    seen: dict[int, object] = {}
+    todo = list(holders)
+    while todo:
+        item: Any = todo.pop()
+        kind = type(item)  # a proxy would give that of what it stands for
+        if id(item) in seen or issubclass(kind, ModuleType | type | FrameType):
+            continue
+        seen[id(item)] = item
+        if issubclass(kind, Tensor):
+            yield item
+            todo += [item.grad] if item.is_leaf else []
+        is_function = kind is FunctionType  # refers to its module
+        todo += (item.__closure__, item.__defaults__) if is_function else gc.get_referents(item)
 
 
 def resident_bytes() -> int:
@@ -100,11 +123,12 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def limit_memory(device: torch.device, limit_bytes: int) -> None:
+def limit_memory(device: torch.device, limit_bytes: int, *holders: object) -> None:
     """Limits this process to so much memory on its device, including what is already allocated; an allocation
     beyond it fails as on a device that is full.
 
-    On a CPU, what libraries and threads take from now on counts too.
+    On a CPU what is already allocated are the tensors of ``holders``, and what libraries and threads take from
+    now on counts too.
 
     Raises:
         JobError: where the system has no such limit.
@@ -115,8 +139,9 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
         return
     if not _STATUS.exists():
         raise JobError("device.limits_memory=true needs Linux on a CPU. Set device.limits_memory=false.")
+    held = live_bytes(device, *holders)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_written_bytes() - live_bytes(device) + limit_bytes, most))
+    resource.setrlimit(resource.RLIMIT_DATA, (_written_bytes() - held + limit_bytes, most))
 
 
 def _written_bytes() -> int:

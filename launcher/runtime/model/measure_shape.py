@@ -19,9 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.base.errors import ConfigError, Fault, LauncherError
-from launcher.base.registry import resolve
 from launcher.contract.config import BatchConfig, DataConfig, ModelConfig
 from launcher.contract.plan import LayerShape, ModelShape
+from launcher.runtime.data.own_data import OwnData
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward, split_with
 from launcher.runtime.model.user_model import load_custom
 from launcher.typed.read import plain, read_or_raise
@@ -34,8 +34,9 @@ def main() -> int:
         with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
             model = read_or_raise(ModelConfig, request["model"], "model")
             data = read_or_raise(DataConfig, request["data"], "data")
-            sample = first_input(data, read_or_raise(BatchConfig, request["batch"], "batch"))
-            shape = describe(model, sample)
+            batch = read_or_raise(BatchConfig, request["batch"], "batch")
+            sample, num_samples = first_input(data, batch)
+            shape = replace(describe(model, sample), num_samples=num_samples)
     except LauncherError as error:
         print(error, file=sys.stderr)
         return 1
@@ -43,20 +44,16 @@ def main() -> int:
     return 0
 
 
-def first_input(data: DataConfig, batch: BatchConfig) -> Tensor:
-    """The input of one sample, as a batch of one.
+def first_input(data: DataConfig, batch: BatchConfig) -> tuple[Tensor, int | None]:
+    """The input of one sample, as a batch of one, and how many samples a user's own dataset has.
 
     Raises:
-        ConfigError: when the user's dataset has none.
+        ConfigError: when the user's dataset cannot be made, or its first item cannot be read.
     """
     if data.target is None:
-        return torch.zeros(1, batch.seq_length, dtype=torch.int64)
-    try:
-        inputs: Tensor = resolve(data.target)(**data.options)[0][0]
-        return inputs[None]
-    except Exception as error:
-        rule = f"its first item could not be read: {type(error).__name__}: {error}"
-        raise ConfigError([Fault("data.target", data.target, rule)]) from error
+        return torch.zeros(1, batch.seq_length, dtype=torch.int64), None
+    samples = OwnData(data, seed=0)
+    return samples.item(0, 0)[0][None], len(samples)
 
 
 def describe(model: ModelConfig, sample: Tensor) -> ModelShape:

@@ -24,10 +24,7 @@ def supervise(run: Callable[[], int]) -> int:
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        if sys.platform == "linux":  # the kernel kills this process when its parent ends
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended before that
-            os._exit(1)
+        end_with(parent)
         os._exit(run())
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -40,3 +37,11 @@ def supervise(run: Callable[[], int]) -> int:
     if code:
         log(f"this rank ended with status {code}; the others continue without it")
     return 0
+
+
+def end_with(parent: int) -> None:
+    """Has this process, a fork of ``parent``, end when that does."""
+    if sys.platform == "linux":  # the kernel kills it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before that
+        os._exit(1)

@@ -64,7 +64,7 @@ class Trainer:
                 microbatches, self.update, lambda: self.update.loss_scale / num_targets.value().clamp(min=1)
             )
         with self.ctx.clock.section(SINGLE_RANK):
-            self.memory.sample()
+            self.memory.sample(self)
         loss_sum = self._loss_sum(result.loss_sum, over_replicas=over_replicas)
         outcome = self.update.apply(step)
         loss = _mean(loss_sum, num_targets)
@@ -127,11 +127,11 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     On a stop request to any rank all save after their current step, and return.
     """
     config = ctx.config
-    trainer, loader = Trainer(ctx), Loader(ctx)
+    loader, trainer = Loader(ctx), Trainer(ctx)  # wrong data are told before a large model is built
     root, note = run_dir / "checkpoints", run_dir / RESUME_NOTE
     ctx.stop, saver = _stop_request(ctx), Saver(ctx, trainer.update, root)
     if config.device.limits_memory:
-        limit_memory(ctx.device, config.device.memory_bytes)
+        limit_memory(ctx.device, config.device.memory_bytes, trainer)
     if ctx.replicas is None:
         saver.check_writable()
     first_step = restore(ctx, trainer.update, root, note) if resume else _load_initial_weights(trainer)
@@ -230,12 +230,11 @@ def _is_due(num_done: int, interval: int, last: int) -> bool:
 
 def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) -> StepRecord:
     batch = ctx.plan.plan.batch
-    is_text = ctx.config.data.target is None
     return StepRecord(
         step=step,
         num_receives=done.num_receives,
         num_samples=batch.global_size,
-        num_tokens=batch.global_size * (batch.seq_length if is_text else 1),
+        num_tokens=batch.num_tokens,
         loss=done.loss,
         grad_norm=None if done.outcome.is_skipped else done.outcome.grad_norm,
         lr=done.outcome.lr,

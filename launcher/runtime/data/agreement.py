@@ -1,0 +1,52 @@
+"""Every rank must have the same sample at the same index: one reads the inputs, another the targets."""
+
+from __future__ import annotations
+
+import json
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from launcher.base.errors import ConfigError, Fault
+from launcher.base.units import counted
+from launcher.contract.plan import RankPlan
+from launcher.runtime.data.reader import Reader
+
+_NUM_COMPARED = 8
+"""Items that are read for it, spread over the dataset."""
+
+
+def refuse_other_items(plan: RankPlan, reader: Reader) -> None:
+    """Compares a user's own dataset with that of the first trainer, which reads it in any layout.
+
+    Goes through the store of the process group: ranks of some architectures share no other collective.
+
+    Raises:
+        ConfigError: when its length or an item differs, naming the ranks and the index.
+    """
+    length = len(reader)
+    indices = range(0, length, max(1, length // _NUM_COMPARED))
+    mine = {"length": length, "items": reader.fingerprints(indices)}
+    if not dist.is_initialized():
+        return
+    store, first = _get_default_store(), plan.role.first_rank
+    if plan.rank == first:
+        store.set("data", json.dumps(mine))
+        return
+    theirs = json.loads(store.get("data"))
+    target = plan.plan.config.data.target
+    if theirs["length"] != length:
+        rule = f"rank {plan.rank} has {counted(length, 'sample')}, rank {first} {theirs['length']}"
+        raise ConfigError([Fault("data.target", target, rule, "Read the same files on every rank.")])
+    pairs = zip(indices, mine["items"], theirs["items"], strict=True)
+    differing = [index for index, own, other in pairs if own != other]
+    if differing:
+        rule = (
+            f"item {differing[0]} of rank {plan.rank} is not item {differing[0]} of rank {first} "
+            f"({len(differing)} of {len(indices)} compared differ)"
+        )
+        fix = (
+            "Sort what comes from a set or a folder, and seed generators of your own by the index; random, "
+            "numpy.random and torch draw the same on every rank."
+        )
+        raise ConfigError([Fault("data.target", target, rule, fix)])
