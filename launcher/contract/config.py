@@ -287,7 +287,7 @@ class BatchConfig:
     num_microbatches: PositiveInt | None
     """Forward passes per step (m)."""
     seq_length: PositiveInt
-    """Tokens per sample, the unit of every speed; 1 where a sample is no sequence: then speeds count samples."""
+    """Tokens per sample, by which speeds are counted; 1 where a sample is no sequence: they count samples."""
 
 
 @dataclass(frozen=True, kw_only=True)

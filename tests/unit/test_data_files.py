@@ -1,5 +1,6 @@
 """The files of data.source are found, and are enough, before anything is made."""
 
+import gzip
 import os
 import re
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 
 from launcher.base.errors import ConfigError
 from launcher.contract import data_files
-from launcher.contract.data_files import find_files, text_faults
+from launcher.contract.data_files import find_files, refuse_other_than_text, text_faults
 
 
 def test_one_file_may_be_named_whatever_its_name(tmp_path: Path) -> None:
@@ -77,6 +78,43 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.jsonl", b'{"text": "To be"}', "JSON records"),
+        ("a.json", b'{"text": "To be"}\n{"text": "or not"}\n', "JSON records"),
+        ("tokens.BIN", b"To be", "binary"),
+        ("a.parquet", b"PAR1", "binary"),
+        ("tokens", bytes([65, 0, 66, 0]), "binary"),
+        ("a.txt.gz", b"To be", "compressed"),
+        ("a.txt", gzip.compress(b"To be"), "compressed"),
+        ("a.txt", b"To be or not to be", None),
+        ("a.json", b'{\n "pretty": 1\n}\n', None),
+        ("latin.txt", "Être ou ne pas être".encode("latin-1"), None),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, kind: str | None) -> None:
+    (tmp_path / "plays.md").write_text("To be")
+    (tmp_path / name).write_bytes(content)
+    source = f"{tmp_path}/*"
+    if kind is None:
+        refuse_other_than_text(source, find_files(source))
+        return
+    fix = "Decompress it" if kind == "compressed" else "Write its text to .txt files"
+    rule = f"{tmp_path / name} is {kind}, and data.tokenizer=bytes trains on the bytes of text"
+    expected = re.escape(f"{rule}. {fix} and set data.source to that,")
+    with pytest.raises(ConfigError, match=expected):
+        refuse_other_than_text(source, find_files(source))
+
+
+def test_what_is_no_text_is_counted(tmp_path: Path, make_plan) -> None:
+    for name in ("a.bin", "b.bin", "c.txt"):
+        (tmp_path / name).write_bytes(b"To be" * 1000)
+    config = make_plan().config
+    (fault,) = text_faults(replace(config, data=replace(config.data, source=f"{tmp_path}/*")), 1)
+    assert "a.bin is binary, and 1 more file of it no text either, and data.tokenizer" in str(fault)
+
+
+@pytest.mark.parametrize(
     ("num_bytes", "messages"),
     [
         (
@@ -93,8 +131,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_too_little_text_is_told_with_its_arithmetic(tmp_path: Path, make_plan, num_bytes, messages) -> None:
-    with (tmp_path / "text").open("wb") as file:
-        file.truncate(num_bytes)
+    (tmp_path / "text").write_bytes(b"a" * num_bytes)
     plan = make_plan()
     config = replace(plan.config, data=replace(plan.config.data, name="text", source=f"{tmp_path}/text"))
     faults = [str(fault) for fault in text_faults(config, plan.batch.global_size)]

@@ -1,10 +1,12 @@
 """A user's own dataset: made, read item by item, and checked.
 
-``data.target: package.module:function`` names a class or a function. Called with ``data.options`` it returns an
-object with a length, whose items 0, 1, ... are pairs (input, target): tensors, NumPy arrays or numbers, of the
-same shapes and types for every item. The same index must give the same item on every rank, as one may read the
-inputs and another the targets. What ``random``, ``numpy.random`` and torch draw for an item depends on the run's
-seed, the epoch and the index alone, so that random crops and masks are the same under every layout.
+``data.target: package.module:function`` names a class or a function. Called with ``data.options`` it returns
+an object with a length, whose items 0, 1, ... are pairs (input, target): tensors, NumPy arrays or numbers, of
+the same shapes and types for every item. The same index must give the same item on every rank, as one may
+read the inputs and another the targets. What ``random``, ``numpy.random`` and torch draw for an item depends
+on the run's seed, the epoch and the index alone, so that random crops and masks are the same in every layout.
+
+The dataset is made and read in a process of its own (`launcher.runtime.data.reader`), without a GPU.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class OwnData:
         first_index, first = self._first
         for name, value, other in zip(_NAMES, pair, first, strict=True):
             if (value.shape, value.dtype) != (other.shape, other.dtype):
-                rule = f"the {name} of item {index} is {_form(value)}, that of item {first_index} {_form(other)}"
+                rule = (
+                    f"the {name} of item {index} is {_form(value)}, that of item {first_index} {_form(other)}"
+                )
                 fix = "Pad or cut all to one shape; integer targets of -100 add nothing to the loss."
                 raise self._refusal(rule, fix)
         return pair
@@ -144,13 +148,15 @@ def _seed_generators(key: str) -> None:
     """Sets every global generator; takes about 15 microseconds."""
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     random.seed(digest)
-    np.random.seed(np.frombuffer(digest, np.uint32))  # noqa: NPY002 (this is the generator that users draw from)
+    np.random.seed(np.frombuffer(digest, np.uint32))
     torch.default_generator.manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def _reason(error: Exception) -> str:
     """An error of a user's code, and the line of the deepest of its own functions."""
-    entries = [entry for entry in traceback.extract_tb(error.__traceback__) if "site-packages" not in entry.filename]
+    entries = [
+        entry for entry in traceback.extract_tb(error.__traceback__) if "site-packages" not in entry.filename
+    ]
     own = [entry for entry in entries if Path(entry.filename).name != Path(__file__).name]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -82,19 +82,20 @@ class Reader:
 
     def _ask(self, *question: Any) -> Any:
         with self._lock:
-            self._pipe.send(question)
-            return self._answer()
+            return self._answer(question)
 
-    def _answer(self) -> Any:
+    def _answer(self, question: Sequence[Any] | None = None) -> Any:
         try:
+            if question is not None:
+                self._pipe.send(question)
             answer, faults = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 (our own process)
         except (EOFError, ConnectionError):
             self._pipe.close()
             code = os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
             why = " (killed: it may have taken more memory than there is)" if code == -signal.SIGKILL else ""
             raise JobError(
-                f"the process that reads data.target={self._target} ended with status {code}{why}; what it wrote "
-                "is in the log of this rank"
+                f"the process that reads data.target={self._target} ended with status {code}{why}; what it "
+                "wrote is in the log of this rank"
             ) from None
         if faults:
             self.close()

@@ -91,8 +91,9 @@ class SampleOrder:
 def open_samples(
     config: LaunchConfig, global_size: int, cache: Path, reader: Reader | None
 ) -> tuple[Samples, Samples]:
-    """The training samples and the evaluation samples, which are the last of the data. ``reader``: of a user's
-    own dataset.
+    """The training samples and the evaluation samples, which are the last of the data.
+
+    ``reader``: of a user's own dataset.
 
     Raises:
         ConfigError: when there are too few for one step, or for the configured evaluations.
@@ -102,7 +103,10 @@ def open_samples(
     evaluation: Samples
     if reader is not None:
         num_training = num_training_part(len(reader), fraction)
-        training, evaluation = Part(reader, range(num_training)), Part(reader, range(num_training, len(reader)))
+        training, evaluation = (
+            Part(reader, range(num_training)),
+            Part(reader, range(num_training, len(reader))),
+        )
     else:
         assert config.data.source is not None, "data with neither source nor target"
         tokens = open_tokens(config.data.source, cache)

@@ -19,20 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.base.errors import LauncherError
-from launcher.contract.data_files import find_files, num_bytes
+from launcher.contract.data_files import find_files, num_bytes, refuse_other_than_text
 
 
 def open_tokens(source: str, cache: Path) -> NDArray[np.uint8]:
     """The tokens of all files of ``source`` in the order of their paths, memory-mapped: one per byte.
 
     Raises:
-        ConfigError: when the source has no file, or no text.
+        ConfigError: when the source has no file, or one that is no text.
         LauncherError: when the cache folder cannot be written.
     """
     files = find_files(source)
     path = cache / _name(files)
     try:
-        _make_once(files, path, num_bytes(files))
+        _make_once(source, files, path)
     except OSError as error:
         fix = "Set data.cache_dir to a folder you can write."
         raise LauncherError(f"the token file {path} cannot be written: {error}. {fix}") from error
@@ -46,8 +46,9 @@ def _name(files: Sequence[Path]) -> str:
     return f"bytes-{digest[:32]}.tokens"
 
 
-def _make_once(files: Sequence[Path], path: Path, size: int) -> None:
+def _make_once(source: str, files: Sequence[Path], path: Path) -> None:
     """Makes the token file unless it exists and is complete; one process of this node at a time."""
+    size = num_bytes(files)
 
     def is_complete() -> bool:
         return path.is_file() and path.stat().st_size == size
@@ -58,6 +59,7 @@ def _make_once(files: Sequence[Path], path: Path, size: int) -> None:
     with (path.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_complete():
+            refuse_other_than_text(source, files)
             _write(files, path)
 
 

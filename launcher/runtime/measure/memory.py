@@ -50,8 +50,10 @@ class MemoryGauge:
         return self._saved
 
     def sample(self, *holders: object) -> None:
-        """Called between the schedule of a step and its update, when all gradients exist. ``holders``: what the
-        states can be reached from."""
+        """Called between the schedule of a step and its update, when all gradients exist.
+
+        ``holders``: what the states can be reached from.
+        """
         self._num_steps += 1
         if self._num_steps == _SAMPLED_STEP:
             self._states = live_bytes(self._device, *holders)
@@ -88,11 +90,11 @@ def live_bytes(device: torch.device, *holders: object) -> int:
 
 
 def _tensors(holders: Iterable[object]) -> Iterator[Tensor]:
-    """Every tensor that can be reached from some objects, without going through modules and classes, from where
-    all can.
+    """Every tensor that can be reached from some objects, but not through modules and classes: from there all
+    can.
 
-    Nothing but what is reached is touched: of all objects of the process (`gc.get_objects`) some are tuples
-    that other threads are still building, which fails once they are referred to from elsewhere.
+    Nothing else is touched. Of all objects of the process (`gc.get_objects`) some are tuples that other threads
+    are still building, which fails once anything refers to them.
     """
     seen: dict[int, object] = {}
     todo = list(holders)
@@ -127,8 +129,8 @@ def limit_memory(device: torch.device, limit_bytes: int, *holders: object) -> No
     """Limits this process to so much memory on its device, including what is already allocated; an allocation
     beyond it fails as on a device that is full.
 
-    On a CPU what is already allocated are the tensors of ``holders``, and what libraries and threads take from
-    now on counts too.
+    On a CPU what is already allocated are the tensors of ``holders``, and what libraries and threads take
+    from now on counts too.
 
     Raises:
         JobError: where the system has no such limit.
