@@ -261,17 +261,19 @@ class DataConfig:
     name: str
     """Name shown in the plan."""
     source: str | None
-    """Text: ``package:NAME/glob`` inside an installed package, or a path or glob of files."""
+    """Text, neither compressed nor in records: ``package:NAME/glob`` inside an installed package, or a path
+    or glob of files."""
     tokenizer: Literal["bytes"]
     """``bytes``: one token per byte, vocabulary 256."""
     eval_fraction: Probability
-    """Share of the text, taken from its end, that is only evaluated."""
+    """Share of the text or the samples, taken from the end, that is only evaluated."""
     prefetch_batches: NonNegativeInt
     """Steps of data made ready in the background; 0 = none."""
     cache_dir: str | None
     """Where the token file is kept; null = the user's cache folder."""
     target: str | None
-    """``package.module:function`` that builds a user's own dataset; excludes ``source``."""
+    """``package.module:function`` that builds a user's own dataset, of pairs (input, target); excludes
+    ``source``."""
     options: Mapping[str, Any]
     """Passed to ``target`` as keyword arguments."""
 

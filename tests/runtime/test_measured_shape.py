@@ -35,8 +35,8 @@ def split_layers(width):
     layers = [torch.nn.Sequential(Linear(4, width), torch.nn.ReLU()), torch.nn.ReLU(), Linear(width, 2)]
     return SimpleNamespace(layers=layers, loss=torch.nn.functional.cross_entropy)
 
-def samples():
-    return [(torch.zeros(4), 0)] * 8
+def samples(count=100):
+    return [(torch.zeros(4), 0)] * count
 """
 
 
@@ -83,9 +83,17 @@ def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path
     (tmp_path / "my_data.py").write_text("def build():\n    raise OSError('the disk is gone')\n")
     job = config("my_layers:build")
     job = replace(job, data=replace(job.data, target="my_data:build"))
-    message = r"data\.target=my_data:build: its first item could not be read: OSError: the disk is gone"
+    message = r"data\.target=my_data:build: the dataset could not be made: OSError: the disk is gone"
     with pytest.raises(PlanError, match=message):
         measured_shape(job, roots)
+
+
+def test_a_dataset_that_is_too_small_is_refused_by_the_plan(roots):
+    job = config("my_layers:build")
+    job = replace(job, data=replace(job.data, eval_fraction=0.0, options={"count": 10}))
+    message = r"batch\.global_size=16: .*of my_layers:samples has 10\. Set batch\.global_size=10 or"
+    with pytest.raises(PlanError, match=message):
+        build(job, inputs=PlanInputs(shape=measured_shape(job, roots)), source_roots=roots)
 
 
 def test_built_in_models_need_no_folder():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from launcher.base.errors import ConfigError, JobError
 from launcher.contract.config import LaunchConfig
+from launcher.contract.job import records_name
 from launcher.contract.plan import Plan
 from launcher.runtime.data import microbatches, own_data
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.data.own_data import OwnData, Pick
 from launcher.runtime.data.reader import Reader
 from launcher.runtime.process.rank import make_context
+from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
 from tests.helpers import contexts
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, train
@@ -128,6 +131,19 @@ def test_items_that_each_rank_draws_for_itself_are_refused(monkeypatch: pytest.M
     )
     with pytest.raises(RankError, match=expected):
         train(drawn(parallel={"pp": 2}))
+
+
+def records_of_a_run(rank: int, plan: Plan, folder: Path) -> list[dict[str, Any]]:
+    loop.train(make_context(plan.rank(rank), CPU), folder, resume=False)
+    lines = (folder / records_name(rank)).read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["type"] == "step"]
+
+
+def test_a_run_records_the_tokens_that_its_plan_counts(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    plan = drawn(train={"num_steps": 2})
+    (steps,) = run_ranks(1, records_of_a_run, plan, tmp_path)
+    assert [step["num_tokens"] for step in steps] == [plan.batch.num_tokens] * 2 == [16 * SEQ] * 2
 
 
 # One process.
@@ -339,7 +355,7 @@ def broken(row: Tensor) -> Any:
 BAD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "raises": (
         broken,
-        r"item 8 raised ValueError: the file is damaged \(test_own_data\.py, line \d+\)\. Mend",
+        r"item 8 raised ValueError: the file is damaged \(test_own_data\.py, line \d+\)\. Correct the",
     ),
     "dict": (
         lambda row: {"input_ids": row, "labels": row},
@@ -385,6 +401,27 @@ def test_a_dataset_that_cannot_be_made_says_why(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"Wrong: the dataset could not be made: {message}"):
         loaders(Wrong, data={"options": {"bad": bad}})
+
+
+def test_a_dataset_that_is_nowhere_says_so() -> None:
+    data = config_of(Numbers, data={"target": f"{__name__}:Missing"}).data
+    with pytest.raises(
+        ConfigError, match=r"AttributeError: module \S+ has no attribute 'Missing'\. Check data"
+    ):
+        OwnData(data, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [(torch.int32, torch.int64), (torch.uint16, torch.int64), (torch.uint8, torch.uint8)]
+)
+def test_whole_numbers_are_taken_as_layers_take_them(
+    given: torch.dtype, taken: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = torch.ones(3, dtype=given)
+    monkeypatch.setattr(Numbers, "__getitem__", lambda self, index: (row, row))
+    inputs, targets = OwnData(config_of(Numbers).data, seed=0).item(0, 0)
+    assert inputs.dtype == targets.dtype == taken
+    assert inputs.tolist() == [1, 1, 1]
 
 
 def test_an_item_that_is_wrong_later_ends_the_step_that_needs_it(reader: Reader) -> None:

@@ -77,6 +77,15 @@ def test_devices_that_a_cpu_does_not_use_are_not_counted_in_figures_per_device()
     assert (on_cpu.num_devices, on_gpu.num_devices) == (2, 8)
 
 
+def test_samples_without_a_sequence_are_no_tokens():
+    images, rows = (plan_text(build(launch_config(batch={"seq_length": length}))) for length in (1, 64))
+    assert " dp 1;  16 samples per step\n" in images
+    assert " samples/s, " in images
+    assert "token" not in images
+    assert " dp 1;  1,024 tokens per step (64 each)\n" in rows
+    assert " tokens/s, " in rows
+
+
 def test_colours_are_asked_for():
     plan = build(HYBRID)
     assert "\x1b[" not in plan_text(plan)

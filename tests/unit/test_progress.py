@@ -87,6 +87,13 @@ def test_a_line_tells_step_loss_speed_and_time_to_go(records):
     assert out.getvalue() == "step   3/200   loss 2.2500   4.10K tokens/s   1 min 38 s to go\n"
 
 
+def test_samples_without_a_sequence_are_counted_as_samples(records):
+    progress = Progress([records], 200, io.StringIO(), unit="samples")
+    append(records, step(0, num_tokens=32))
+    progress.update()
+    assert "64 samples/s" in str(progress.view)
+
+
 def test_the_slow_first_step_does_not_spoil_the_speed(records):
     progress = Progress([records], 4, io.StringIO())
     append(records, step(0, duration_ns=9_000_000_000), step(1), step(2))

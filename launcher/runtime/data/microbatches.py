@@ -51,8 +51,8 @@ class Loader:
         """Opens the data. Waits for the other ranks where they read a user's own dataset.
 
         Raises:
-            ConfigError: when it is missing, too short for one step or for the evaluations, not readable, or not
-                the same on every rank.
+            ConfigError: when it is missing, cannot be read, is too short for one step or for the evaluations,
+                or is not the same on every rank.
         """
         coordinates = ctx.plan.coordinates
         assert coordinates is not None, "a rank that does not train has no data"

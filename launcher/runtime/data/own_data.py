@@ -2,9 +2,10 @@
 
 ``data.target: package.module:function`` names a class or a function. Called with ``data.options`` it returns
 an object with a length, whose items 0, 1, ... are pairs (input, target): tensors, NumPy arrays or numbers, of
-the same shapes and types for every item. The same index must give the same item on every rank, as one may
-read the inputs and another the targets. What ``random``, ``numpy.random`` and torch draw for an item depends
-on the run's seed, the epoch and the index alone, so that random crops and masks are the same in every layout.
+the same shapes and types for every item; whole numbers of 16 and 32 bits become int64, as layers and losses
+take them. The same index must give the same item on every rank, as one may read the inputs and another the
+targets. What ``random``, ``numpy.random`` and torch draw for an item depends on the run's seed, the epoch and
+the index alone, so that random crops and masks are the same in every layout.
 
 The dataset is made and read in a process of its own (`launcher.runtime.data.reader`), without a GPU.
 """
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import launcher
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.registry import resolve
 from launcher.contract.config import DataConfig
@@ -32,6 +34,8 @@ Pick = tuple[int, int]
 Packed = tuple[torch.dtype, tuple[int, ...], NDArray[np.uint8]]
 """Type, shape and bytes of a tensor."""
 _NAMES = ("input", "target")
+_WIDENED = (torch.int16, torch.int32, torch.uint16, torch.uint32)
+_LAUNCHER = str(Path(launcher.__file__).parent)
 
 
 class OwnData:
@@ -76,7 +80,8 @@ class OwnData:
         try:
             found = self._samples[index]
         except Exception as error:
-            raise self._refusal(f"item {index} raised {_reason(error)}", "Mend the item.") from error
+            fix = "Correct the dataset, or its files."
+            raise self._refusal(f"item {index} raised {_reason(error)}", fix) from error
         pair = self._pair(found, index)
         if self._first is None:
             self._first = (index, pair)
@@ -114,9 +119,9 @@ class OwnData:
         return values[0], values[1]
 
     def _checked(self, value: Tensor, what: str) -> Tensor:
-        """The value; of a language model as token ids."""
+        """The value, in a type that layers and losses take; of a language model as token ids."""
         if self._seq_length is None:
-            return value
+            return value.long() if value.dtype in _WIDENED else value
         if value.is_floating_point() or value.is_complex() or value.shape != (self._seq_length,):
             rule = f"{what} is {_form(value)}; the model takes batch.seq_length={self._seq_length} token ids"
             fix = f"Return whole numbers of shape [{self._seq_length}]"
@@ -153,12 +158,11 @@ def _seed_generators(key: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """An error of a user's code, and the line of the deepest of its own functions."""
-    entries = [
-        entry for entry in traceback.extract_tb(error.__traceback__) if "site-packages" not in entry.filename
-    ]
-    own = [entry for entry in entries if Path(entry.filename).name != Path(__file__).name]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    """An error of a user's code, and the line of that code."""
+    entries = traceback.extract_tb(error.__traceback__)
+    own = [entry for entry in entries if not entry.filename.startswith((_LAUNCHER, "<"))]
+    lines = [entry.lineno for entry in own if entry.filename == own[0].filename]
+    where = f" ({Path(own[0].filename).name}, line {lines[-1]})" if own else ""
     return f"{type(error).__name__}: {error}{where}"
 
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Lock
@@ -46,6 +47,7 @@ class Reader:
         self._target, self._lock = config.data.target, Lock()
         self._pipe, theirs = Pipe()
         parent = os.getpid()
+        sys.stdout.flush()  # else both would write what waits there
         self._process = os.fork()
         if self._process == 0:
             self._pipe.close()
@@ -75,10 +77,12 @@ class Reader:
 
     def close(self) -> None:
         """Ends the process."""
-        if not self._pipe.closed:
-            self._pipe.close()
-            os.kill(self._process, signal.SIGKILL)
-            os.waitpid(self._process, 0)
+        if self._pipe.closed:
+            return
+        with suppress(ConnectionError):  # it has ended
+            self._pipe.send(None)
+        self._pipe.close()
+        os.waitpid(self._process, 0)
 
     def _ask(self, *question: Any) -> Any:
         with self._lock:
@@ -104,7 +108,7 @@ class Reader:
 
 
 def _serve(config: LaunchConfig, pipe: Connection, parent: int) -> NoReturn:
-    """Answers the rank until it closes the pipe, or ends."""
+    """Answers the rank until it asks for nothing more, or ends."""
     try:
         end_with(parent)
         for number in _FOR_THE_RANK:
@@ -117,7 +121,9 @@ def _serve(config: LaunchConfig, pipe: Connection, parent: int) -> NoReturn:
         answer: Any = len(data)
         while True:
             pipe.send_bytes(pickle.dumps((answer, ()), protocol=5))
-            name, *arguments = pipe.recv()
+            if (question := pipe.recv()) is None:
+                break
+            name, *arguments = question
             answer = getattr(data, name)(*arguments)
     except ConfigError as error:
         traceback.print_exc()

@@ -93,8 +93,8 @@ def _tensors(holders: Iterable[object]) -> Iterator[Tensor]:
     """Every tensor that can be reached from some objects, but not through modules and classes: from there all
     can.
 
-    Nothing else is touched. Of all objects of the process (`gc.get_objects`) some are tuples that other threads
-    are still building, which fails once anything refers to them.
+    Nothing else is touched. Of all objects of the process (`gc.get_objects`) some are tuples that other
+    threads are still building, which fails once anything refers to them.
     """
     seen: dict[int, object] = {}
     todo = list(holders)
