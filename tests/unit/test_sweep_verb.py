@@ -74,8 +74,8 @@ def test_points_run_one_after_the_other_and_the_table_sets_measured_beside_predi
     assert sweep.run("parallel.pp=1,2,4") == 0
     assert sweep.starts == ["0-pp_1", "1-pp_2", "2-pp_4"]
     rows = table(capsys.readouterr().out)
-    assert rows["pp=1"][0] == "667"  # 4 samples of 16 tokens in 96 ms
-    assert rows["pp=2"][0] == "1.33K"
+    assert rows["pp=1"][0] == "5.33K"  # 4 samples of 128 tokens in 96 ms
+    assert rows["pp=2"][0] == "10.7K"
     assert [rows[f"pp={pp}"][2:5] for pp in (1, 2, 4)] == [
         [speedup, "100", "%"] for speedup in ("1.00", "2.00", "4.00")
     ]

@@ -14,6 +14,8 @@ from launcher.runtime.data.reader import Reader
 
 _NUM_COMPARED = 8
 """Items that are read for it, spread over the dataset."""
+_KEY = "own_data"
+"""In the store of the process group."""
 
 
 def refuse_other_items(plan: RankPlan, reader: Reader) -> None:
@@ -24,22 +26,20 @@ def refuse_other_items(plan: RankPlan, reader: Reader) -> None:
     Raises:
         ConfigError: when its length or an item differs, naming the ranks and the index.
     """
-    length = len(reader)
+    length, target = len(reader), plan.plan.config.data.target
     indices = range(0, length, max(1, length // _NUM_COMPARED))
-    mine = {"length": length, "items": reader.fingerprints(indices)}
+    mine = reader.fingerprints(indices)
     if not dist.is_initialized():
         return
     store, first = _get_default_store(), plan.role.first_rank
     if plan.rank == first:
-        store.set("data", json.dumps(mine))
+        store.set(_KEY, json.dumps([length, mine]))
         return
-    theirs = json.loads(store.get("data"))
-    target = plan.plan.config.data.target
-    if theirs["length"] != length:
-        rule = f"rank {plan.rank} has {counted(length, 'sample')}, rank {first} {theirs['length']}"
+    num_theirs, theirs = json.loads(store.get(_KEY))
+    if num_theirs != length:
+        rule = f"rank {plan.rank} has {counted(length, 'sample')}, rank {first} {num_theirs}"
         raise ConfigError([Fault("data.target", target, rule, "Read the same files on every rank.")])
-    pairs = zip(indices, mine["items"], theirs["items"], strict=True)
-    differing = [index for index, own, other in pairs if own != other]
+    differing = [index for index, own, other in zip(indices, mine, theirs, strict=True) if own != other]
     if differing:
         rule = (
             f"item {differing[0]} of rank {plan.rank} is not item {differing[0]} of rank {first} "

@@ -145,7 +145,7 @@ def _fingerprint(pair: Sequence[Tensor]) -> str:
     for value in pair:
         dtype, shape, elements = _packed([value])
         digest.update(f"{dtype}{shape}".encode())
-        digest.update(elements)
+        digest.update(elements.tobytes())
     return digest.hexdigest()
 
 
