@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -303,6 +304,20 @@ def test_a_reader_that_is_killed_is_told(reader: Reader) -> None:
         JobError, match=r"reads data\.target=.*:Numbers ended with status -9 \(killed: it may"
     ):
         first_rows(reader)
+
+
+def hang(self: Numbers, index: int) -> None:
+    time.sleep(1)
+
+
+def test_a_slow_item_shows_where_it_is(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Numbers, "__getitem__", hang)
+    slow = Reader(config_of(Numbers, "custom", run={"timeout_s": 1.0}))
+    with pytest.raises(ConfigError, match="item 0 is a NoneType, not a pair"):
+        slow.fingerprints([0])
+    assert re.search(r'test_own_data\.py", line \d+ in hang', capfd.readouterr().err)
 
 
 def process_of_a_killed_rank(reader_of: Connection) -> None:

@@ -9,13 +9,14 @@ The process is forked before the dataset is made, so that the two share no open 
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Lock
@@ -115,16 +116,19 @@ def _serve(config: LaunchConfig, pipe: Connection, parent: int) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         if torch.get_num_threads() > 1:  # OpenMP's threads do not outlive a fork
             torch.set_num_threads(1)
+        faulthandler.register(signal.SIGALRM, file=2)
         is_language_model = config.model.family != "custom"
         seq_length = config.batch.seq_length if is_language_model else None
-        data = OwnData(config.data, seed=config.seed, seq_length=seq_length)
+        with _stacks_when_slow(config.run.start_timeout_s):
+            data = OwnData(config.data, seed=config.seed, seq_length=seq_length)
         answer: Any = len(data)
         while True:
             pipe.send_bytes(pickle.dumps((answer, ()), protocol=5))
             if (question := pipe.recv()) is None:
                 break
             name, *arguments = question
-            answer = getattr(data, name)(*arguments)
+            with _stacks_when_slow(config.run.timeout_s):
+                answer = getattr(data, name)(*arguments)
     except ConfigError as error:
         traceback.print_exc()
         pipe.send_bytes(pickle.dumps((None, error.faults)))
@@ -136,6 +140,15 @@ def _serve(config: LaunchConfig, pipe: Connection, parent: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+@contextmanager
+def _stacks_when_slow(timeout_s: float) -> Iterator[None]:
+    """Halfway to the timeout of the rank, which then only tells that it waits for data, writes what the
+    dataset is doing."""
+    signal.setitimer(signal.ITIMER_REAL, timeout_s / 2)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _unpacked(dtype: torch.dtype, shape: Sequence[int], elements: NDArray[np.uint8]) -> Tensor:
