@@ -174,32 +174,34 @@ def test_an_interrupted_run_saves_first_and_goes_on_from_there(start, tmp_path):
     assert f"\nresumed after step {saved}\n" in output
 
 
+def start_with_loss(start, tmp_path, loss):
+    """Starts two ranks with a model whose loss is an expression."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from types import SimpleNamespace\n"
+        f"def loss(output, targets):\n    return {loss}\n"
+        "def build():\n    return SimpleNamespace(layers=[torch.nn.Embedding(256, 8)], loss=loss)\n"
+    )
+    sizes = (f"model.{name}=null" for name in ("num_layers", "hidden_size", "num_heads"))
+    model = ("model=custom", "model.target=mine:build", *sizes, "parallel.dp=2", "parallel.pp=1")
+    return start("train.num_steps=4", "run.dir=mine", "--no-baseline", *model)
+
+
 def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_path):
-    (tmp_path / "mine.py").write_text("def build(**options):\n    raise ValueError('no such planet')\n")
-    target = ("data.source=null", "data.target=mine:build")
-    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", *target)
+    process = start_with_loss(start, tmp_path, "{}['no such planet']")
     _, error = process.communicate(timeout=300)
     raised_at = min(json.loads(path.read_text())["time"] for path in tmp_path.glob("mine/exit/rank-*.json"))
     assert time.time() - raised_at < at_this_load(SOON_S)
     assert process.returncode == 1
-    assert " failed: ValueError: no such planet\n\nTraceback (most recent call last)" in error
+    assert " failed: KeyError: 'no such planet'\n\nTraceback (most recent call last)" in error
     assert error.startswith("rank ")
     assert "torch.distributed.elastic" not in error
     assert str(tmp_path / "mine" / "logs") in error
 
 
 def test_a_rank_out_of_memory_is_named_as_such(start, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "class Texts:\n"
-        "    def __len__(self): return 1000\n"
-        "    def __getitem__(self, index): return torch.empty(1 << 60), torch.zeros(1)\n"
-    )
-    target = ("data.source=null", "data.target=mine:Texts")
-    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", "parallel.pp=1", *target)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert error.startswith("rank 0 failed: out of memory")
+    _, error = start_with_loss(start, tmp_path, "torch.empty(1 << 60)").communicate(timeout=300)
+    assert re.match(r"rank \d failed: out of memory", error)
     assert "A smaller batch.micro_size, parallel.recompute=full" in error
 
 

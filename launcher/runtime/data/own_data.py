@@ -48,8 +48,8 @@ class OwnData:
             ConfigError: when it cannot be made, or has no length.
         """
         self._target, self._seed, self._seq_length = data.target, seed, seq_length
-        self._first: tuple[int, tuple[Tensor, Tensor]] | None = None
-        """The item that was read first, and its index: all others have its shapes."""
+        self._first: tuple[int, Sequence[str]] | None = None
+        """Index and forms of the item that was read first: all others have the same."""
         assert data.target is not None, "data without a target"
         try:
             self._samples = resolve(data.target)(**data.options)
@@ -83,14 +83,12 @@ class OwnData:
             fix = "Correct the dataset, or its files."
             raise self._refusal(f"item {index} raised {_reason(error)}", fix) from error
         pair = self._pair(found, index)
-        if self._first is None:
-            self._first = (index, pair)
+        forms = [_form(value) for value in pair]
+        self._first = self._first or (index, forms)
         first_index, first = self._first
-        for name, value, other in zip(_NAMES, pair, first, strict=True):
-            if (value.shape, value.dtype) != (other.shape, other.dtype):
-                rule = (
-                    f"the {name} of item {index} is {_form(value)}, that of item {first_index} {_form(other)}"
-                )
+        for name, form, other in zip(_NAMES, forms, first, strict=True):
+            if form != other:
+                rule = f"the {name} of item {index} is {form}, that of item {first_index} {other}"
                 fix = "Pad or cut all to one shape; integer targets of -100 add nothing to the loss."
                 raise self._refusal(rule, fix)
         return pair
@@ -110,23 +108,27 @@ class OwnData:
                 first, *_, last = found
                 fix = f"Return two of its values, such as (item[{first!r}], item[{last!r}])."
             raise self._refusal(f"item {index} is {_kind(found)}, not a pair (input, target)", fix)
-        values = []
-        for name, value in zip(_NAMES, found, strict=True):
-            if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
-                fix = "Return a tensor, a NumPy array or a number."
-                raise self._refusal(f"the {name} of item {index} is {_kind(value)}", fix)
-            values.append(self._checked(torch.as_tensor(value).detach(), f"the {name} of item {index}"))
-        return values[0], values[1]
+        inputs, targets = (
+            self._tensor(value, f"the {name} of item {index}")
+            for name, value in zip(_NAMES, found, strict=True)
+        )
+        return inputs, targets
 
-    def _checked(self, value: Tensor, what: str) -> Tensor:
-        """The value, in a type that layers and losses take; of a language model as token ids."""
-        if self._seq_length is None:
+    def _tensor(self, given: Any, what: str) -> Tensor:
+        """A value in a type that layers and losses take; of a language model as token ids."""
+        try:
+            value = torch.as_tensor(given).detach()
+        except Exception as error:
+            fix = "Return a tensor, a NumPy array or a number."
+            raise self._refusal(f"{what} is {_kind(given)}", fix) from error
+        length = self._seq_length
+        if length is None:
             return value.long() if value.dtype in _WIDENED else value
-        if value.is_floating_point() or value.is_complex() or value.shape != (self._seq_length,):
-            rule = f"{what} is {_form(value)}; the model takes batch.seq_length={self._seq_length} token ids"
-            fix = f"Return whole numbers of shape [{self._seq_length}]"
+        if value.is_floating_point() or value.shape != (length,):
+            rule = f"{what} is {_form(value)}; the model takes batch.seq_length={length} token ids"
+            fix = f"Return whole numbers of shape [{length}]"
             if value.dim() == 1 and not value.is_floating_point():
-                fix += f", or set batch.seq_length={value.shape[0]}"
+                fix += f", or set batch.seq_length={len(value)}"
             raise self._refusal(rule, f"{fix}.")
         return value.long()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.base import registry
-from launcher.base.errors import JobError, LauncherError
+from launcher.base.errors import ConfigError, JobError, LauncherError
 from launcher.base.files import write_whole
 from launcher.contract.job import OUT_OF_MEMORY, error_name, log_name
 from launcher.contract.plan import Plan, sha256
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 def _fail(run_dir: Path, rank: int, error: BaseException) -> NoReturn:
     """Writes a report and ends: a rank that failed must not wait for its peers in a destructor."""
     try:
-        out_of_memory = is_out_of_memory(error)
+        out_of_memory = is_out_of_memory(error) and not isinstance(error, ConfigError)  # as of a dataset
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # the report itself takes some memory
         traceback.print_exc()
