@@ -10,7 +10,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -33,16 +32,13 @@ from launcher.runtime.data.reader import Reader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
-from tests.helpers import contexts
+from tests.helpers.contexts import make_context as alone
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, train
+from tests.helpers.own_data import SEQ, SHIFT, SHORTER, Numbers, config_of, data_of, loader_of
 from tests.helpers.plans import staged_plan
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.servers import serve_and_train, servers_job
 from tests.helpers.waiting import wait_until
-
-SEQ = 8
-SHIFT, SHORTER = "SHIFT_OF_ITEMS", "SHORTER_BY"
-"""Environment variables that make the dataset of a rank another."""
 
 
 class Drawn:
@@ -57,11 +53,6 @@ class Drawn:
         row += np.random.randint(256, size=3).tolist()
         row += torch.randint(256, (SEQ - 5,)).tolist()
         return torch.tensor(row[:-1]), torch.tensor(row[1:])
-
-
-def data_of(dataset: Callable[..., Any], **settings: Any) -> dict[str, Any]:
-    target = f"{dataset.__module__}:{dataset.__name__}"
-    return {"target": target, "source": None, "prefetch_batches": 2, "options": {}} | settings
 
 
 def drawn(**sections: Any) -> Plan:
@@ -141,21 +132,12 @@ def test_a_run_records_the_tokens_that_its_plan_counts(tmp_path: Path) -> None:
 # One process.
 
 
-def config_of(
-    dataset: Callable[..., Any], family: str = "gpt", seed: int = 7, **sections: Any
-) -> LaunchConfig:
-    sections["data"] = data_of(dataset, **sections.get("data", {}))
-    batch = {"micro_size": 4, "seq_length": SEQ}
-    model = {"family": family, "vocab_size": 256}
-    return replace(contexts.make_config(model=model, batch=batch, **sections), seed=seed)
-
-
 @pytest.fixture
 def loaders() -> Iterator[Callable[..., Loader]]:
     made = []
 
     def make(dataset: Callable[..., Any], **sections: Any) -> Loader:
-        made.append(Loader(contexts.make_context(staged_plan(config_of(dataset, **sections)))))
+        made.append(loader_of(dataset, **sections))
         return made[-1]
 
     yield make
@@ -222,21 +204,6 @@ def test_reading_and_training_draw_undisturbed_by_each_other(
     assert others != undisturbed
 
 
-class Numbers:
-    """Sample n is the number n, plus what the environment of this rank says."""
-
-    def __init__(self, length: int = 64) -> None:
-        self._length = length - int(os.environ.get(SHORTER, 0))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index >= self._length:
-            raise IndexError("off the end")
-        return torch.full((3,), float(index)), index + int(os.environ.get(SHIFT, 0)) * (index >= 32)
-
-
 def refusal(rank: int, plan: Plan, variable: str) -> str:
     """What a rank says of its dataset when it differs from that of rank 0."""
     os.environ[variable] = str(rank)
@@ -277,7 +244,7 @@ def test_ranks_with_other_samples_are_refused(layout: dict[str, Any], variable: 
 def test_a_stage_that_needs_no_data_does_not_open_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(microbatches, "Reader", lambda config: pytest.fail("it was opened"))
     plan = staged_plan(config_of(Numbers, "custom", parallel={"pp": 3}), [1, 1, 1])
-    steps = Loader(contexts.make_context(plan, 1)).steps(0)
+    steps = Loader(alone(plan, 1)).steps(0)
     assert rows(steps, 1) == [[]]
 
 
@@ -342,137 +309,6 @@ def is_running(process: int) -> bool:
         return False
 
 
-# What is wrong is told with the item.
-
-
-class Wrong:
-    """Items, of which those from the fourth on are ``bad``."""
-
-    def __init__(self, bad: str) -> None:
-        if bad == "file":
-            Path("no such file").read_text()
-        self._bad = bad
-
-    def __len__(self) -> int:
-        return None if self._bad == "length" else 64  # type: ignore[return-value]
-
-    def __getitem__(self, index: int) -> Any:
-        row = torch.arange(SEQ)
-        return BAD[self._bad][0](row) if index >= 4 and self._bad in BAD else (row, row)
-
-
-def broken(row: Tensor) -> Any:
-    raise ValueError("the file is damaged")
-
-
-BAD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "raises": (
-        broken,
-        r"item 8 raised ValueError: the file is damaged \(test_own_data\.py, line \d+\)\. Correct the",
-    ),
-    "dict": (
-        lambda row: {"input_ids": row, "labels": row},
-        r"item 8 is a dict of input_ids, labels, not a pair \(input, target\)\. Return two of its values, "
-        r"such as \(item\['input_ids'\], item\['labels'\]\)",
-    ),
-    "one": (lambda row: row, r"item 8 is a Tensor, not a pair \(input, target\)\. Return input and target"),
-    "three": (lambda row: (row, row, row), r"item 8 is a tuple of 3, not a pair"),
-    "text": (
-        lambda row: (row, "yes"),
-        r"the target of item 8 is a str\. Return a tensor, a NumPy array or a number",
-    ),
-    "ragged": (
-        lambda row: (row[1:], row[1:]),
-        r"the input of item 8 is int64 \[7\], that of item 0 int64 \[8\]\. Pad or cut all to one shape; "
-        r"integer targets of -100",
-    ),
-    "type": (
-        lambda row: (row, row.float()),
-        r"the target of item 8 is float32 \[8\], that of item 0 int64 \[8\]",
-    ),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_an_item_that_is_wrong_is_named(bad: str, loaders: Callable[..., Loader]) -> None:
-    with pytest.raises(ConfigError, match=rf"^data\.target=\S+:Wrong: {BAD[bad][1]}"):
-        loaders(Wrong, family="custom", data={"options": {"bad": bad}})
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (
-            "file",
-            r"FileNotFoundError: .*'no such file' \(.*, line \d+\)\. Check data\.options={'bad",
-        ),
-        ("length", "TypeError: 'NoneType' object cannot be interpreted as an integer"),
-    ],
-)
-def test_a_dataset_that_cannot_be_made_says_why(
-    bad: str, message: str, loaders: Callable[..., Loader]
-) -> None:
-    with pytest.raises(ConfigError, match=rf"Wrong: the dataset could not be made: {message}"):
-        loaders(Wrong, data={"options": {"bad": bad}})
-
-
-def test_a_dataset_that_is_nowhere_says_so() -> None:
-    data = config_of(Numbers, data={"target": f"{__name__}:Missing"}).data
-    with pytest.raises(
-        ConfigError, match=r"AttributeError: module \S+ has no attribute 'Missing'\. Check data"
-    ):
-        OwnData(data, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("given", "taken"), [(torch.int32, torch.int64), (torch.uint16, torch.int64), (torch.uint8, torch.uint8)]
-)
-def test_whole_numbers_are_taken_as_layers_take_them(
-    given: torch.dtype, taken: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = torch.ones(3, dtype=given)
-    monkeypatch.setattr(Numbers, "__getitem__", lambda self, index: (row, row))
-    inputs, targets = OwnData(config_of(Numbers).data, seed=0).item(0, 0)
-    assert inputs.dtype == targets.dtype == taken
-    assert inputs.tolist() == [1, 1, 1]
-
-
 def test_an_item_that_is_wrong_later_ends_the_step_that_needs_it(reader: Reader) -> None:
     with pytest.raises(ConfigError, match="item 64 raised IndexError: off the end"):
         reader.read([(0, 64)], inputs=True, targets=True)
-
-
-def test_a_dataset_that_is_too_small_is_refused(loaders: Callable[..., Loader]) -> None:
-    expected = (
-        r"batch\.global_size=4: needs as many samples; the training part of \S+:Numbers has 2\. "
-        r"Set batch\.global_size=2 or less, or give more data"
-    )
-    with pytest.raises(ConfigError, match=expected):
-        loaders(Numbers, family="custom", data={"options": {"length": 2}})
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: (np.arange(SEQ, dtype=np.uint16), np.arange(SEQ)), ""),
-        (
-            lambda: (torch.zeros(SEQ), torch.zeros(SEQ)),
-            r"the input of item 0 is float32 \[8\]; the model takes batch",
-        ),
-        (
-            lambda: (torch.arange(5), torch.arange(5)),
-            r"int64 \[5\].* of shape \[8\], or set batch\.seq_length=5\.",
-        ),
-    ],
-    ids=["numpy", "floats", "length"],
-)
-def test_a_language_model_takes_rows_of_token_ids(
-    made: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch, loaders: Callable[..., Loader]
-) -> None:
-    monkeypatch.setattr(Numbers, "__getitem__", lambda self, index: made())
-    if not message:
-        ((batch,),) = islice(loaders(Numbers).steps(0), 1)
-        assert (batch.inputs.dtype, batch.inputs[0].tolist()) == (torch.int64, list(range(SEQ)))
-        return
-    with pytest.raises(ConfigError, match=message):
-        loaders(Numbers)

@@ -24,7 +24,7 @@ from launcher.runtime.data.agreement import refuse_other_items
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.reader import Reader
-from launcher.runtime.data.samples import SampleOrder, Samples, open_samples
+from launcher.runtime.data.samples import NoSamples, SampleOrder, Samples, open_samples
 from launcher.runtime.process.environment import user_cache
 
 
@@ -65,21 +65,24 @@ class Loader:
         self._num_eval_batches = config.train.eval_batches
         self._running: Prefetcher[list[Microbatch]] | None = None
         self._reader: Reader | None = None
-        if not (self._is_first or self._is_last):
-            return
         with ctx.clock.doing(LOADING):
-            if config.data.target is not None:
-                self._reader = Reader(config)
-                refuse_other_items(ctx.plan, self._reader)
-            cache = Path(config.data.cache_dir).expanduser() if config.data.cache_dir else user_cache()
-            parts = open_samples(config, self._batch.global_size, cache, self._reader)
-        self._training, self._evaluation = parts
+            self._training, self._evaluation = self._open(ctx)
         self._order = SampleOrder(len(self._training), config.seed)
+
+    def _open(self, ctx: RankContext) -> tuple[Samples, Samples]:
+        if not (self._is_first or self._is_last):
+            return NoSamples(), NoSamples()
+        data = ctx.config.data
+        if data.target is not None:
+            self._reader = Reader(ctx.config)
+            refuse_other_items(ctx.plan, self._reader)
+        cache = Path(data.cache_dir).expanduser() if data.cache_dir else user_cache()
+        return open_samples(ctx.config, self._batch.global_size, cache, self._reader)
 
     def steps(self, first_step: int) -> Iterator[list[Microbatch]]:
         """The microbatches of ``first_step`` and of every step after it, without end."""
         self._end_thread()
-        steps = (self._training_step(step) for step in count(first_step))
+        steps = (self._microbatches(self._training, self._order.pick, step) for step in count(first_step))
         if self._num_ahead == 0:
             return steps
         self._running = Prefetcher(steps, self._num_ahead)
@@ -87,11 +90,8 @@ class Loader:
 
     def evaluation(self) -> list[list[Microbatch]]:
         """The same global batches for every evaluation: the first ones of the evaluation part."""
-
-        def read(positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-            return self._read(self._evaluation, [(0, position) for position in positions])
-
-        return [self._microbatches(read, step) for step in range(self._num_eval_batches)]
+        steps = range(self._num_eval_batches)
+        return [self._microbatches(self._evaluation, lambda position: (0, position), step) for step in steps]
 
     def close(self) -> None:
         """Ends the background thread, and the process that reads a user's own dataset."""
@@ -104,24 +104,15 @@ class Loader:
             self._running.close()
             self._running = None
 
-    def _training_step(self, step: int) -> list[Microbatch]:
-        def read(positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-            return self._read(self._training, list(map(self._order.pick, positions)))
-
-        return self._microbatches(read, step)
-
-    def _microbatches(
-        self, read: Callable[[Sequence[int]], tuple[Tensor, Tensor]], step: int
-    ) -> list[Microbatch]:
+    def _microbatches(self, samples: Samples, pick: Callable[[int], Pick], step: int) -> list[Microbatch]:
         """This replica's part of one global batch."""
-        batch, nothing = self._batch, torch.empty(0, dtype=torch.int64)
+        batch = self._batch
         microbatches = []
         for index in range(batch.num_microbatches):
             first = (index * self._dp + self._dp_rank) * batch.micro_size
             slots = range(first, first + batch.micro_size)
-            inputs, targets = nothing, nothing
-            if self._is_first or self._is_last:
-                inputs, targets = read([step * batch.global_size + slot for slot in slots])
+            picks = [pick(step * batch.global_size + slot) for slot in slots]
+            inputs, targets = self._read(samples, picks)
             microbatches.append(
                 Microbatch(
                     inputs=inputs.to(self._device),

@@ -21,6 +21,8 @@ from launcher.runtime.data.reader import Reader
 from launcher.runtime.data.tokens import open_tokens
 from launcher.runtime.model.randomness import philox_generator
 
+_NOTHING = torch.empty(0, dtype=torch.int64)
+
 
 class Samples(Protocol):
     """Numbered samples."""
@@ -48,6 +50,17 @@ class Part:
         return self.reader.read(own, inputs=inputs, targets=targets)
 
 
+class NoSamples:
+    """Those of a rank whose stages use neither inputs nor targets."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def read(self, picks: Sequence[Pick], *, inputs: bool, targets: bool) -> tuple[Tensor, Tensor]:
+        """As `Samples`."""
+        return _NOTHING, _NOTHING
+
+
 class TokenWindows:
     """Non-overlapping windows of a text; the target of each token is the next one."""
 
@@ -65,8 +78,7 @@ class TokenWindows:
     def read(self, picks: Sequence[Pick], *, inputs: bool, targets: bool) -> tuple[Tensor, Tensor]:
         """As `Samples`."""
         first, second = zip(*(self[index] for _, index in picks), strict=True)
-        nothing = torch.empty(0, dtype=torch.int64)
-        return torch.stack(first) if inputs else nothing, torch.stack(second) if targets else nothing
+        return torch.stack(first) if inputs else _NOTHING, torch.stack(second) if targets else _NOTHING
 
 
 class SampleOrder:
