@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from launcher.base.units import counted
@@ -36,6 +36,10 @@ def run_notes(run: Run) -> Iterator[str]:
     if num_skipped:
         steps = counted(num_skipped, "step")
         yield f"{name} skipped the update of {steps}: the gradient overflowed, and the loss scale was halved."
+    devices = Counter(header.device for header in records.headers)
+    if len(devices) > 1:
+        listed = ", ".join(f"{count} of {device}" for device, count in sorted(devices.items()))
+        yield f"{name} has ranks on different devices ({listed}): the others wait for the slowest."
     gap = gap_fraction(run)
     if gap > _GAP_WORTH_NOTING:
         yield f"{name}: {gap:.0%} of the wall time lies between the steps and is in no number here."

@@ -266,6 +266,7 @@ def test_best_by_loss_is_the_point_that_learnt_most(sweep, capsys):
     assert main(["sweep", "best", "--by=loss"]) == 0
     output = capsys.readouterr().out
     assert list(table(output)) == ["seed=2"]
+    assert table(output)["seed=2"][-1] == "1.5000"
     assert main(["sweep", "best", "--by=luck"]) == 2
     assert capsys.readouterr().err == "--by=luck: known are speed and loss.\n"
 
