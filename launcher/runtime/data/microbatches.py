@@ -10,7 +10,8 @@ belongs to microbatch i of replica d as its sample j where  s = (i * dp + d) * m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -62,6 +63,15 @@ class Loader:
         self._training, self._evaluation = open_samples(config, self._batch.global_size, cache)
         self._order = SampleOrder(len(self._training), config.seed)
         self._running: Prefetcher[list[Microbatch]] | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples are trained on."""
+        return len(self._training)
+
+    def digests(self, indices: Sequence[int]) -> list[str]:
+        """A hash of each of some samples that are trained on."""
+        return [_digest(self._training[index]) for index in indices]
 
     def steps(self, first_step: int) -> Iterator[list[Microbatch]]:
         """The microbatches of ``first_step`` and of every step after it, without end."""
@@ -115,6 +125,14 @@ class Loader:
             torch.stack(inputs) if self._is_first else nothing,
             torch.stack(targets) if self._is_last else nothing,
         )
+
+
+def _digest(sample: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for value in sample:
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _num_targets(targets: Tensor) -> int:
