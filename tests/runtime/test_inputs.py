@@ -97,7 +97,8 @@ def test_items_that_are_the_same_are_gone_on_with_and_shifted_ones_are_named(
     ):
         start(own(shift=1), run_dir, resume=True)
     with pytest.raises(
-        ConfigError, match=r"5 inputs changed .*data number of items \(36 -> 18\), data item 20 \(\w{12} -> missing"
+        ConfigError,
+        match=r"5 inputs changed .*data number of items \(36 -> 18\), data item 20 \(\w{12} -> missing",
     ):
         start(own(count=20), run_dir, resume=True)
 

@@ -63,6 +63,15 @@ def test_warm_up_counts_from_the_start_of_a_resumed_run(tmp_path):
     )
 
 
+def test_a_run_that_went_on_with_other_inputs_is_noted(tmp_path, base):
+    run_dir = dp2().write(tmp_path / "run")
+    assert not [note for note in compare([run_dir], base).notes if "inputs.json" in note]
+    (run_dir / "inputs.json.20250102-030405").touch()
+    assert (
+        "run went on with other data or code: inputs.json.20250102-030405 and inputs.json tell which."
+    ) in compare([run_dir], base).notes
+
+
 def test_a_resumed_run_with_too_few_steps_to_measure_says_what_to_do(tmp_path):
     run_dir = FakeRun(num_steps=7, warmup_steps=2).write(tmp_path / "run")
     path = run_dir / "metrics" / "rank-00000.jsonl"
