@@ -71,8 +71,8 @@ def resumed_directory(run: RunConfig, plan_text: str, others: Sequence[Fault] = 
         faults.insert(0, Fault("run.dir", run.dir, rule, fix))
     if faults:
         raise ConfigError(faults)
-    num_steps = (plan["config"]["train"]["num_steps"] for plan in (old, new))
-    _check_unfinished(directory, *num_steps, run.dir or "")
+    is_longer = new["config"]["train"]["num_steps"] > old["config"]["train"]["num_steps"]
+    _check_unfinished(directory, new["config"]["train"]["num_steps"], run.dir or "", is_longer=is_longer)
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
     fresh_folders(directory, *START_FOLDERS, *(() if is_same_layout else ("metrics",)))
@@ -90,9 +90,11 @@ def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tupl
     end, new_end = _decay_end(before), _decay_end(after)
     if more < num_steps:
         yield "train.num_steps", num_steps, more
-    elif end != new_end and new_end == more > num_steps:
+    elif None in (end, new_end) or end == new_end:
+        return  # a decay in place of a constant rate is told by its own setting
+    elif new_end == more > num_steps:
         yield "train.num_steps", num_steps, f"{more}; optim.decay_steps={end} keeps the learning rates"
-    elif end != new_end:
+    else:
         yield "optim.decay_steps", end, new_end
 
 
@@ -101,7 +103,7 @@ def _decay_end(config: dict[str, Any]) -> int | None:
     optim = config.get("optim", {})
     if optim.get("decay") == "constant":
         return None
-    return optim.get("decay_steps") or config["train"]["num_steps"]
+    return int(optim.get("decay_steps") or config["train"]["num_steps"])
 
 
 def changed_inputs(plan: Plan, run_dir: Path) -> list[str]:
@@ -146,11 +148,10 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
     return plan
 
 
-def _check_unfinished(directory: RunDirectory, old_steps: int, num_steps: int, given: str) -> None:
+def _check_unfinished(directory: RunDirectory, num_steps: int, given: str, *, is_longer: bool) -> None:
     """Refuses a run with nothing left to train: a start without steps would hide its measurements."""
     saved = saved_steps(directory.path)
-    has_succeeded = directory.status().phase == "succeeded"
-    has_finished = has_succeeded and num_steps <= old_steps
+    has_finished = directory.status().phase == "succeeded" and not is_longer
     if has_finished or max(saved, default=0) >= num_steps:
         steps = f"{num_steps} of {counted(num_steps, 'step')}"
         raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")

@@ -174,7 +174,7 @@ def test_more_steps_are_made_where_the_learning_rates_before_stay(interrupted, b
         (COSINE | {"decay_steps": 90}, COSINE | {"decay_steps": 80}, 50, "optim.decay_steps (90 -> 80)"),
         (COSINE, COSINE | {"decay_steps": 41}, 40, "optim.decay_steps (40 -> 41)"),
         ({"decay": "constant"}, {"decay": "constant"}, 39, "train.num_steps (40 -> 39)"),
-        ({"decay": "constant"}, COSINE, 50, "optim.decay (constant -> cosine)"),
+        ({"decay": "constant"}, COSINE, 50, "optim.decay (constant -> cosine)."),
     ],
 )
 def test_steps_that_change_the_learning_rates_before_are_another_training(

@@ -131,7 +131,7 @@ def _digest(sample: Sequence[Tensor]) -> str:
     digest = hashlib.sha256()
     for value in sample:
         digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
