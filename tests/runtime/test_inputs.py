@@ -31,7 +31,7 @@ import random
 import torch
 import scale
 
-class Squares:
+class Counts:
     def __init__(self, shift=0, count=40):
         self.shift, self.count = shift, count
 
@@ -39,13 +39,13 @@ class Squares:
         return self.count
 
     def __getitem__(self, index):
-        value = (index + self.shift) % self.count
-        return torch.tensor([value, value**2], dtype=torch.float32), torch.tensor(value, dtype=torch.bfloat16)
+        tokens = torch.full((6,), (index + self.shift) % 37)
+        return tokens, tokens
 
-class Noise(Squares):
+class Noise(Counts):
     def __getitem__(self, index):
-        value = random.random() if index else 0.0
-        return torch.tensor([value]), torch.tensor(value)
+        tokens = torch.tensor(random.SystemRandom().choices(range(37), k=6))
+        return (tokens, tokens) if index else super().__getitem__(index)
 """
 
 
@@ -54,12 +54,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with datasets."""
     folder = tmp_path / "lab"
     folder.mkdir()
-    (folder / "squares.py").write_text(LAB)
+    (folder / "counts.py").write_text(LAB)
     (folder / "scale.py").write_text("FACTOR = 1\n")
     (folder / "other.py").write_text("")
     monkeypatch.syspath_prepend(folder)
     yield folder
-    for name in ("squares", "scale"):
+    for name in ("counts", "scale"):
         sys.modules.pop(name, None)
 
 
@@ -72,8 +72,8 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
-def own(name: str = "Squares", **options: Any) -> LaunchConfig:
-    return make_config(data={"target": f"squares:{name}", "options": options})
+def own(name: str = "Counts", **options: Any) -> LaunchConfig:
+    return make_config(data={"target": f"counts:{name}", "options": options})
 
 
 def start(config: LaunchConfig, run_dir: Path, roots: tuple[str, ...] = (), *, resume: bool = False) -> None:
