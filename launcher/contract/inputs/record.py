@@ -6,12 +6,11 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launcher.base.errors import Fault
-from launcher.base.files import write_whole
+from launcher.base.files import read_json, write_whole
 from launcher.base.units import counted
 from launcher.typed.read import Reading, read
 
@@ -59,9 +58,7 @@ def _text(digest: str | None) -> str:
 
 def read_inputs(run_dir: Path) -> Inputs | None:
     """What a run was started with; None where that is not there, or damaged."""
-    with suppress(OSError, ValueError):
-        return read(Inputs, json.loads((run_dir / INPUTS).read_text(encoding="utf-8")), Reading())
-    return None
+    return read(Inputs, read_json(run_dir / INPUTS), Reading())
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
@@ -82,7 +79,8 @@ def resume_command(run_dir: Path) -> str:
     """The command that resumes a recorded run although its inputs have changed."""
     if (run_dir.parent / "sweep.json").is_file():
         return shlex.join(("trireme", "sweep", "retry", str(run_dir.parent), ACCEPT))
-    job = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
-    place = () if any(word.startswith("run.dir=") for word in job["overrides"]) else (f"run.dir={run_dir}",)
+    job = read_json(run_dir / "job.json")
+    overrides = job.get("overrides", [])
+    place = () if any(word.startswith("run.dir=") for word in overrides) else (f"run.dir={run_dir}",)
     verb = "submit" if (run_dir / "source").is_dir() else "run"
-    return shlex.join(("trireme", verb, job["recipe"], *job["overrides"], *place, "--resume", ACCEPT))
+    return shlex.join(("trireme", verb, job.get("recipe", ""), *overrides, *place, "--resume", ACCEPT))
