@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,13 +30,14 @@ from launcher.base.units import counted
 from launcher.config.compose import compose
 from launcher.contract.config import SUBMITTING_EXECUTOR
 from launcher.contract.executor import Executor
+from launcher.contract.inputs.record import ACCEPT, UNKNOWN, read_inputs, refusal
 from launcher.contract.job import JobHandle
 from launcher.contract.plan import Plan
 from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
-from launcher.runs.render import shell_text
-from launcher.runs.resume import resumed_directory
-from launcher.runs.store import RunDirectory, new_directory
+from launcher.runs.render import executor_of, shell_text
+from launcher.runs.resume import changed_inputs, forget_inputs, resumed_directory
+from launcher.runs.store import RunDirectory, absolute, new_directory
 from launcher.runs.watch import stop_signals
 from launcher.schedule.drawing.grid import draw
 
@@ -55,7 +57,12 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
         run.record(origin)
-        for note in (*planned.composed.notes, *plan.notes, *allocation_notes(plan, directory)):
+        for note in (
+            *planned.composed.notes,
+            *plan.notes,
+            *allocation_notes(plan, directory),
+            *resume_notes(given, directory),
+        ):
             output.say(f"note: {note}")
         drawn = _drawn_schedule(plan, color=takes_color(output.stream))
         output.say(f"{summary(plan)}\n{drawn}run directory: {shown(directory.path)}")
@@ -86,8 +93,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
         return run
     refuse(input_faults(plan, is_here=False, is_resumed=given.resume), sources)
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
-    # A resumed run was planned with the copies of the user's modules.
-    directory = run_directory(run.recorded_plan if given.resume else plan, given)
+    directory = run_directory(plan, given)
     run = prepared(plan, directory, resume=given.resume)
     try:
         handle, copied = freeze_and_submit(run, origin, given.untracked)
@@ -98,7 +104,13 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
             shutil.rmtree(directory.path)
         raise
     trees = tree_notes(origin.checkouts, copied)
-    for note in (*planned.composed.notes, *plan.notes, *handle.notes, *trees):
+    for note in (
+        *planned.composed.notes,
+        *plan.notes,
+        *resume_notes(given, directory),
+        *handle.notes,
+        *trees,
+    ):
         output.say(f"note: {note}")
     _report_submission(run, handle, output)
     if given.wants_baseline and not given.resume:
@@ -113,9 +125,25 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
 
 def run_directory(plan: Plan, given: Request) -> RunDirectory:
     """The directory of the run: a new one, or with --resume that of an interrupted run."""
-    if given.resume:
-        return resumed_directory(plan.config.run, plan.to_json())
-    return new_directory(plan.config.run, plan.config.name, overwrite=given.overwrite)
+    run = plan.config.run
+    if not given.resume:
+        return new_directory(run, plan.config.name, overwrite=given.overwrite)
+    if given.accepts_changed_inputs:
+        directory = resumed_directory(run, plan.to_json())
+        forget_inputs(directory)
+        return directory
+    verb = "run" if executor_of(plan).is_local else "submit"
+    command = shlex.join(("trireme", verb, given.recipe, *given.overrides, "--resume", ACCEPT))
+    changed = changed_inputs(plan, absolute(run.dir or ""))
+    return resumed_directory(
+        run, plan.to_json(), [refusal(run.dir or "", changed, command)] if changed else ()
+    )
+
+
+def resume_notes(given: Request, directory: RunDirectory) -> tuple[str, ...]:
+    """Says what of a run that is resumed cannot be compared."""
+    is_unknown = given.resume and not given.accepts_changed_inputs and read_inputs(directory.path) is None
+    return (f"{directory.path.name}: {UNKNOWN}.",) if is_unknown else ()
 
 
 def summary(plan: Plan) -> str:

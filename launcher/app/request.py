@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.base.errors import LauncherError
 from launcher.contract.config import LaunchConfig
+from launcher.contract.inputs.record import ACCEPT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,8 @@ class Request:
     """``key=value``, ``+key=value`` and ``~key``, in their order."""
     resume: bool = False
     """Resume the run in run.dir."""
+    accepts_changed_inputs: bool = False
+    """Resume although data or code are not what the run was started with."""
     overwrite: bool = False
     """Move aside what is in run.dir."""
     wants_baseline: bool = True
@@ -44,6 +47,8 @@ class Request:
         for flag, is_given in (("resume", self.resume), ("overwrite", self.overwrite)):
             if is_given and config.run.dir is None:
                 raise LauncherError(f"--{flag} needs the directory it is about. Give run.dir=DIRECTORY.")
+        if self.accepts_changed_inputs and not self.resume:
+            raise LauncherError(f"{ACCEPT} is about a run that is resumed. Give --resume, too.")
         baseline = config.report.baseline
         if not self.wants_baseline and baseline not in ("auto", "none"):
             raise LauncherError(f"--no-baseline and report.baseline={baseline} exclude each other: give one.")

@@ -83,14 +83,21 @@ def _proc_value(file: str, key: str) -> str | None:
     return next((value.strip() for name, _, value in lines if name.strip() == key), None)
 
 
-def command_output(words: Sequence[str], *, timeout_s: float) -> str | None:
-    """What a command prints; None where it is not installed, fails, or takes longer than ``timeout_s``."""
+def command_output(
+    words: Sequence[str], *, timeout_s: float, variables: Mapping[str, str] | None = None
+) -> str | None:
+    """What a command prints, with ``variables`` in its environment; None where it is not installed, fails, or
+    takes longer than ``timeout_s``."""
     program = shutil.which(words[0])
     if program is None:
         return None
     try:
         done = subprocess.run(  # noqa: S603 (no shell, and no word of the user's)
-            [program, *words[1:]], capture_output=True, timeout=timeout_s, check=False
+            [program, *words[1:]],
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, **(variables or {})},
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -121,6 +121,7 @@ def request(given: argparse.Namespace) -> Request:
         recipe=flags.get("recipe", ""),
         overrides=given.overrides,
         resume=flags.get("resume", False),
+        accepts_changed_inputs=flags.get("accept_changed_inputs", False),
         overwrite=flags.get("overwrite", False),
         wants_baseline=not flags.get("no_baseline"),
         dry_run=flags.get("dry_run", False),

@@ -78,6 +78,10 @@ class Verb:
 
 
 _RESUME = Flag("--resume", "resume from the newest checkpoint in run.dir")
+_ACCEPT = (
+    "--accept-changed-inputs",
+    "resume although data or code are not what the run was started with",
+)
 _OVERWRITE = Flag(
     "--overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start from scratch"
 )
@@ -102,7 +106,7 @@ VERBS: Mapping[str, Verb] = {
         "plan, start the ranks on this machine, follow them, and report the speedup",
         _RECIPE,
         flags=(
-            *(_RESUME, _OVERWRITE),
+            *(_RESUME, Flag(*_ACCEPT), _OVERWRITE),
             Flag("--no-baseline", "do not look for the run on one device, and do not make it"),
         ),
     ),
@@ -112,7 +116,7 @@ VERBS: Mapping[str, Verb] = {
         _RECIPE,
         flags=(
             Flag("--dry-run", "print the job script, byte for byte, and submit nothing; needs no Slurm"),
-            *(_RESUME, _OVERWRITE),
+            *(_RESUME, Flag(*_ACCEPT), _OVERWRITE),
             Flag("--no-baseline", "do not look for the run on one device, and do not submit it"),
             Flag("--require-clean", "refuse code that differs from its commit"),
             Flag("--untracked GLOB,...", "copy these files, too; untracked Python files always are"),
@@ -124,6 +128,7 @@ VERBS: Mapping[str, Verb] = {
         {"plan": _POINTS, "run": _POINTS, "status": "[SWEEP]", "retry": "[SWEEP]", "best": "[SWEEP]"},
         flags=(
             Flag("--no-baseline", "do not look for the run on one device, nor make it", ("run", "retry")),
+            Flag(*_ACCEPT, ("retry",)),
             Flag("--at-once N", "on Slurm let at most N points run at a time", ("run", "retry")),
             Flag(
                 "--dry-run",

@@ -15,6 +15,7 @@ from launcher.contract.config import (
     DeviceConfig,
     FusionConfig,
     ModelConfig,
+    OptimConfig,
     ParallelConfig,
     ReportConfig,
     TrainConfig,
@@ -66,6 +67,18 @@ def _device_rules(device: DeviceConfig) -> Iterator[Fault]:
             yield Fault(f"device.peak_flops.{name}", device.peak_flops[name], rule, fix)
 
 
+def _decay_rules(optim: OptimConfig) -> Iterator[Fault]:
+    if optim.decay_steps is None:
+        return
+    if optim.decay == "constant":
+        rule, fix = "has no effect while optim.decay is constant", "Leave it out, or set optim.decay=cosine."
+        yield Fault("optim.decay_steps", optim.decay_steps, rule, fix)
+    elif optim.decay_steps <= optim.warmup_steps:
+        rule = f"ends the decay before it begins, after the {optim.warmup_steps} steps of optim.warmup_steps"
+        fix = f"Set optim.decay_steps={optim.warmup_steps + 1} or more."
+        yield Fault("optim.decay_steps", optim.decay_steps, rule, fix)
+
+
 def _interval_rules(train: TrainConfig) -> Iterator[Fault]:
     if not (train.async_checkpoint or train.checkpoint_interval):
         rule = "has no effect while train.checkpoint_interval is 0"
@@ -113,6 +126,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (
     (("model",), _target_rules),
     (("data",), _target_rules),
     (("device",), _device_rules),
+    (("optim",), _decay_rules),
     (("train",), _interval_rules),
     (("train", "data"), _evaluation_rules),
     (("train", "report"), _measure_rules),

@@ -313,7 +313,10 @@ class OptimConfig:
     decay: Literal["cosine", "linear", "constant"]
     """How the learning rate falls after the warm-up."""
     min_lr_fraction: Fraction
-    """Learning rate at the last step as a share of ``lr``."""
+    """Learning rate at the end of the decay as a share of ``lr``."""
+    decay_steps: PositiveInt | None = None
+    """Number of steps after which the learning rate falls no more; null = ``train.num_steps``. One that is
+    given leaves the learning rates as they are when a run goes on to more steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import isclose
 
 from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.config import BatchConfig
 from launcher.contract.plan import SchedulePlan
-from launcher.contract.strategy import JobShape, Parallel, RankCost
+from launcher.contract.strategy import JobShape, Parallel, RankCost, Schedule
 from launcher.plan.cost.memory import copies_checkpoints, states_of
 from launcher.plan.cost.shapes import padded_vocabulary
 from launcher.plan.cost.traffic import message_time_s
@@ -19,13 +20,17 @@ from launcher.plan.rules.fusion import compile_note
 
 
 def plan_notes(
-    given: BatchConfig, job: JobShape, schedule: SchedulePlan, costs: Sequence[Sequence[RankCost]]
+    given: BatchConfig,
+    job: JobShape,
+    chosen: Schedule,
+    schedule: SchedulePlan,
+    costs: Sequence[Sequence[RankCost]],
 ) -> Iterator[str]:
     """All notes, each a sentence. ``given``: the batch sizes before they were solved."""
     if assumed := assumed_note(given):
         yield assumed
     yield from _setting_notes(job)
-    yield from _microbatches_note(job, schedule.bubble_formula)
+    yield from _microbatches_note(job, chosen)
     yield from _tensor_note(job, costs)
     if job.mesh.pp > 1 and job.model.num_tied_parameters:
         yield "The tied embedding has a copy on the first and on the last stage; their gradients are summed."
@@ -74,9 +79,11 @@ def _setting_notes(job: JobShape) -> Iterator[str]:
         )
 
 
-def _microbatches_note(job: JobShape, bubble: float | None) -> Iterator[str]:
+def _microbatches_note(job: JobShape, chosen: Schedule) -> Iterator[str]:
     p, v, m = job.pipeline.num_pp_ranks, job.pipeline.num_chunks, job.pipeline.num_microbatches
-    if m >= p or bubble is None:
+    filled = replace(job.pipeline, num_microbatches=p)
+    bubble, least = (chosen.bubble_fraction(shape) for shape in (job.pipeline, filled))
+    if m >= p or bubble is None or least is None or isclose(bubble, least):  # or no number would shrink it
         return
     share = f"{bubble:.0%}"
     if isclose(bubble, (p - 1) / (v * m + p - 1)):

@@ -9,11 +9,13 @@ from itertools import groupby
 from operator import truediv
 
 from launcher.base.columns import columns, cropped
+from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_bytes, format_count, format_duration, format_flops
 from launcher.contract.actions import Action
 from launcher.contract.config import PrecisionConfig
 from launcher.contract.mesh import Cluster
 from launcher.contract.plan import MemoryPlan, Plan, RolePlan, StagePlan, TrafficPlan
+from launcher.contract.site import SiteConfig
 from launcher.plan.cost.compute import SHORT_LAYER_S
 from launcher.plan.rules.fusion import fusion_rows
 from launcher.plan.rules.memory_fit import parts_bytes
@@ -38,6 +40,7 @@ def plan_text(plan: Plan, *, color: bool = False) -> str:
         "Traffic per step, on the rank that sends most of each kind": _traffic(plan),
         **_plugin_sections(plan, "traffic"),
         "Step": _step(plan),
+        "Job": _job(plan.config.site),
         "Notes": _notes(plan.notes),
     }
     bold, plain = ("\x1b[1m", "\x1b[0m") if color else ("", "")
@@ -231,6 +234,27 @@ def _step(plan: Plan) -> list[str]:
     num_steps = plan.config.train.num_steps
     whole = f"{counted(num_steps, 'step')}: {about} {format_duration(num_steps * schedule.step_s)}"
     return [first, whole, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
+
+
+def _job(site: SiteConfig) -> list[str]:
+    """What the settings ask of the scheduler beside the nodes, and of the surroundings of the ranks."""
+    variables = {**site.env, **site.node_env, **({"TMPDIR": site.scratch} if site.scratch else {})}
+    rows = {
+        "time limit": [site.time_limit or ""],
+        "modules": site.modules,
+        "environment": [f"{name}={value}" for name, value in variables.items()],
+        "copied from where it is submitted": [*site.forward, *(f"{name} (secret)" for name in site.secrets)],
+        "container": [site.container_image or ""],
+        "mounts": site.container_mounts,
+    }
+    return [
+        line
+        for name, items in rows.items()
+        if any(items)
+        for line in textwrap.wrap(
+            escaped(f"{name}: {', '.join(items)}"), WIDTH - len(_INDENT), subsequent_indent=_INDENT
+        )
+    ]
 
 
 def _folded(line: str, width: int) -> list[str]:

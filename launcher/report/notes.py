@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from launcher.base.units import counted
+from launcher.contract.inputs.record import INPUTS
 from launcher.contract.records import Header
 from launcher.report.comparability import noted_differences
 from launcher.report.ledger import efficiency
@@ -21,6 +22,8 @@ def run_notes(run: Run) -> Iterator[str]:
     records, name = run.records, run.name
     if records.num_starts > 1:
         yield f"{name} was started {records.num_starts} times: only steps since its last start are measured."
+    if earlier := sorted(run.path.glob(f"{INPUTS}.*")):
+        yield f"{name} went on with other data or code: {earlier[-1].name} and {INPUTS} tell which."
     if records.num_lost_steps:
         steps = counted(records.num_lost_steps, "step")
         yield f"{name} lost {steps} with starts that failed: their time is in no number here."
@@ -36,6 +39,10 @@ def run_notes(run: Run) -> Iterator[str]:
     if num_skipped:
         steps = counted(num_skipped, "step")
         yield f"{name} skipped the update of {steps}: the gradient overflowed, and the loss scale was halved."
+    devices = Counter(header.device for header in records.headers)
+    if len(devices) > 1:
+        listed = ", ".join(f"{count} of {device}" for device, count in sorted(devices.items()))
+        yield f"{name} has ranks on different devices ({listed}): the others wait for the slowest."
     gap = gap_fraction(run)
     if gap > _GAP_WORTH_NOTING:
         yield f"{name}: {gap:.0%} of the wall time lies between the steps and is in no number here."

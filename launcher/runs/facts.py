@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +22,10 @@ _VARIABLES = (
     "NCCL_SOCKET_IFNAME",
     "OMP_NUM_THREADS",
 )
+_NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
+_NOTHING_FETCHED = {"GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0"}
+_DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD")
+"""Git would look into a submodule by a process of its own, with that one's settings."""
 
 
 def environment_facts() -> dict[str, Any]:
@@ -75,10 +79,21 @@ def _checkout(root: str) -> Checkout:
         root=root,
         commit=commit.strip() if commit else None,
         untracked=tuple(sorted(filter(None, listed.split("\0")))),
-        patch=(git(root, ("diff", "--binary", "HEAD")) or "") if commit else "",
+        patch=(git(root, _DIFF) or "") if commit else "",
     )
 
 
 def git(folder: str, words: Iterable[str]) -> str | None:
-    """What git prints, or None where it fails or is absent."""
-    return command_output(("git", "-C", folder, *words), timeout_s=20)
+    """What git prints, or None where it fails or is absent. It runs no program that the repository names: a
+    hook, a monitor, a filter of its files, a transport that fetches what is missing."""
+    listed = _git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), _NOTHING_FETCHED)
+    filters = dict.fromkeys(filter(None, (listed or "").split("\0")))
+    variables = {"GIT_CONFIG_COUNT": str(len(filters))}
+    for number, name in enumerate(filters):
+        variables[f"GIT_CONFIG_KEY_{number}"] = name
+        variables[f"GIT_CONFIG_VALUE_{number}"] = "false" if name.endswith(".required") else ""
+    return _git(folder, words, _NOTHING_FETCHED | variables)
+
+
+def _git(folder: str, words: Iterable[str], variables: Mapping[str, str]) -> str | None:
+    return command_output(("git", "-C", folder, *_NO_HOOKS, *words), timeout_s=20, variables=variables)

@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.base.registry import DISTRIBUTION, GROUPS, plugins
 from launcher.contract.config import Recompute
+from launcher.contract.inputs.user_code import code_files
 from launcher.contract.plan import Plan
 from launcher.typed.read import plain
 
@@ -54,20 +55,16 @@ def common_recompute(plan: Plan) -> Recompute:
 def code_sha256(plan: Plan) -> str:
     """A hash of every source file of this program and of the user's own model and data."""
     digest = hashlib.sha256()
-    for root, path in _sources(plan):
-        digest.update(f"{path.relative_to(root)}\0{_sha256(path.read_bytes())}\n".encode())
+    for name, path in _sources(plan):
+        digest.update(f"{name}\0{_sha256(path.read_bytes())}\n".encode())
     return digest.hexdigest()
 
 
-def _sources(plan: Plan) -> Iterator[tuple[Path, Path]]:
-    """(root, file) of every source file, in a fixed order."""
+def _sources(plan: Plan) -> Iterator[tuple[str, Path]]:
+    """Every source file with its name, in a fixed order."""
     for package in map(package_folder, own_packages()):
-        yield from ((package, path) for path in sorted(package.rglob("*.py")))
-    targets = (plan.config.model.target, plan.config.data.target)
-    for name in sorted({_top_package(target) for target in targets if target}):
-        for root in map(Path, plan.source_roots):
-            files = [root / f"{name}.py", *sorted((root / name).rglob("*.py"))]
-            yield from ((root, path) for path in files if path.is_file())
+        yield from ((str(path.relative_to(package)), path) for path in sorted(package.rglob("*.py")))
+    yield from code_files(plan.config, plan.source_roots, with_installed=True).items()
 
 
 def own_packages() -> list[str]:

@@ -5,14 +5,30 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.config import NOT_COMPUTED, RunConfig
+from launcher.contract.data_files import PACKAGE, find_files
+from launcher.contract.inputs.record import INPUTS, read_inputs
+from launcher.contract.inputs.text import file_digests
+from launcher.contract.inputs.user_code import code_digests
 from launcher.contract.moved import with_current_names
-from launcher.runs.store import START_FOLDERS, RunDirectory, absolute, check_idle, fresh_folders, saved_steps
+from launcher.contract.plan import Plan
+from launcher.runs.store import (
+    START_FOLDERS,
+    RunDirectory,
+    absolute,
+    check_idle,
+    fresh_folders,
+    move_aside,
+    saved_steps,
+)
 from launcher.typed.differences import differences
 
 _TRAINING = (
@@ -28,10 +44,14 @@ _TRAINING = (
 )
 """The settings that determine what is computed. The others may change: a checkpoint does not depend on
 how the run is distributed."""
+_FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches")
+_LENGTH = ("train.num_steps", "optim.decay_steps")
 
 
-def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
+def resumed_directory(run: RunConfig, plan_text: str, others: Sequence[Fault] = ()) -> RunDirectory:
     """The directory of an interrupted run, prepared for another start of its ranks.
+
+    ``others``: further faults, to be told with those that are found.
 
     Raises:
         ConfigError: when there is none, or another training was planned.
@@ -42,21 +62,69 @@ def resumed_directory(run: RunConfig, plan_text: str) -> RunDirectory:
     check_idle(directory)
     new = json.loads(plan_text)
     changed = [
-        f"{path} ({_text(before)} -> {_text(after)})"
-        for path, before, after in differences(old["config"], new["config"], _TRAINING, NOT_COMPUTED)
+        f"{path} ({_text(before)} -> {_text(after)})" for path, before, after in _changed_settings(old, new)
     ]
-    if old.get("exact") and new.get("exact"):  # both compute what one device computes
-        changed = [setting for setting in changed if not setting.startswith("architecture.")]
+    faults = [*others]
     if changed:
         fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
-        raise ConfigError(
-            [Fault("run.dir", run.dir, "cannot resume: these settings change what is trained", fix)]
-        )
-    _check_unfinished(directory, old["config"]["train"]["num_steps"], run.dir or "")
+        rule = "cannot resume: these settings change what is trained"
+        faults.insert(0, Fault("run.dir", run.dir, rule, fix))
+    if faults:
+        raise ConfigError(faults)
+    is_longer = new["config"]["train"]["num_steps"] > old["config"]["train"]["num_steps"]
+    _check_unfinished(directory, new["config"]["train"]["num_steps"], run.dir or "", is_longer=is_longer)
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
     fresh_folders(directory, *START_FOLDERS, *(() if is_same_layout else ("metrics",)))
     return directory
+
+
+def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The settings that change what is trained, with both values. More steps do not where every step before
+    the old end keeps its learning rate, nor another architecture where both compute what one device does."""
+    before, after = old["config"], new["config"]
+    parts = [part for part in _TRAINING if part != "architecture"]
+    parts += [] if old.get("exact") and new.get("exact") else ["architecture"]
+    yield from differences(before, after, parts, (*_FREE, *_LENGTH))
+    num_steps, more = before["train"]["num_steps"], after["train"]["num_steps"]
+    end, new_end = _decay_end(before), _decay_end(after)
+    if more < num_steps:
+        yield "train.num_steps", num_steps, more
+    elif None in (end, new_end) or end == new_end:
+        return  # a decay in place of a constant rate is told by its own setting
+    elif new_end == more > num_steps:
+        yield "train.num_steps", num_steps, f"{more}; optim.decay_steps={end} keeps the learning rates"
+    else:
+        yield "optim.decay_steps", end, new_end
+
+
+def _decay_end(config: dict[str, Any]) -> int | None:
+    """The number of steps after which the learning rate falls no more; None: it does not fall."""
+    optim = config.get("optim", {})
+    if optim.get("decay") == "constant":
+        return None
+    return int(optim.get("decay_steps") or config["train"]["num_steps"])
+
+
+def changed_inputs(plan: Plan, run_dir: Path) -> list[str]:
+    """What differs from the data and the code that a run was started with, as far as this machine has what
+    its ranks will have: they compare all of it."""
+    old = read_inputs(run_dir)
+    if old is None:
+        return []
+    config, data = plan.config, dict(old.data)
+    source, has_image, has_python = config.data.source, config.site.container_image, config.site.python
+    if source is not None and not (has_image or (has_python and source.startswith(PACKAGE))):
+        data = file_digests(find_files(source), old.num_blocks)
+    found = code_digests(config, plan.source_roots, with_installed=not (has_image or has_python))
+    code = {name: found.get(name, digest) for name, digest in old.code.items()}
+    return old.changes(replace(old, data=data, code=code))
+
+
+def forget_inputs(directory: RunDirectory) -> None:
+    """Moves aside what a run was started with, so that its next start writes down what there is then."""
+    if (path := directory.path / INPUTS).is_file():
+        move_aside(path)
 
 
 def _text(value: Any) -> str:
@@ -80,10 +148,10 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
     return plan
 
 
-def _check_unfinished(directory: RunDirectory, num_steps: int, given: str) -> None:
+def _check_unfinished(directory: RunDirectory, num_steps: int, given: str, *, is_longer: bool) -> None:
     """Refuses a run with nothing left to train: a start without steps would hide its measurements."""
     saved = saved_steps(directory.path)
-    has_finished = directory.status().phase == "succeeded"
+    has_finished = directory.status().phase == "succeeded" and not is_longer
     if has_finished or max(saved, default=0) >= num_steps:
         steps = f"{num_steps} of {counted(num_steps, 'step')}"
         raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")

@@ -141,6 +141,9 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     assert f"resumed after step {saved}\n" in log
     assert [[record["step"] for record in steps(run, rank)] for rank in range(4)] == [list(range(400))] * 4
     assert "400/400" in slurm.trireme("status", "run")
+    assert [*json.loads((run / "inputs.json").read_text())["data"]] == ["text.txt"], (
+        "compared at the second start"
+    )
     losses, alone = ([record["loss"] for record in steps(*place)] for place in ((run, 2), (base, 0)))
     assert losses == pytest.approx(alone, rel=2e-5)
     assert losses[int(saved) :] != pytest.approx(alone[: 400 - int(saved)], rel=2e-5)  # of a new start

@@ -117,5 +117,9 @@ def test_a_changed_model_of_the_users_own_is_other_code(make_plan, tmp_path):
     assert before != code_sha256(plan)
     (tmp_path / "unrelated.py").write_text("")
     assert code_sha256(own) == before
-    (tmp_path / "mine" / "net.py").write_text("a = 2")
-    assert code_sha256(own) != before
+    (tmp_path / "mine" / "net.py").write_text("import beside")
+    (tmp_path / "beside.py").write_text("")
+    changed = code_sha256(own)
+    assert changed != before
+    (tmp_path / "beside.py").write_text("a = 2")
+    assert code_sha256(own) != changed

@@ -290,6 +290,13 @@ def test_1f1b_with_few_microbatches_runs_and_notes_the_bubble():
     ) in plan.notes
 
 
+def test_a_bubble_that_no_microbatch_shrinks_is_not_told_to_shrink():
+    parallel = {"pp": 4, "schedule": "naive"}
+    plan = build(launch_config(batch={"global_size": 8, "micro_size": 4}, parallel=parallel))
+    assert plan.schedule.bubble_formula == 0.75
+    assert not [note for note in plan.notes if "shrink" in note or "cannot fill" in note]
+
+
 def test_chunks_without_an_interleaving_schedule_are_refused():
     (fault,) = refusal(launch_config(parallel={"num_chunks": 2}))
     assert fault.startswith("parallel.num_chunks=2: ")

@@ -9,9 +9,11 @@ from launcher.app import lifecycle
 from launcher.app.launch import launch
 from launcher.app.progress import reporting_records
 from launcher.app.request import Request
-from launcher.base.errors import JobError
+from launcher.base.errors import ConfigError, JobError
 from launcher.base.files import read_json
 from launcher.cli.main import main
+from launcher.contract.inputs.record import Inputs, write_inputs
+from launcher.contract.inputs.text import file_digests
 from launcher.contract.job import JobState
 from launcher.runs.store import RunDirectory
 
@@ -200,6 +202,63 @@ def test_resume_passes_the_flag_to_the_ranks(run, tmp_path):
     (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
     assert run.start(*words, resume=True, wants_baseline=False) == 0
     assert ["--resume" in script.argv for script in run.starts] == [False, True]
+
+
+@pytest.fixture
+def interrupted(run, tmp_path):
+    """A run with a checkpoint that was stopped, and the words that start it; its text is ``corpus.txt``."""
+    (tmp_path / "corpus.txt").write_text("some text " * 40_000)
+    words = (f"run.dir={tmp_path}/mine", "data.source=corpus.txt", "train.checkpoint_interval=5")
+    run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
+    run.start(*words, wants_baseline=False)
+    (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
+    files = [tmp_path / "corpus.txt"]  # which the ranks would have written down
+    inputs = Inputs(data=file_digests(files, 256), code={}, num_blocks=256)
+    write_inputs(tmp_path / "mine", inputs)
+    return words
+
+
+def test_a_run_whose_text_has_changed_is_resumed_when_told_to(run, interrupted, tmp_path, capsys):
+    (tmp_path / "corpus.txt").write_text("text some " * 40_000)
+    with pytest.raises(
+        ConfigError, match=r"data corpus\.txt \(400000 bytes, \w{12} -> 400000 bytes, "
+    ) as raised:
+        run.start(*interrupted, resume=True, wants_baseline=False)
+    assert len(run.starts) == 1
+    assert not list(tmp_path.glob("mine/logs.*")), "nothing was moved aside"
+    command = str(raised.value).partition("go on all the same: ")[2]
+    words = f"run.root={tmp_path}/runs {' '.join(interrupted)}"
+    assert command == f"trireme run quickstart {words} --resume --accept-changed-inputs"
+    capsys.readouterr()
+    assert main([*command.split()[1:], "--no-baseline"]) == 0
+    assert run.starts[-1].argv[-1] == "--resume"
+    (kept,) = tmp_path.glob("mine/inputs.json*")
+    assert kept.name.startswith("inputs.json."), "the ranks write down what there is now"
+    assert "inputs.json" not in capsys.readouterr().out
+
+
+def test_a_run_whose_text_is_as_it_was_is_resumed_and_one_without_a_record_with_a_note(
+    run, interrupted, tmp_path, capsys
+):
+    assert run.start(*interrupted, resume=True, wants_baseline=False) == 0
+    assert "inputs.json" not in capsys.readouterr().out
+    (tmp_path / "mine" / "inputs.json").unlink()
+    RunDirectory(tmp_path / "mine").write_status("failed")
+    run.start(*interrupted, resume=True, wants_baseline=False)
+    assert "note: mine: the run has no inputs.json with the data and the code" in capsys.readouterr().out
+
+
+def test_changed_inputs_and_settings_are_told_together(run, interrupted, tmp_path):
+    (tmp_path / "corpus.txt").write_text("text some " * 40_000)
+    with pytest.raises(ConfigError, match=r"(?s)2 faults:.*seed \(\d+ -> 77\).*data corpus\.txt "):
+        run.start(*interrupted, "seed=77", resume=True, wants_baseline=False)
+
+
+def test_to_accept_changes_without_a_resume_is_refused(capsys):
+    assert main(["run", "quickstart", "--accept-changed-inputs"]) == 2
+    assert capsys.readouterr().err == (
+        "--accept-changed-inputs is about a run that is resumed. Give --resume, too.\n"
+    )
 
 
 def test_everything_that_cannot_be_started_is_refused_at_once_before_anything_is_made(run, tmp_path, capsys):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from launcher.contract.config import OptimConfig
@@ -33,6 +35,13 @@ def test_the_decay_ends_at_its_floor(decay: str, half_way: float, last: float) -
     assert learning_rate(settings, 0, 11) == pytest.approx(1.0)
     assert learning_rate(settings, 5, 11) == pytest.approx(half_way)
     assert learning_rate(settings, 10, 11) == pytest.approx(last)
+
+
+def test_a_decay_with_an_end_of_its_own_is_the_same_however_many_steps_there_are() -> None:
+    settings = replace(optim("cosine"), decay_steps=20)
+    expected = [learning_rate(optim("cosine"), step, 20) for step in range(20)]
+    assert [learning_rate(settings, step, 10) for step in range(10)] == expected[:10]
+    assert [learning_rate(settings, step, 30) for step in range(30)] == [*expected, *[expected[-1]] * 10]
 
 
 def test_a_training_that_ends_in_its_warm_up_is_no_error() -> None:

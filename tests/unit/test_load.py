@@ -106,6 +106,8 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
         ("model.options", {"a": 1}, "model.options={'a': 1}: has no effect without model.target. "
          "Remove model.options."),
         ("data.options", {"a": 1}, "has no effect without data.target. Remove data.options."),
+        ("optim.decay_steps", 10, "optim.decay_steps=10: ends the decay before it begins, after the 10 steps "
+         "of optim.warmup_steps. Set optim.decay_steps=11 or more."),
         ("train.async_checkpoint", False, "train.async_checkpoint=false: has no effect while "
          "train.checkpoint_interval is 0. Set train.checkpoint_interval=15."),
         ("device.peak_flops", {"bf61": 1e12}, "device.peak_flops.bf61=1000000000000.0: bf61 is not one of "
@@ -117,6 +119,15 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
 def test_rule_inside_a_group_is_held(quickstart: Composed, path: str, value: Any, message: str) -> None:
     (fault,) = faults(quickstart, path, value)
     assert message in fault
+
+
+def test_the_end_of_a_decay_that_there_is_not_is_refused(quickstart: Composed) -> None:
+    values = with_value(quickstart, "optim.decay", "constant")
+    values["optim"]["decay_steps"] = 90
+    with pytest.raises(
+        ConfigError, match=r"decay_steps=90: has no effect while optim\.decay is constant\. Leave"
+    ):
+        load(values, {})
 
 
 def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:

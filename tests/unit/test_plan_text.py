@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.site import SiteConfig
 from launcher.plan.build import build
 from launcher.plan.text import WIDTH, plan_text
 from tests.helpers.configs import MIXED, launch_config
@@ -50,6 +51,29 @@ def test_a_plan_reads_as_its_golden_file(name):
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_fits_in_its_width(name):
     assert max(map(len, plan_text(build(PLANS[name])).splitlines())) <= WIDTH
+
+
+def test_what_the_job_asks_for_and_what_surrounds_its_ranks_is_told_where_it_is_set():
+    site = SiteConfig(
+        time_limit="12:00:00",
+        modules=("gcc/12", "cuda"),
+        env={"NCCL_DEBUG": "WARN"},
+        node_env={"PATH": "/opt/x:$PATH"},
+        scratch="/tmp/$USER",
+        forward=("LANG",),
+        secrets=("WANDB_API_KEY",),
+        container_image="/images/torch.sqsh",
+        container_mounts=("/data:/data:ro", "/scratch:/scratch"),
+    )
+    text = plan_text(replace(build(ONE_RANK), config=replace(ONE_RANK, site=site)))
+    assert text.partition("\nJob\n")[2].partition("\n\n")[0] == (
+        "  time limit: 12:00:00\n"
+        "  modules: gcc/12, cuda\n"
+        "  environment: NCCL_DEBUG=WARN, PATH=/opt/x:$PATH, TMPDIR=/tmp/$USER\n"
+        "  copied from where it is submitted: LANG, WANDB_API_KEY (secret)\n"
+        "  container: /images/torch.sqsh\n"
+        "  mounts: /data:/data:ro, /scratch:/scratch"
+    )
 
 
 def test_a_step_of_short_layers_is_told_as_a_lower_bound():

@@ -134,6 +134,14 @@ def test_a_resumed_run_starts_after_the_records_that_are_there(records):
     assert [record.get("step") for record in tail.read()] == [None, 7]
 
 
+def test_a_file_that_was_moved_aside_and_has_grown_beyond_it_is_read_from_its_start(records):
+    append(records, step(0))
+    tail = RunTail([records])
+    records.rename(records.with_suffix(".old"))
+    append(records, step(3), step(4))
+    assert [record["step"] for record in tail.read()] == [3, 4]
+
+
 def test_a_terminal_gets_one_line_redrawn_and_erased(records, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")

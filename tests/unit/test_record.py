@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -150,6 +151,64 @@ def test_a_dirty_checkout_gives_its_commit_its_patch_and_what_the_patch_lacks(ch
     assert (found.root, found.untracked) == (str(checkout_folder), ("ü b.py",))
     assert len(there(found.commit)) == 40
     assert "-old\n+new\n" in found.patch
+
+
+HOSTILE = """
+[core]
+    fsmonitor = {program}
+    hooksPath = hooks
+[filter "a=b"]
+    clean = {program}
+    process = {program}
+    required = true
+[diff]
+    external = {program}
+[diff "x"]
+    textconv = {program}
+[extensions]
+    partialClone = origin
+[remote "origin"]
+    url = ext::{program} %S
+    promisor = true
+[protocol "ext"]
+    allow = always
+"""
+
+
+@pytest.fixture(params=["whole", "partial"])
+def hostile(request, checkout_folder, tmp_path):
+    """A repository whose settings name a program for whatever git starts one for, and what that leaves;
+    a partial one lacks an object, which git would fetch."""
+    trace, program = tmp_path / "was-run", tmp_path / "program.sh"
+    program.write_text(f"#!/bin/sh\necho $0 $* >> {trace}\n")
+    program.chmod(0o755)
+    for name in ("a.py", "same.py"):
+        (checkout_folder / name).write_text("old\n")
+    git(checkout_folder, "add", ".")
+    git(checkout_folder, "commit", "-m", "first")
+    if request.param == "partial":
+        show = ["git", "rev-parse", "HEAD:a.py"]
+        name = subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip()
+        (checkout_folder / ".git" / "objects" / name[:2] / name[2:]).unlink()
+    (checkout_folder / "hooks").mkdir()
+    (checkout_folder / "hooks" / "post-index-change").symlink_to(program)
+    (checkout_folder / ".gitattributes").write_text("* filter=a=b diff=x\n")
+    (checkout_folder / "a.py").write_text("new\n")
+    os.utime(checkout_folder / "same.py", (1, 1))
+    with (checkout_folder / ".git" / "config").open("a") as config:
+        config.write(HOSTILE.format(program=program))
+    return trace
+
+
+def test_of_what_a_repository_tells_git_to_run_nothing_is_run(hostile):
+    (found,) = checkouts()
+    assert found.untracked == (".gitattributes", "hooks/post-index-change")
+    assert not hostile.exists(), hostile.read_text()
+
+
+def test_plain_git_runs_what_it_is_told(hostile):
+    subprocess.run(["git", "diff", "HEAD"], check=False, capture_output=True)
+    assert hostile.exists()
 
 
 def test_a_checkout_without_a_commit_is_no_error(checkout_folder):

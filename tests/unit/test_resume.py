@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -50,9 +51,9 @@ def test_resume_with_other_settings_names_them_with_both_values(interrupted):
         ConfigError,
         match=r"run\.dir=.*/mine: cannot resume: these settings change what is trained\. Give the settings "
         r"it was started with, or another run\.dir\. "
-        r"Changed: seed \(0 -> null\), train\.num_steps \(40 -> 50\)\.$",
+        r"Changed: seed \(0 -> null\), train\.num_steps \(40 -> 30\)\.$",
     ):
-        resume(interrupted.path, num_steps=50, parallel={"tp": 2})
+        resume(interrupted.path, num_steps=30, parallel={"tp": 2})
 
 
 def test_the_layout_may_change_and_the_records_of_other_ranks_are_set_aside(interrupted):
@@ -78,6 +79,7 @@ def test_under_the_same_layout_the_records_are_continued(interrupted):
         {"executor": {"name": "slurm"}},
         {"name": "again"},
         {"data": {"cache_dir": "/elsewhere"}},
+        {"train": {"num_steps": 40, "eval_interval": 5, "eval_batches": 2, "checkpoint_interval": 9}},
     ],
 )
 def test_where_a_run_is_kept_and_how_it_is_started_may_change(interrupted, free):
@@ -145,10 +147,42 @@ def test_a_finished_run_is_not_started_for_no_step(interrupted, finish):
     assert (interrupted.path / "exit" / "rank-0.json").is_file()
 
 
-def test_more_steps_for_a_finished_run_are_told_as_another_training(interrupted):
-    finish_by_status(interrupted)
-    with pytest.raises(ConfigError, match=r"Changed: train\.num_steps \(40 -> 50\)\.$"):
-        resume(interrupted.path, num_steps=50, seed=0, parallel={"tp": 1})
+COSINE = {"decay": "cosine", "decay_steps": None}
+
+
+@pytest.mark.parametrize("finish", [lambda directory: None, finish_by_status, finish_by_checkpoint])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"decay": "constant"}, {"decay": "constant"}),
+        (COSINE | {"decay_steps": 90}, COSINE | {"decay_steps": 90}),
+        (COSINE, COSINE | {"decay_steps": 40}),
+        ({"decay": "linear"}, {"decay": "linear", "decay_steps": 40}),
+    ],
+)
+def test_more_steps_are_made_where_the_learning_rates_before_stay(interrupted, before, after, finish):
+    interrupted.write("plan.json", json.dumps(plan(optim=before)))
+    finish(interrupted)
+    assert resume(interrupted.path, num_steps=50, optim=after) == interrupted
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_steps", "told"),
+    [
+        (COSINE, COSINE, 50, "train.num_steps (40 -> 50; optim.decay_steps=40 keeps the learning rates)"),
+        (COSINE, COSINE | {"decay_steps": 50}, 50, "train.num_steps (40 -> 50; optim.decay_steps=40 keeps"),
+        (COSINE | {"decay_steps": 90}, COSINE | {"decay_steps": 80}, 50, "optim.decay_steps (90 -> 80)"),
+        (COSINE, COSINE | {"decay_steps": 41}, 40, "optim.decay_steps (40 -> 41)"),
+        ({"decay": "constant"}, {"decay": "constant"}, 39, "train.num_steps (40 -> 39)"),
+        ({"decay": "constant"}, COSINE, 50, "optim.decay (constant -> cosine)."),
+    ],
+)
+def test_steps_that_change_the_learning_rates_before_are_another_training(
+    interrupted, before, after, num_steps, told
+):
+    interrupted.write("plan.json", json.dumps(plan(optim=before)))
+    with pytest.raises(ConfigError, match=rf"Changed: .*{re.escape(told)}"):
+        resume(interrupted.path, num_steps=num_steps, optim=after)
 
 
 @pytest.mark.parametrize("is_exact", [True, False])

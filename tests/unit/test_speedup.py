@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import ConfigError, LauncherError
+from launcher.contract.job import records_name
 from launcher.contract.mesh import Mesh
 from launcher.report.speedup import compare, to_json
 from tests.helpers.fake_runs import CUDA, FakeRun
@@ -60,6 +61,15 @@ def test_warm_up_counts_from_the_start_of_a_resumed_run(tmp_path):
         "run was started 2 times: only steps since its last start are measured.",
         "run lost 4 steps with starts that failed: their time is in no number here.",
     )
+
+
+def test_a_run_that_went_on_with_other_inputs_is_noted(tmp_path, base):
+    run_dir = dp2().write(tmp_path / "run")
+    assert not [note for note in compare([run_dir], base).notes if "inputs.json" in note]
+    (run_dir / "inputs.json.20250102-030405").touch()
+    assert (
+        "run went on with other data or code: inputs.json.20250102-030405 and inputs.json tell which."
+    ) in compare([run_dir], base).notes
 
 
 def test_a_resumed_run_with_too_few_steps_to_measure_says_what_to_do(tmp_path):
@@ -250,6 +260,17 @@ def test_karp_flatt_is_given_for_strong_scaling_only(tmp_path, base):
 def test_cores_shared_by_too_many_ranks_are_noted(base):
     text = notes(dp2(header={"num_cores": 2, "num_threads": 2}), base)
     assert "run: 2 ranks with 4 threads in all share 2 cores on node0, so ranks wait for cores" in text
+
+
+def test_ranks_on_different_devices_are_noted(tmp_path, base):
+    run_dir = dp2().write(tmp_path / "run")
+    for rank, device in enumerate(("A100-SXM4-40GB", "A100-SXM4-80GB")):
+        records = run_dir / records_name(rank)
+        records.write_text(records.read_text().replace("Fake CPU", device))
+    assert (
+        "run has ranks on different devices (1 of A100-SXM4-40GB, 1 of A100-SXM4-80GB): the others wait for "
+        "the slowest."
+    ) in compare([run_dir], base).notes
 
 
 def test_cores_that_bound_the_speedup_are_noted(tmp_path):

@@ -13,6 +13,9 @@ import pytest
 from launcher.app import lifecycle
 from launcher.base.files import read_json
 from launcher.cli.main import main
+from launcher.contract.inputs.record import Inputs, write_inputs
+from launcher.contract.inputs.user_code import code_digests
+from launcher.report.runs import read_plan
 from launcher.runs import freeze as freezing
 from launcher.runs.facts import checkouts
 from launcher.runs.store import RunDirectory
@@ -370,6 +373,28 @@ def test_code_that_no_commit_holds_is_refused_where_that_is_asked_for(
     assert main(["submit", "quickstart", *MINE, *TWO, "--require-clean", "run.dir=other"]) == 2
     assert capsys.readouterr().err == (f"--require-clean: {tmp_path} has {found}. Commit or remove them.\n")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_job_whose_code_has_changed_is_resumed_when_told_to(slurm, work_tree, tmp_path, capsys):
+    words = ("submit", "quickstart", *MINE, *TWO, "train.checkpoint_interval=5")
+    main([*words])
+    run, config = RunDirectory(tmp_path / "run"), read_plan(tmp_path / "run").config
+    code = code_digests(config, read_plan(run.path).source_roots, with_installed=True)
+    assert list(code) == ["mine.py"]
+    write_inputs(run.path, Inputs(data={}, code=code, num_blocks=1))  # as a rank does, of the frozen code
+    run.write_status("failed")
+    (run.path / "checkpoints" / "step-00000005").mkdir(parents=True)
+    frozen = run.path / "source" / "roots" / "1" / "mine.py"
+    (tmp_path / "mine.py").write_text("def build():\n    return 3\n")
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "1 input changed since it was started: code mine.py (" in error
+    assert "return 3" not in frozen.read_text()
+    command = error.partition("go on all the same: ")[2].split()
+    assert main(command[1:]) == 0
+    assert "return 3" in frozen.read_text()
+    assert "resume=(--resume)" in (run.path / "job.sh").read_text()
 
 
 def test_a_named_baseline_and_none_at_all_exclude_each_other(slurm, capsys):

@@ -169,6 +169,18 @@ def test_retry_goes_on_from_what_is_saved(sweep):
     assert sweep.argv[-1] == "--resume"
 
 
+def test_a_retry_that_accepts_changed_inputs_has_its_ranks_write_them_down_anew(sweep):
+    sweep.ends = {"pp_2": FAILED}
+    sweep.run("parallel.pp=2,4", "--no-baseline")
+    inputs = sweep.folder / "0-pp_2" / "inputs.json"
+    inputs.write_text("{}")
+    main(["sweep", "retry", "mine", "--no-baseline"])
+    assert inputs.is_file()
+    main(["sweep", "retry", "mine", "--no-baseline", "--accept-changed-inputs"])
+    assert not inputs.is_file()
+    assert len(list(inputs.parent.glob("inputs.json.*"))) == 1
+
+
 def test_ctrl_c_ends_the_running_point_and_says_how_to_go_on(sweep, capsys):
     sweep.ends = {"pp_2": JobState(phase="cancelled", exit_code=130, reason="SIGINT")}
     assert sweep.run("parallel.pp=1,2,4") == 130
@@ -266,6 +278,7 @@ def test_best_by_loss_is_the_point_that_learnt_most(sweep, capsys):
     assert main(["sweep", "best", "--by=loss"]) == 0
     output = capsys.readouterr().out
     assert list(table(output)) == ["seed=2"]
+    assert table(output)["seed=2"][-1] == "1.5000"
     assert main(["sweep", "best", "--by=luck"]) == 2
     assert capsys.readouterr().err == "--by=luck: known are speed and loss.\n"
 

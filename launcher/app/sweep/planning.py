@@ -23,6 +23,7 @@ from launcher.contract.job import CHECKPOINTS
 from launcher.contract.plan import Plan
 from launcher.runs.record import Origin, write_plan
 from launcher.runs.render import executor_of
+from launcher.runs.resume import forget_inputs
 from launcher.runs.store import (
     START_FOLDERS,
     SUBFOLDERS,
@@ -136,7 +137,7 @@ def create_runs(sweep: Sweep, origin: Origin, code: Path | None = None) -> list[
     return runs
 
 
-def reset_runs(points: Sequence[Point], code: Path | None = None) -> list[PointRun]:
+def reset_runs(points: Sequence[Point], given: Request, code: Path | None = None) -> list[PointRun]:
     """Points that were started before with their runs, which resume from their last checkpoint.
 
     Raises:
@@ -157,6 +158,8 @@ def reset_runs(points: Sequence[Point], code: Path | None = None) -> list[PointR
         resume = bool(saved) and saved[-1] < point.plan.config.train.num_steps
         if not point.is_waiting:
             fresh_folders(directory, *(START_FOLDERS if resume else (*SUBFOLDERS, CHECKPOINTS)))
+        if given.accepts_changed_inputs:
+            forget_inputs(directory)
         run = PreparedRun(plan=point.plan, directory=directory, code=code, resume=resume)
         run.record_script()
         runs.append((point, run))

@@ -91,7 +91,7 @@ def retry_sweep(sweep: Sweep, given: Request, output: Output = TERMINAL) -> Swee
         return _submitted(sweep, points)
     if given.at_once is not None:
         raise LauncherError("--at-once has no effect on a sweep on this machine: its points run one by one.")
-    runs = reset_runs(points)
+    runs = reset_runs(points, given)
     for _, run in runs:
         run.directory.write_status("prepared")
     code = train_points(sweep, runs, origin_of(sweep.recipe), output, wants_baseline=given.wants_baseline)

@@ -57,7 +57,7 @@ def resubmit(sweep: Sweep, points: Sequence[Point], given: Request, output: Outp
     Raises:
         LauncherError: when a point is still going, or none was submitted.
     """
-    runs = reset_runs(points, sweep.path)
+    runs = reset_runs(points, given, sweep.path)
     ids = _submit(sweep, runs, at_once_of(points, given), output)
     if given.wants_baseline:
         missing = [item for item in runs if read_json(item[1].directory.job).get("baseline") is None]

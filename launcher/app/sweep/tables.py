@@ -130,14 +130,16 @@ def _with_result(point: Point, state: JobState | None, bases: Mapping[str, Path]
     return replace(found, measured=run, speedup=speedup, problem=problem)
 
 
-def results_table(found: Sequence[Point]) -> list[str]:
-    """The table of the states and results of points, without the columns that say nothing of them."""
+def results_table(found: Sequence[Point], *, by: str = "speed") -> list[str]:
+    """The table of the states and results of points, without the columns that say nothing of them; with that
+    which they are ranked ``by``."""
     speed = f"{speed_unit([point.plan for point in found])}/s"
     head = ("point", "state", speed, "predicted", "speedup S", "efficiency E", "bubble", "predicted", "loss")
     is_done = all(point.state_text in DONE for point in found)
     has_bubble = any(point.plan.mesh.pp > 1 for point in found)
     has_speedup = any(point.speedup is not None for point in found)
-    shown = [True, not is_done, True, True, has_speedup, has_speedup, has_bubble, has_bubble, _differ(found)]
+    has_loss = by == "loss" or _differ(found)
+    shown = [True, not is_done, True, True, has_speedup, has_speedup, has_bubble, has_bubble, has_loss]
     return _table([head, *map(_row, found)], shown, left=1 if is_done else 2)
 
 

@@ -87,7 +87,7 @@ def _best(given: Namespace) -> int:
     sweep = find_sweep(given.sweep)
     points = tables.with_results(sweep)
     chosen = tables.best_point(points, by)
-    print("\n".join(tables.results_table([chosen])))
+    print("\n".join(tables.results_table([chosen], by=by)))
     print(f"\n  {tables.rerun_command(sweep.recipe, chosen)}")
     left = sum(point.measured is None and point.state_text != "out of memory as planned" for point in points)
     if left:

@@ -79,6 +79,16 @@ class Loader:
         cache = Path(data.cache_dir).expanduser() if data.cache_dir else user_cache()
         return open_samples(ctx.config, self._batch.global_size, cache, self._reader)
 
+    @property
+    def num_samples(self) -> int:
+        """How many samples are trained on."""
+        return len(self._training)
+
+    def digests(self, indices: Sequence[int]) -> list[str]:
+        """A hash of each of some samples of a user's own dataset that are trained on."""
+        assert self._reader is not None, "only a user's own dataset is compared by its items"
+        return self._reader.fingerprints(indices)
+
     def steps(self, first_step: int) -> Iterator[list[Microbatch]]:
         """The microbatches of ``first_step`` and of every step after it, without end."""
         self._end_thread()

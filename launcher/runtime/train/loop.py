@@ -17,6 +17,7 @@ from launcher.contract.job import RESUME_NOTE
 from launcher.contract.records import INPUT, SINGLE_RANK, EvalRecord, StepRecord
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.checkpoint.saving import Saver, restore
+from launcher.runtime.data.inputs import check_inputs
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.measure.clock import RecordWriter, rank_header
 from launcher.runtime.measure.memory import MemoryGauge, limit_memory
@@ -127,7 +128,9 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     On a stop request to any rank all save after their current step, and return.
     """
     config = ctx.config
-    loader, trainer = Loader(ctx), Trainer(ctx)  # wrong data are told before a large model is built
+    loader = Loader(ctx)  # wrong data are told before a large model is built
+    check_inputs(ctx, loader, run_dir, resume=resume)
+    trainer = Trainer(ctx)
     root, note = run_dir / "checkpoints", run_dir / RESUME_NOTE
     ctx.stop, saver = _stop_request(ctx), Saver(ctx, trainer.update, root)
     if config.device.limits_memory:

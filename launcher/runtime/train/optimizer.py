@@ -56,12 +56,13 @@ def clip_factor(norm: float, clip_norm: float | None) -> float:
 
 
 def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:
-    """Linear warm-up to ``lr`` at step ``warmup_steps``, then decay to ``lr * min_lr_fraction`` at the
-    last step. ``step`` is 0-based; the first step has lr / (warmup_steps + 1), so that none is 0.
+    """Linear warm-up to ``lr`` at step ``warmup_steps``, then decay to ``lr * min_lr_fraction`` at the last
+    of ``decay_steps``, by default of ``num_steps``. ``step`` is 0-based; the first step has
+    lr / (warmup_steps + 1), so that none is 0.
     """
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / (optim.warmup_steps + 1)
-    span = max(1, num_steps - 1 - optim.warmup_steps)
+    span = max(1, (optim.decay_steps or num_steps) - 1 - optim.warmup_steps)
     progress = min(1.0, (step - optim.warmup_steps) / span)
     remaining = {"cosine": 0.5 * (1 + cos(pi * progress)), "linear": 1 - progress, "constant": 1.0}
     floor = optim.min_lr_fraction if optim.decay != "constant" else 1.0

@@ -1,0 +1,1 @@
+"""What a run depends on beside its settings, as digests: its data, and the user's own code."""

@@ -1,0 +1,74 @@
+"""Whether a run that is resumed still has the data and the user's code that it was started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.base.errors import ConfigError
+from launcher.contract.data_files import find_files
+from launcher.contract.heartbeat import LOADING
+from launcher.contract.inputs.record import (
+    UNKNOWN,
+    Inputs,
+    read_inputs,
+    refusal,
+    resume_command,
+    write_inputs,
+)
+from launcher.contract.inputs.text import blocks_per_file, file_digests
+from launcher.contract.inputs.user_code import code_digests
+from launcher.runtime.api import RankContext
+from launcher.runtime.data.microbatches import Loader
+from launcher.runtime.process.log import log
+
+_COUNT, _ITEM = "number of items", "item "
+_NUM_ITEMS = 8
+"""Items of a user's own dataset that are compared, from the first to the last that is trained on."""
+
+
+def check_inputs(ctx: RankContext, loader: Loader, run_dir: Path, *, resume: bool) -> None:
+    """Compares data and code with those of the start that wrote them down, which the first one does. One
+    rank does it for all.
+
+    Raises:
+        ConfigError: when they differ, naming what does and how to go on.
+    """
+    if ctx.plan.rank != ctx.plan.role.first_rank:
+        return
+    with ctx.clock.doing(LOADING):
+        old = read_inputs(run_dir) if resume else None
+        new = _found(ctx, loader, old)
+    if old is None:
+        if resume:
+            log(UNKNOWN)
+        write_inputs(run_dir, new)
+    elif changed := old.changes(new):
+        raise ConfigError([refusal(str(run_dir), changed, resume_command(run_dir))])
+
+
+def _found(ctx: RankContext, loader: Loader, old: Inputs | None) -> Inputs:
+    """What there is now, in the same measure as ``old``."""
+    num_blocks = old.num_blocks if old else 1
+    if ctx.config.data.target is not None:
+        data = _items(loader, old)
+    else:
+        assert ctx.config.data.source is not None, "data with neither source nor target"
+        files = find_files(ctx.config.data.source)
+        num_blocks = old.num_blocks if old else blocks_per_file(files)
+        data = file_digests(files, num_blocks)
+    code = code_digests(ctx.config, ctx.plan.plan.source_roots, with_installed=True)
+    return Inputs(data=data, code=code, num_blocks=num_blocks)
+
+
+def _items(loader: Loader, old: Inputs | None) -> dict[str, str]:
+    """How many items are trained on, and the digests of some; not of those that are drawn anew each time."""
+    count = loader.num_samples
+    if old is None:
+        some = sorted({(count - 1) * number // (_NUM_ITEMS - 1) for number in range(_NUM_ITEMS)})
+        pairs = zip(some, loader.digests(some), loader.digests(some), strict=True)
+        digests = {index: digest for index, digest, again in pairs if digest == again}
+    else:
+        known = [int(name.removeprefix(_ITEM)) for name in old.data if name.startswith(_ITEM)]
+        some = [index for index in known if index < count]
+        digests = dict(zip(some, loader.digests(some), strict=True))
+    return {_COUNT: str(count), **{f"{_ITEM}{index}": digest for index, digest in digests.items()}}
