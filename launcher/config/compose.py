@@ -18,6 +18,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -38,6 +39,7 @@ from launcher.config.yaml_files import (
     repository,
 )
 from launcher.typed.read import Source, join
+from launcher.typed.scalars import scalar
 
 _BAD_KEY_ERRORS = (TypeError, ValueError, IndexError, RecursionError)
 """Errors that Hydra does not wrap, for a key that is not an index of a list, or too deep."""
@@ -105,10 +107,12 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
     if written.get("name") in (None, UNSET):
         config["name"] = recipe.run_name
         sources["name"] = Source(where="the recipe's file name")
-    values = _without_unset(_resolve(config, sources, faults))
+    resolved, texts = _resolve(config, sources, faults)
+    values = _without_unset(resolved)
+    _fit_warmup(values, sources)
     return Composed(
         values=values,
-        sources=paths.final_sources(values, sources),
+        sources=paths.final_sources(values, sources, texts),
         recipe_path=str(recipe.path),
         notes=(*([recipe.note] if recipe.note else []), *hidden_files(files)),
         faults=tuple(faults),
@@ -171,15 +175,29 @@ def _merge(
         raise _unmatched(message, files, given) or LauncherError(f"{recipe.path}: {message}") from error
     except RecursionError as error:
         raise LauncherError(f"{recipe.path}: its defaults list includes itself") from error
+    return config, _file_sources(defaults.defaults, files, given), defaults.config_overrides
+
+
+def _file_sources(
+    merged: Sequence[ResultDefault], files: CachingConfigRepository, given: Sequence[Override]
+) -> dict[str, Source]:
+    """The source of every value of the merged files, in their order of precedence."""
+    documents = {path: document for folder in folders(files) for path, document in folder.documents.items()}
+    layers: dict[str, int] = {}  # of what chooses the file of a group
+    for layer, path in enumerate((str(default.config_path) for default in merged), 1):
+        if documents[path].is_recipe:
+            layers |= dict.fromkeys((path, *documents[path].chosen_groups), layer)
+    layers |= {override.key_or_group: overrides.LAYER for override in given}
     sources: dict[str, Source] = {}
-    for default in defaults.defaults:
-        document = next(
-            f.documents[default.config_path] for f in folders(files) if default.config_path in f.documents
-        )
+    for default in merged:
+        path = str(default.config_path)
+        document, group = documents[path], path.rpartition("/")[0]
         package = (default.package or "").removeprefix("_global_").removeprefix(".")
-        placed = {join(package, path): source for path, source in document.marks.items()}
-        sources |= {path: source for path, source in placed.items() if path}
-    return config, sources, defaults.config_overrides
+        for inner, source in document.marks.items():
+            if placed := join(package, inner):
+                layer = layers.get(group or path, 0)
+                sources[placed] = replace(source, is_given=document.is_recipe, layer=layer)
+    return sources
 
 
 def _missing_file(error: MissingConfigException, files: CachingConfigRepository) -> ConfigError:
@@ -266,8 +284,11 @@ def _siblings(key: str, config: DictConfig) -> list[str]:
 # Interpolations
 
 
-def _resolve(config: DictConfig, sources: Mapping[str, Source], faults: list[Fault]) -> dict[str, Any]:
-    """Plain values with every ``${...}`` resolved; one that cannot be becomes null and adds a fault."""
+def _resolve(
+    config: DictConfig, sources: Mapping[str, Source], faults: list[Fault]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Plain values with every ``${...}`` resolved, and the texts of those that are referred to; one that
+    cannot be resolved becomes null and adds a fault."""
     while True:
         try:
             values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
@@ -276,14 +297,47 @@ def _resolve(config: DictConfig, sources: Mapping[str, Source], faults: list[Fau
             given = dict(paths.walk(OmegaConf.to_container(config))).get(path)
             where = sources[path].where if path in sources else ""
             rule = overrides.reference_rule(str(error))
-            fault = Fault(path, given or "", rule, "Refer to a setting that has a value.", where)
+            fault = Fault(path, given or "", rule, overrides.reference_fix(path, str(given)), where)
             faults.append(fault)
             if not isinstance(given, str):
                 raise ConfigError(faults) from error
             OmegaConf.update(config, path, None)
         else:
             assert isinstance(values, dict), "a composed configuration is a group"
-            return {str(key): value for key, value in values.items()}
+            return _with_texts({str(key): value for key, value in values.items()}, config, sources)
+
+
+def _with_texts(
+    values: dict[str, Any], config: DictConfig, sources: Mapping[str, Source]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The resolved values, with the text of a scalar where others refer to it, and the texts by path: a
+    ``7e10`` in a name stays ``7e10``, where the number would be written as another text."""
+    written = OmegaConf.to_container(config)
+    if not any(isinstance(value, str) and "${" in value for _, value in paths.walk(written)):
+        return values, {}
+
+    def text(path: str, value: Any) -> Any:
+        found = sources[path].text if path in sources else None
+        is_current = found is not None and value is not None and scalar(found) == value
+        return found if is_current else value
+
+    resolved = OmegaConf.to_container(OmegaConf.create(paths.mapped(written, text)), resolve=True)
+    texts = {path: value for path, value in paths.walk(resolved) if isinstance(value, str)}
+    of_text = paths.mapped(values, lambda path, value: texts[path] if isinstance(value, str) else value)
+    return of_text, texts
+
+
+def _fit_warmup(values: Mapping[str, Any], sources: dict[str, Source]) -> None:
+    """Halves a default of ``report.warmup_steps`` that would leave a short run nothing to measure."""
+    path = "report.warmup_steps"
+    groups = (values.get(name) for name in ("report", "train"))
+    report, train = (group if isinstance(group, dict) else {} for group in groups)
+    warmup, num_steps = report.get("warmup_steps"), train.get("num_steps")
+    is_default = path in sources and not sources[path].is_given
+    if is_default and type(warmup) is type(num_steps) is int and warmup >= num_steps > 0:
+        report["warmup_steps"] = num_steps // 2
+        where = f"half of train.num_steps, which {sources[path].where} would leave nothing of"
+        sources[path] = Source(where=where)
 
 
 def _without_unset(value: Any) -> Any:
