@@ -297,7 +297,8 @@ def _resolve(
             given = dict(paths.walk(OmegaConf.to_container(config))).get(path)
             where = sources[path].where if path in sources else ""
             rule = overrides.reference_rule(str(error))
-            fault = Fault(path, given or "", rule, overrides.reference_fix(path, str(given)), where)
+            fix = overrides.reference_fix(path, str(given), "Refer to a setting that has a value.")
+            fault = Fault(path, given or "", rule, fix, where)
             faults.append(fault)
             if not isinstance(given, str):
                 raise ConfigError(faults) from error

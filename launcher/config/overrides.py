@@ -142,8 +142,8 @@ def sweep_fault(word: str) -> Fault:
 def secret_fault(path: str, text: str, where: str = "") -> Fault:
     """The fault of a value that would copy an environment variable into the saved configuration."""
     rule = "the value of an environment variable would be written to files that others can read"
-    fix = "Give the name of the variable, in site.forward or site.secrets; the ranks read it."
-    return Fault(path, text, rule, f"{fix} For anything else write the value itself.", where)
+    fix = "Give the name of the variable; the ranks read it. What is no secret is written out."
+    return Fault(path, text, rule, fix, where)
 
 
 def unreadable_fault(word: str) -> Fault:
@@ -183,7 +183,9 @@ def refused_fault(word: str, reason: str, siblings: Iterable[str]) -> Fault:
         fix = f"Give {shlex.quote(word.lstrip('+'))}."
         return Fault(path, value, "is set already, and + only adds", fix, where)
     if "${" in value:
-        return Fault(path, value, reference_rule(reason), reference_fix(path, value), where)
+        return Fault(
+            path, value, reference_rule(reason), reference_fix(path, value, "Write ${group.setting}."), where
+        )
     return Fault(path, value, reason.strip().partition("\n")[0], "", where)
 
 
@@ -202,14 +204,14 @@ def reference_rule(reason: str) -> str:
     return "does not refer to a setting"
 
 
-def reference_fix(path: str, text: str) -> str:
-    """What to write instead of a ``${...}`` that cannot be resolved."""
+def reference_fix(path: str, text: str, usual: str) -> str:
+    """What to write instead of a ``${...}`` that cannot be resolved: the ``usual``, but for a variable."""
     if path.startswith(EXPANDED):
         return "For a variable of the node write $NAME without braces, or \\${NAME}."
     names = re.findall(r"\$\{(?:\w+:)?([A-Z_][A-Z0-9_]*)[^}]*\}", text)
     if names:
-        return f"Variables of the environment are not read here: write the value of {names[0]} itself."
-    return "Refer to a setting that has a value, as ${group.setting}."
+        return f"Variables of the environment are not read: write the value of {names[0]} itself."
+    return usual
 
 
 def _undeletable(path: str, value: str, siblings: list[str], where: str) -> Fault:

@@ -11,9 +11,8 @@ from launcher.contract.config import LaunchConfig
 from launcher.typed.read import plain
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
-_OTHER_MEANINGS = frozenset(
-    ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf", "none")
-)
+_OTHER_MEANINGS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf"))
+
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
@@ -41,7 +40,7 @@ def scalar_text(value: Any) -> str:
         return repr(value) if not exponent or "." in digits else f"{digits}.0e{power}"
     if not isinstance(value, str):
         return json.dumps(value)
-    if _PLAIN_TEXT.fullmatch(value) and value.lower() not in _OTHER_MEANINGS:
+    if _PLAIN_TEXT.fullmatch(value) and value.lower() not in _OTHER_MEANINGS and value != "None":
         return value
     return json.dumps(_REFERENCE.sub(r"\1\1\\${", value), ensure_ascii=False)  # it refers to nothing
 

@@ -344,7 +344,7 @@ class ReportConfig:
     baseline: str
     """``auto``, ``none``, or the directory of a finished run."""
     warmup_steps: NonNegativeInt
-    """First steps that no measured number includes."""
+    """First steps that no measured number includes; the default is half of a run that is as short."""
     claims: bool = False
     """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
     own. What autograd holds is then followed through the second step, which has to be warm-up."""

@@ -122,7 +122,9 @@ def _parts(section: Any, source: str, faults: list[Fault]) -> Iterator[Mapping[s
 
 def _words(axes: Mapping[str, Any], given: set[str]) -> list[str]:
     """The axes of a section as words, but for those that are given otherwise."""
-    words = [f"{key}={value}" for key, value in axes.items()]
+    words = [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in axes.items()
+    ]
     return [word for word in words if split(word)[0] not in given]
 
 

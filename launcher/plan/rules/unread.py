@@ -59,7 +59,8 @@ def _unread(config: LaunchConfig, sources: Mapping[str, Source]) -> Iterator[tup
             own = values[leaf] if leaf in values else value_at(config, leaf)
             if own is not None and own != condition.neutral:
                 shown = own if given[leaf].text is None else given[leaf].text
-                fix = f"Leave it out, or set another {other}."
+                choice = f"{other}={' or '.join(map(str, condition.values))}"
+                fix = f"Leave it out, or set {choice if condition.is_read else f'another {other}'}."
                 yield Fault(leaf, shown, rule, fix, given[leaf].where), given[leaf].layer < cause
 
 
