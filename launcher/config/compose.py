@@ -44,6 +44,9 @@ from launcher.typed.scalars import scalar
 _BAD_KEY_ERRORS = (TypeError, ValueError, IndexError, RecursionError)
 """Errors that Hydra does not wrap, for a key that is not an index of a list, or too deep."""
 
+_NOTHING = "\0"
+"""Stands for null in a text that refers to it; no file and no word can hold it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
@@ -305,27 +308,36 @@ def _resolve(
             OmegaConf.update(config, path, None)
         else:
             assert isinstance(values, dict), "a composed configuration is a group"
-            return _with_texts({str(key): value for key, value in values.items()}, config, sources)
+            return _with_texts({str(key): value for key, value in values.items()}, config, sources, faults)
 
 
 def _with_texts(
-    values: dict[str, Any], config: DictConfig, sources: Mapping[str, Source]
+    values: dict[str, Any], config: DictConfig, sources: Mapping[str, Source], faults: list[Fault]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The resolved values, with the text of a scalar where others refer to it, and the texts by path: a
     ``7e10`` in a name stays ``7e10``, where the number would be written as another text."""
-    written = OmegaConf.to_container(config)
-    if not any(isinstance(value, str) and "${" in value for _, value in paths.walk(written)):
+    written = dict(paths.walk(OmegaConf.to_container(config)))
+    if not any(isinstance(value, str) and "${" in value for value in written.values()):
         return values, {}
 
     def text(path: str, value: Any) -> Any:
         found = sources[path].text if path in sources else None
-        is_current = found is not None and value is not None and scalar(found) == value
-        return found if is_current else value
+        is_current = found is not None and scalar(found) == value
+        return _NOTHING if value is None else found if is_current else value
 
-    resolved = OmegaConf.to_container(OmegaConf.create(paths.mapped(written, text)), resolve=True)
-    texts = {path: value for path, value in paths.walk(resolved) if isinstance(value, str)}
-    of_text = paths.mapped(values, lambda path, value: texts[path] if isinstance(value, str) else value)
-    return of_text, texts
+    plain = OmegaConf.create(paths.mapped(OmegaConf.to_container(config), text))
+    texts = {
+        path: value
+        for path, value in paths.walk(OmegaConf.to_container(plain, resolve=True))
+        if isinstance(value, str)
+    }
+    for path, value in texts.items():
+        if _NOTHING in value and value != _NOTHING:
+            rule, fix = "refers to a setting that is null", "Refer to one that has a value."
+            where = sources[path].where if path in sources else ""
+            faults.append(Fault(path, written.get(path, ""), rule, fix, where))
+    resolved = paths.mapped(values, lambda path, value: texts[path] if isinstance(value, str) else value)
+    return resolved, texts
 
 
 def _fit_warmup(values: Mapping[str, Any], sources: dict[str, Source]) -> None:
@@ -337,7 +349,7 @@ def _fit_warmup(values: Mapping[str, Any], sources: dict[str, Source]) -> None:
     is_default = path in sources and not sources[path].is_given
     if is_default and type(warmup) is type(num_steps) is int and warmup >= num_steps > 0:
         report["warmup_steps"] = num_steps // 2
-        where = f"half of train.num_steps, which {sources[path].where} would leave nothing of"
+        where = f"half of train.num_steps, where {sources[path].where} leaves nothing to measure"
         sources[path] = Source(where=where)
 
 

@@ -61,14 +61,14 @@ def as_read(values: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[st
     looks like a number. What cannot be read stays as it is."""
     reading = Reading(sources)
     read_fields(LaunchConfig, values, reading)
-    for path, declared, options in _options(values):
+    for path, declared, options in plugin_options(values):
         read(declared, options, reading, path)
     texts = reading.texts
     found: dict[str, Any] = mapped(values, lambda path, value: texts.get(path, value))
     return found
 
 
-def _options(values: Mapping[str, Any]) -> Iterator[tuple[str, type, Mapping[str, Any]]]:
+def plugin_options(values: Mapping[str, Any]) -> Iterator[tuple[str, type, Mapping[str, Any]]]:
     """Config path, declaring class and values of the options of every plugin that is named, if it loads."""
     found = dict(walk(values))
     named: list[tuple[type[Plugin], Any, str]] = [
@@ -79,9 +79,10 @@ def _options(values: Mapping[str, Any]) -> Iterator[tuple[str, type, Mapping[str
     named += [(Parallel, name, f"parallel.plugins.{name}") for name in found.get("parallel.plugins") or ()]
     for kind, name, path in named:
         with suppress(LauncherError):
-            declared = getattr(registry.load(kind, str(name)), "Config", None)
-            if declared and isinstance(found.get(path), Mapping):
-                yield path, declared, found[path]
+            declared, group = getattr(registry.load(kind, str(name)), "Config", None), found.get(path)
+            if declared and isinstance(group, Mapping):
+                is_choice = kind in (Architecture, Executor)
+                yield path, declared, {key: group[key] for key in group if not (is_choice and key == "name")}
 
 
 def _read_faults(

@@ -173,19 +173,6 @@ def _choices(config: LaunchConfig) -> Iterator[tuple[str, type[Plugin], str, str
         yield f"{_EXTRAS}.{name}", Parallel, name, f"{_EXTRAS}.{name}", options
 
 
-def declared_options(config: LaunchConfig) -> list[tuple[str, Any]]:
-    """The options of every named plugin that declares some and can read what it is given: their config path,
-    and its ``Config`` with its own defaults."""
-    found = []
-    for _, kind, name, path, options in _choices(config):
-        declared = None
-        if name in registry.plugins(kind.entry_group):
-            declared = getattr(registry.load(kind, name), "Config", None)
-        if declared and (made := read(declared, options, Reading())) is not None:
-            found.append((path, made))
-    return found
-
-
 def _option_faults(
     plugin: object, name: str, path: str, options: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> list[Fault]:

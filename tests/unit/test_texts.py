@@ -207,6 +207,7 @@ def test_braces_of_a_shell_line_are_escaped_and_elsewhere_refused(tmp_path: Path
         ("run.dir=${HOME}/x", "Variables of the environment are not read: write the value of HOME itself."),
         ("run.dir=${env:SCRATCH}", "write the value of SCRATCH itself."),
         ("site.scratch=${SCRATCH}/x", "For a variable of the node write $NAME without braces, or \\${NAME}."),
+        ("data.name=run_${site.account}", "refers to a setting that is null. Refer to one that has a value."),
         ("run.dir=${train.nope}", "there is no setting train.nope. Refer to a setting that has a value."),
         ("run.dir=${oc.env:HOME}", "Give the name of the variable; the ranks read it. What is no secret is"),
     ],

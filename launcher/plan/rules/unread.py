@@ -1,4 +1,4 @@
-"""Settings that nothing reads, by what the schema declares: they would silently do nothing.
+"""Settings that nothing reads, by what the schema declares. Who sets one decides what becomes of it:
 
 given by              and made moot by                        becomes
 a group's file        anything                                nothing: a default is for every recipe
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.base.errors import Fault
+from launcher.config.load import plugin_options
 from launcher.config.paths import value_at
 from launcher.contract.config import LaunchConfig
-from launcher.plan.plugins import declared_options
-from launcher.typed.read import Condition, Source, condition_of, field_types, join
+from launcher.typed.read import Condition, Reading, Source, condition_of, field_types, join, plain, read
 
 _NOWHERE = Source(where="")
 
@@ -44,24 +44,30 @@ def conditions(cls: type, path: str = "") -> Iterator[tuple[str, Condition]]:
 def _unread(config: LaunchConfig, sources: Mapping[str, Source]) -> Iterator[tuple[Fault, bool]]:
     """A fault for every given setting that is not read, and whether it is a note only."""
     given = {path: source for path, source in sources.items() if source.is_given}
-    options = declared_options(config) if given else []
-    values = {join(path, name): value for path, made in options for name, value in vars(made).items()}
-    declared = [*conditions(LaunchConfig)] if given else []
-    declared += [found for path, made in options for found in conditions(type(made), path)]
+    if not given:
+        return
+    declared, values = [*conditions(LaunchConfig)], {}
+    for path, cls, options in plugin_options(plain(config)):
+        declared += conditions(cls, path)
+        made = read(cls, options, Reading())
+        values |= {join(path, name): value for name, value in vars(made).items()} if made else {}
     for path, condition in declared:
-        other = condition.path
-        value = values[other] if other in values else value_at(config, other)
+        value = values.get(condition.path, value_at(config, condition.path))
         if condition.holds(value):
             continue
-        rule = f"has no effect while {other} is {'null' if value is None else value}"
-        cause = sources.get(other, _NOWHERE).layer
+        rule = f"has no effect while {condition.path} is {'null' if value is None else value}"
+        cause = sources.get(condition.path, _NOWHERE).layer
         for leaf in _leaves(path, given):
-            own = values[leaf] if leaf in values else value_at(config, leaf)
+            own = values.get(leaf, value_at(config, leaf))
             if own is not None and own != condition.neutral:
                 shown = own if given[leaf].text is None else given[leaf].text
-                choice = f"{other}={' or '.join(map(str, condition.values))}"
-                fix = f"Leave it out, or set {choice if condition.is_read else f'another {other}'}."
-                yield Fault(leaf, shown, rule, fix, given[leaf].where), given[leaf].layer < cause
+                yield Fault(leaf, shown, rule, _fix(condition), given[leaf].where), given[leaf].layer < cause
+
+
+def _fix(condition: Condition) -> str:
+    values = " or ".join(map(str, condition.values))
+    other = f"{condition.path}={values}" if condition.is_read else f"another {condition.path}"
+    return f"Leave it out, or set {other}."
 
 
 def _leaves(path: str, given: Mapping[str, Any]) -> Iterator[str]:
