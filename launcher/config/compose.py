@@ -1,7 +1,8 @@
 """Composes a recipe with Hydra and records the source of every value.
 
 Hydra determines which files are merged in which order, and applies the overrides. The files are read by
-`yaml_files` and the overrides by `override_grammar`; no other module imports hydra, omegaconf or yaml.
+`yaml_files`, the overrides by `override_grammar`, and references resolved by `interpolations`; no other
+module imports hydra, omegaconf or yaml.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean, faults_text
 from launcher.config import overrides, paths
+from launcher.config.interpolations import resolve
 from launcher.config.override_grammar import Parsed, parse_all
 from launcher.config.recipes import Recipe, find
 from launcher.config.yaml_files import (
@@ -39,13 +41,9 @@ from launcher.config.yaml_files import (
     repository,
 )
 from launcher.typed.read import Source, join
-from launcher.typed.scalars import scalar
 
 _BAD_KEY_ERRORS = (TypeError, ValueError, IndexError, RecursionError)
 """Errors that Hydra does not wrap, for a key that is not an index of a list, or too deep."""
-
-_NOTHING = "\0"
-"""Stands for null in a text that refers to it; no file and no word can hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +108,7 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
     if written.get("name") in (None, UNSET):
         config["name"] = recipe.run_name
         sources["name"] = Source(where="the recipe's file name")
-    resolved, texts = _resolve(config, sources, faults)
+    resolved, texts = resolve(config, sources, faults)
     values = _without_unset(resolved)
     _fit_warmup(values, sources)
     return Composed(
@@ -284,60 +282,7 @@ def _siblings(key: str, config: DictConfig) -> list[str]:
     return [str(name) for name in parent] if isinstance(parent, DictConfig) else []
 
 
-# Interpolations
-
-
-def _resolve(
-    config: DictConfig, sources: Mapping[str, Source], faults: list[Fault]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Plain values with every ``${...}`` resolved, and the texts of those that are referred to; one that
-    cannot be resolved becomes null and adds a fault."""
-    while True:
-        try:
-            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-        except (OmegaConfBaseException, RecursionError) as error:
-            path = str(getattr(error, "full_key", None) or "")
-            given = dict(paths.walk(OmegaConf.to_container(config))).get(path)
-            where = sources[path].where if path in sources else ""
-            rule = overrides.reference_rule(str(error))
-            fix = overrides.reference_fix(path, str(given), "Refer to a setting that has a value.")
-            fault = Fault(path, given or "", rule, fix, where)
-            faults.append(fault)
-            if not isinstance(given, str):
-                raise ConfigError(faults) from error
-            OmegaConf.update(config, path, None)
-        else:
-            assert isinstance(values, dict), "a composed configuration is a group"
-            return _with_texts({str(key): value for key, value in values.items()}, config, sources, faults)
-
-
-def _with_texts(
-    values: dict[str, Any], config: DictConfig, sources: Mapping[str, Source], faults: list[Fault]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The resolved values, with the text of a scalar where others refer to it, and the texts by path: a
-    ``7e10`` in a name stays ``7e10``, where the number would be written as another text."""
-    written = dict(paths.walk(OmegaConf.to_container(config)))
-    if not any(isinstance(value, str) and "${" in value for value in written.values()):
-        return values, {}
-
-    def text(path: str, value: Any) -> Any:
-        found = sources[path].text if path in sources else None
-        is_current = found is not None and scalar(found) == value
-        return _NOTHING if value is None else found if is_current else value
-
-    plain = OmegaConf.create(paths.mapped(OmegaConf.to_container(config), text))
-    texts = {
-        path: value
-        for path, value in paths.walk(OmegaConf.to_container(plain, resolve=True))
-        if isinstance(value, str)
-    }
-    for path, value in texts.items():
-        if _NOTHING in value and value != _NOTHING:
-            rule, fix = "refers to a setting that is null", "Refer to one that has a value."
-            where = sources[path].where if path in sources else ""
-            faults.append(Fault(path, written.get(path, ""), rule, fix, where))
-    resolved = paths.mapped(values, lambda path, value: texts[path] if isinstance(value, str) else value)
-    return resolved, texts
+# What the values are in the end
 
 
 def _fit_warmup(values: Mapping[str, Any], sources: dict[str, Source]) -> None:

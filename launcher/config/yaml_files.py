@@ -133,10 +133,10 @@ def read_document(file: Path, label: str, *, is_own: bool) -> Document:
 def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
     """What is wrong with a text that is not YAML, and what to write instead where that is known."""
     problem, context = (str(getattr(error, name, None) or "") for name in ("problem", "context"))
-    mark = getattr(error, "problem_mark", None)
-    line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
-    letter = line[mark.column : mark.column + 1] if line else ""
-    if "\t" in line[: len(line) - len(line.lstrip())] or letter == "\t":
+    mark: Any = getattr(error, "problem_mark", None)
+    line = text.splitlines()[mark.line : mark.line + 1] if mark else []
+    letter = line[0][mark.column : mark.column + 1] if line else ""
+    if letter == "\t" or (line and "\t" in line[0][: -len(line[0].lstrip()) or None]):
         return "it has a tab, and YAML is indented by spaces. Replace the tab by spaces."
     if "alias" in context + problem:
         return 'a * in front makes an alias of a text. Write a text like *.txt in quotes: "*.txt".'

@@ -44,7 +44,7 @@ TEXTS = (
 )
 
 
-def text_settings(cls: type, path: str = "") -> Iterator[tuple[str, str, bool]]:
+def text_settings(cls: Any, path: str = "") -> Iterator[tuple[str, str, bool]]:
     """Every setting of a class that holds text: its path, how it is written, and whether it may be null."""
     for item in dataclasses.fields(cls):
         kind, inner = field_types(cls)[item.name], f"{path}.{item.name}".lstrip(".")

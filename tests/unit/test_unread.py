@@ -39,7 +39,7 @@ def declared() -> list[tuple[tuple[str, ...], str, Condition]]:
     return found
 
 
-ON = {
+ON: dict[str, dict[Any, tuple[str, ...]]] = {
     "model.family": {"custom": (), "llama": ("model=llama3_8b", "model.num_layers=4", "model.vocab_size=256",
                                              "model.hidden_size=64", "model.num_heads=8")},
     "data.source": {None: ()},
@@ -53,7 +53,7 @@ ON = {
     "executor.continuation": {"none": ()},
 }  # fmt: skip
 """By the setting that decides, and the value that its condition names: words under which it is read."""
-OFF = {
+OFF: dict[str, dict[Any, tuple[str, ...]]] = {
     "model.family": {"custom": ("model=custom", "model.target=a.b:c"), "llama": ()},
     "data.source": {None: ("data=custom", "data.target=a.b:c")},
     "optim.decay": {"constant": ("optim.decay=constant",)},

@@ -46,7 +46,8 @@ def _unread(config: LaunchConfig, sources: Mapping[str, Source]) -> Iterator[tup
     given = {path: source for path, source in sources.items() if source.is_given}
     if not given:
         return
-    declared, values = [*conditions(LaunchConfig)], {}
+    declared = [*conditions(LaunchConfig)]
+    values: dict[str, Any] = {}
     for path, cls, options in plugin_options(plain(config)):
         declared += conditions(cls, path)
         made = read(cls, options, Reading())
