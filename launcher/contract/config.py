@@ -192,7 +192,7 @@ class PrecisionConfig:
     gradients: DType
     """Accumulated and reduced gradients."""
     master_weights: bool = field(metadata=read_unless("precision.compute", "fp32", neutral=False))
-    """Keep an fp32 copy of the weights in the optimizer (always true in effect for fp32)."""
+    """Keep an fp32 copy of the weights in the optimizer."""
     tf32: bool = False
     """Round the inputs of fp32 matrix products to TF32, as GPUs since Ampere multiply fastest."""
 
@@ -245,7 +245,7 @@ class ModelConfig:
     norm_eps: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
     """Added to the variance in every norm."""
     rope_theta: PositiveFloat = field(metadata=read_while("model.family", "llama"))
-    """Base of the rotary frequencies (llama)."""
+    """Base of the rotary frequencies."""
     init_std: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
     """Standard deviation of the initial weights."""
     target: str | None
@@ -344,7 +344,8 @@ class ReportConfig:
     baseline: str
     """``auto``, ``none``, or the directory of a finished run."""
     warmup_steps: NonNegativeInt
-    """First steps that no measured number includes; the default is half of a run that is as short."""
+    """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
+    short for it."""
     claims: bool = False
     """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
     own. What autograd holds is then followed through the second step, which has to be warm-up."""
