@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,8 +61,9 @@ class Composed:
     """Of what could not be read or applied, and so is not in the values."""
 
 
-def compose(recipe: str, words: Sequence[str] = ()) -> Composed:
-    """The values of a recipe (a shipped name or a path) with overrides.
+def compose(recipe: str, words: Sequence[str] = (), swept: Container[str] = ()) -> Composed:
+    """The values of a recipe (a shipped name or a path) with overrides, of which one point of a sweep alone
+    has those ``swept``.
 
     Faults of single values and overrides are in the result, so that later checks can add theirs.
 
@@ -70,7 +71,7 @@ def compose(recipe: str, words: Sequence[str] = ()) -> Composed:
         LauncherError: for a recipe that is not there, or when nothing can be merged.
     """
     found = find(recipe.rstrip("\r\n"))
-    parsed, faults = parse_all(words)
+    parsed, faults = parse_all(words, swept)
     try:
         return _compose(found, parsed, faults)
     except LauncherError as error:
@@ -99,7 +100,7 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
         else:
             usable.append((override, marks))
     try:
-        config, sources, changes = _merge(files, [override for override, _ in usable], recipe)
+        config, sources, changes = _merge(files, usable, recipe)
     except ConfigError as error:
         raise ConfigError([*faults, *error.faults]) from error
     faults += _apply(usable, changes, config, sources)
@@ -156,10 +157,11 @@ def _is_choice(files: CachingConfigRepository, group: str, name: Any) -> bool:
 
 
 def _merge(
-    files: CachingConfigRepository, given: list[Override], recipe: Recipe
+    files: CachingConfigRepository, parsed: Sequence[Parsed], recipe: Recipe
 ) -> tuple[DictConfig, dict[str, Source], list[Override]]:
     """The merged files, the source of each value, and the overrides that select no file of a group."""
     version.setbase("1.3")
+    given = [override for override, _ in parsed]
     try:
         with warnings.catch_warnings():
             # A recipe without _self_ is merged after its defaults, which is what it looks like.
@@ -176,11 +178,11 @@ def _merge(
         raise _unmatched(message, files, given) or LauncherError(f"{recipe.path}: {message}") from error
     except RecursionError as error:
         raise LauncherError(f"{recipe.path}: its defaults list includes itself") from error
-    return config, _file_sources(defaults.defaults, files, given), defaults.config_overrides
+    return config, _file_sources(defaults.defaults, files, parsed), defaults.config_overrides
 
 
 def _file_sources(
-    merged: Sequence[ResultDefault], files: CachingConfigRepository, given: Sequence[Override]
+    merged: Sequence[ResultDefault], files: CachingConfigRepository, parsed: Sequence[Parsed]
 ) -> dict[str, Source]:
     """The source of every value of the merged files, in their order of precedence."""
     documents = {path: document for folder in folders(files) for path, document in folder.documents.items()}
@@ -188,7 +190,7 @@ def _file_sources(
     for layer, path in enumerate((str(default.config_path) for default in merged), 1):
         if documents[path].is_recipe:
             layers |= dict.fromkeys((path, *documents[path].chosen_groups), layer)
-    layers |= {override.key_or_group: overrides.LAYER for override in given}
+    layers |= {override.key_or_group: marks[""].layer for override, marks in parsed}
     sources: dict[str, Source] = {}
     for default in merged:
         path = str(default.config_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -39,14 +40,14 @@ class PlainText(str):
     """An unquoted scalar of an override as it was written, escapes undone."""
 
 
-def typed(value: Any, path: str, where: str, marks: dict[str, Source]) -> Any:
+def typed(value: Any, path: str, source: Source, marks: dict[str, Source]) -> Any:
     """A value parsed from an override, its plain texts typed as in YAML; records the source of each part."""
     is_plain = isinstance(value, PlainText) and "${" not in value
-    marks[path] = Source(where=where, text=str(value) if is_plain else None, is_given=True, layer=LAYER)
+    marks[path] = replace(source, text=str(value) if is_plain else None)
     if isinstance(value, list):
-        return [typed(item, f"{path}[{index}]", where, marks) for index, item in enumerate(value)]
+        return [typed(item, f"{path}[{index}]", source, marks) for index, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: typed(item, join(path, key), where, marks) for key, item in value.items()}
+        return {key: typed(item, join(path, key), source, marks) for key, item in value.items()}
     if isinstance(value, PlainText):
         return scalar(str(value)) if is_plain else str(value)
     return value

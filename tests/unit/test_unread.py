@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.app.planning import make_plan
+from launcher.app.request import Request
+from launcher.app.sweep.planning import plan_sweep
 from launcher.base import registry
 from launcher.base.errors import PlanError
 from launcher.contract.config import LaunchConfig
@@ -145,6 +147,24 @@ def test_what_a_later_recipe_or_an_override_takes_the_effect_of_is_noted(
     recipe = first if text == HEAD else write(tmp_path, "second.yaml", text.replace("./", ""))
     (note,) = (note for note in make_plan(recipe, words).plan.notes if "min_lr_fraction" in note)
     assert note == f"optim.min_lr_fraction=0.2: has no effect while optim.decay is constant. [{first}:2]"
+
+
+def test_points_of_a_sweep_that_do_not_read_what_all_are_given_are_run_with_a_note() -> None:
+    words = ("optim.min_lr_fraction=0.2", "precision.master_weights=true", "optim.decay=constant,cosine",
+             "precision=fp32,bf16")  # fmt: skip
+    planned = plan_sweep(Request(recipe="quickstart", overrides=words))
+    noted = [
+        tuple(
+            name for name in ("min_lr_fraction", "master_weights") if f"{name}=" in " ".join(point.plan.notes)
+        )
+        for point in planned.points
+    ]
+    assert not planned.refused
+    assert noted == [("min_lr_fraction", "master_weights"), ("min_lr_fraction",), ("master_weights",), ()]
+    fixed = plan_sweep(
+        Request(recipe="quickstart", overrides=(*words[:2], "optim.decay=constant", "seed=1,2"))
+    )
+    assert not fixed.points
 
 
 def test_a_recipe_that_extends_nothing_sets_everything(tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
     notes: dict[str, None] = {}
     for item in found:
         point = replace(item, overrides=(*head, *item.overrides))
+        swept = set(item.overrides) - set(given.overrides)
         try:
-            made = make_plan(given.recipe, point.overrides)
+            made = make_plan(given.recipe, point.overrides, swept)
             refuse(_faults(made.plan, starts=starts), made.composed.sources)
         except LauncherError as error:
             refused.append(replace(point, faults=_faults_of(error, point)))

@@ -1,9 +1,12 @@
-"""Settings that nothing reads, by what the schema declares. Who sets one decides what becomes of it:
+"""Settings that nothing reads, by what the schema declares: they would silently do nothing.
 
-given by              and made moot by                        becomes
-a group's file        anything                                nothing: a default is for every recipe
-recipe or override    a default, itself, what it extends      a fault
-recipe                a recipe that extends it, an override   a note
+What becomes of one depends on who set it, and on who took its effect away:
+
+    given by              made moot by                               becomes
+    a group's file        anything                                   nothing: a default is for every recipe
+    recipe or override    a default, itself, what it extends         a fault
+    recipe                a recipe that extends it, or an override   a note
+    word of a sweep       an axis of the sweep                       a note
 """
 
 from __future__ import annotations
