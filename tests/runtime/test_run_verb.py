@@ -36,6 +36,8 @@ def start(tmp_path, text):
 
     def run(*words, **options):
         data = (f"data.source={text}", f"data.cache_dir={tmp_path}/cache")
+        if any(word.startswith("data.target=") for word in words):
+            data = ("data.source=null",)
         command = [sys.executable, "-m", "launcher", "run", "quickstart", *SMALL_RUN, *data, *words]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         process = subprocess.Popen(command, cwd=tmp_path, text=True, **streams)
@@ -176,8 +178,8 @@ def test_an_interrupted_run_saves_first_and_goes_on_from_there(start, tmp_path):
 
 def test_a_rank_that_raises_is_shown_first_with_its_own_traceback(start, tmp_path):
     (tmp_path / "mine.py").write_text("def build(**options):\n    raise ValueError('no such planet')\n")
-    target = ("data.source=null", "data.target=mine:build")
-    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", *target)
+    target = "data.target=mine:build"
+    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", target)
     _, error = process.communicate(timeout=300)
     raised_at = min(json.loads(path.read_text())["time"] for path in tmp_path.glob("mine/exit/rank-*.json"))
     assert time.time() - raised_at < at_this_load(SOON_S)
@@ -195,8 +197,8 @@ def test_a_rank_out_of_memory_is_named_as_such(start, tmp_path):
         "    def __len__(self): return 1000\n"
         "    def __getitem__(self, index): return torch.empty(1 << 60), torch.zeros(1)\n"
     )
-    target = ("data.source=null", "data.target=mine:Texts")
-    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", "parallel.pp=1", *target)
+    target = "data.target=mine:Texts"
+    process = start("train.num_steps=4", "run.dir=mine", "--no-baseline", "parallel.pp=1", target)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 1
     assert error.startswith("rank 0 failed: out of memory")
@@ -225,7 +227,7 @@ class Texts:
 
 def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(start, tmp_path):
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
-    words = ("data.source=null", "data.target=mine:Texts", "parallel.pp=1", "parallel.dp=2")
+    words = ("data.target=mine:Texts", "parallel.pp=1", "parallel.dp=2")
     saves = ("train.num_steps=20", "train.checkpoint_interval=2", "executor.max_restarts=1")
     process = start(*words, *saves, f"run.timeout_s={TIMEOUT_S}", "run.dir=mine", "--no-baseline")
     output, error = process.communicate(timeout=300)
