@@ -35,9 +35,10 @@ def start(tmp_path, text):
     started = []
 
     def run(*words, **options):
-        data = (f"data.source={text}", f"data.cache_dir={tmp_path}/cache")
-        if any(word.startswith("data.target=") for word in words):
-            data = ("data.source=null",)
+        is_text = not any(word.startswith("data.target=") for word in words)
+        data = (
+            [f"data.source={text}", f"data.cache_dir={tmp_path}/cache"] if is_text else ["data.source=null"]
+        )
         command = [sys.executable, "-m", "launcher", "run", "quickstart", *SMALL_RUN, *data, *words]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         process = subprocess.Popen(command, cwd=tmp_path, text=True, **streams)
