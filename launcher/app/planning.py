@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,15 +28,15 @@ class Planned:
     composed: Composed
 
 
-def make_plan(recipe: str, overrides: Sequence[str]) -> Planned:
-    """The plan of a recipe under overrides.
+def make_plan(recipe: str, overrides: Sequence[str], swept: Container[str] = ()) -> Planned:
+    """The plan of a recipe under overrides, of which one point of a sweep alone has those ``swept``.
 
     A user's own modules are looked for beside the recipe, then in the current folder.
 
     Raises:
         LauncherError: when the recipe cannot be composed, is wrong, or cannot run.
     """
-    composed = compose(recipe, overrides)
+    composed = compose(recipe, overrides, swept)
     try:
         config = load(composed.values, composed.sources, composed.faults)
         roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])

@@ -1,14 +1,15 @@
 """Composes a recipe with Hydra and records the source of every value.
 
 Hydra determines which files are merged in which order, and applies the overrides. The files are read by
-`yaml_files` and the overrides by `override_grammar`; no other module imports hydra, omegaconf or yaml.
+`yaml_files`, the overrides by `override_grammar`, and references resolved by `interpolations`; no other
+module imports hydra, omegaconf or yaml.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
@@ -26,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean, faults_text
 from launcher.config import overrides, paths
+from launcher.config.interpolations import resolve
 from launcher.config.override_grammar import Parsed, parse_all
 from launcher.config.recipes import Recipe, find
 from launcher.config.yaml_files import (
@@ -58,8 +61,9 @@ class Composed:
     """Of what could not be read or applied, and so is not in the values."""
 
 
-def compose(recipe: str, words: Sequence[str] = ()) -> Composed:
-    """The values of a recipe (a shipped name or a path) with overrides.
+def compose(recipe: str, words: Sequence[str] = (), swept: Container[str] = ()) -> Composed:
+    """The values of a recipe (a shipped name or a path) with overrides, of which one point of a sweep alone
+    has those ``swept``.
 
     Faults of single values and overrides are in the result, so that later checks can add theirs.
 
@@ -67,7 +71,7 @@ def compose(recipe: str, words: Sequence[str] = ()) -> Composed:
         LauncherError: for a recipe that is not there, or when nothing can be merged.
     """
     found = find(recipe.rstrip("\r\n"))
-    parsed, faults = parse_all(words)
+    parsed, faults = parse_all(words, swept)
     try:
         return _compose(found, parsed, faults)
     except LauncherError as error:
@@ -96,7 +100,7 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
         else:
             usable.append((override, marks))
     try:
-        config, sources, changes = _merge(files, [override for override, _ in usable], recipe)
+        config, sources, changes = _merge(files, usable, recipe)
     except ConfigError as error:
         raise ConfigError([*faults, *error.faults]) from error
     faults += _apply(usable, changes, config, sources)
@@ -105,10 +109,12 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
     if written.get("name") in (None, UNSET):
         config["name"] = recipe.run_name
         sources["name"] = Source(where="the recipe's file name")
-    values = _without_unset(_resolve(config, sources, faults))
+    resolved, texts = resolve(config, sources, faults)
+    values = _without_unset(resolved)
+    _fit_warmup(values, sources)
     return Composed(
         values=values,
-        sources=paths.final_sources(values, sources),
+        sources=paths.final_sources(values, sources, texts),
         recipe_path=str(recipe.path),
         notes=(*([recipe.note] if recipe.note else []), *hidden_files(files)),
         faults=tuple(faults),
@@ -151,10 +157,11 @@ def _is_choice(files: CachingConfigRepository, group: str, name: Any) -> bool:
 
 
 def _merge(
-    files: CachingConfigRepository, given: list[Override], recipe: Recipe
+    files: CachingConfigRepository, parsed: Sequence[Parsed], recipe: Recipe
 ) -> tuple[DictConfig, dict[str, Source], list[Override]]:
     """The merged files, the source of each value, and the overrides that select no file of a group."""
     version.setbase("1.3")
+    given = [override for override, _ in parsed]
     try:
         with warnings.catch_warnings():
             # A recipe without _self_ is merged after its defaults, which is what it looks like.
@@ -171,15 +178,29 @@ def _merge(
         raise _unmatched(message, files, given) or LauncherError(f"{recipe.path}: {message}") from error
     except RecursionError as error:
         raise LauncherError(f"{recipe.path}: its defaults list includes itself") from error
+    return config, _file_sources(defaults.defaults, files, parsed), defaults.config_overrides
+
+
+def _file_sources(
+    merged: Sequence[ResultDefault], files: CachingConfigRepository, parsed: Sequence[Parsed]
+) -> dict[str, Source]:
+    """The source of every value of the merged files, in their order of precedence."""
+    documents = {path: document for folder in folders(files) for path, document in folder.documents.items()}
+    layers: dict[str, int] = {}  # of what chooses the file of a group
+    for layer, path in enumerate((str(default.config_path) for default in merged), 1):
+        if documents[path].is_recipe:
+            layers |= dict.fromkeys((path, *documents[path].chosen_groups), layer)
+    layers |= {override.key_or_group: marks[""].layer for override, marks in parsed}
     sources: dict[str, Source] = {}
-    for default in defaults.defaults:
-        document = next(
-            f.documents[default.config_path] for f in folders(files) if default.config_path in f.documents
-        )
+    for default in merged:
+        path = str(default.config_path)
+        document, group = documents[path], path.rpartition("/")[0]
         package = (default.package or "").removeprefix("_global_").removeprefix(".")
-        placed = {join(package, path): source for path, source in document.marks.items()}
-        sources |= {path: source for path, source in placed.items() if path}
-    return config, sources, defaults.config_overrides
+        for inner, source in document.marks.items():
+            if placed := join(package, inner):
+                layer = layers.get(group or path, 0)
+                sources[placed] = replace(source, is_given=document.is_recipe, layer=layer)
+    return sources
 
 
 def _missing_file(error: MissingConfigException, files: CachingConfigRepository) -> ConfigError:
@@ -263,27 +284,20 @@ def _siblings(key: str, config: DictConfig) -> list[str]:
     return [str(name) for name in parent] if isinstance(parent, DictConfig) else []
 
 
-# Interpolations
+# What the values are in the end
 
 
-def _resolve(config: DictConfig, sources: Mapping[str, Source], faults: list[Fault]) -> dict[str, Any]:
-    """Plain values with every ``${...}`` resolved; one that cannot be becomes null and adds a fault."""
-    while True:
-        try:
-            values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
-        except (OmegaConfBaseException, RecursionError) as error:
-            path = str(getattr(error, "full_key", None) or "")
-            given = dict(paths.walk(OmegaConf.to_container(config))).get(path)
-            where = sources[path].where if path in sources else ""
-            rule = overrides.reference_rule(str(error))
-            fault = Fault(path, given or "", rule, "Refer to a setting that has a value.", where)
-            faults.append(fault)
-            if not isinstance(given, str):
-                raise ConfigError(faults) from error
-            OmegaConf.update(config, path, None)
-        else:
-            assert isinstance(values, dict), "a composed configuration is a group"
-            return {str(key): value for key, value in values.items()}
+def _fit_warmup(values: Mapping[str, Any], sources: dict[str, Source]) -> None:
+    """Halves a default of ``report.warmup_steps`` that would leave a short run nothing to measure."""
+    path = "report.warmup_steps"
+    groups = (values.get(name) for name in ("report", "train"))
+    report, train = (group if isinstance(group, dict) else {} for group in groups)
+    warmup, num_steps = report.get("warmup_steps"), train.get("num_steps")
+    is_default = path in sources and not sources[path].is_given
+    if is_default and type(warmup) is type(num_steps) is int and warmup >= num_steps > 0:
+        report["warmup_steps"] = num_steps // 2
+        where = f"half of train.num_steps, where {sources[path].where} leaves nothing to measure"
+        sources[path] = Source(where=where)
 
 
 def _without_unset(value: Any) -> Any:

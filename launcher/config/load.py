@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from launcher.base.errors import ConfigError, Fault
+from launcher.base import registry
+from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.redaction import HIDDEN
+from launcher.base.registry import Plugin
+from launcher.config.paths import mapped, walk
 from launcher.config.rules import rule_faults
 from launcher.config.site_rules import secret_faults
 from launcher.contract.config import LaunchConfig
-from launcher.typed.read import MISSING, Reading, Source, field_types, read_fields
+from launcher.contract.executor import Executor
+from launcher.contract.strategy import Architecture, Parallel, Schedule
+from launcher.typed.read import MISSING, Reading, Source, field_types, read, read_fields
 
 _TEXT_OR_NULL = re.compile(r"name|report\.baseline|(model|data)\.options\..+")
 
@@ -29,7 +35,7 @@ def load(
     Raises:
         ConfigError: with every fault found, each with the file and line or the override it is from.
     """
-    reading = Reading(sources)
+    values, reading = as_read(values, sources), Reading(sources)
     parts = read_fields(LaunchConfig, values, reading)
     known = {fault.path for fault in faults}
     found = [
@@ -48,6 +54,35 @@ def load(
     if found:
         raise ConfigError(found)
     return LaunchConfig(**parts)
+
+
+def as_read(values: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
+    """Composed values as the settings' types read them: where text is expected, as it was typed, even if it
+    looks like a number. What cannot be read stays as it is."""
+    reading = Reading(sources)
+    read_fields(LaunchConfig, values, reading)
+    for path, declared, options in plugin_options(values):
+        read(declared, options, reading, path)
+    texts = reading.texts
+    found: dict[str, Any] = mapped(values, lambda path, value: texts.get(path, value))
+    return found
+
+
+def plugin_options(values: Mapping[str, Any]) -> Iterator[tuple[str, type, Mapping[str, Any]]]:
+    """Config path, declaring class and values of the options of every plugin that is named, if it loads."""
+    found = dict(walk(values))
+    named: list[tuple[type[Plugin], Any, str]] = [
+        (Schedule, found.get("parallel.schedule"), "parallel.schedule_options"),
+        (Architecture, found.get("architecture.name"), "architecture"),
+        (Executor, found.get("executor.name"), "executor"),
+    ]
+    named += [(Parallel, name, f"parallel.plugins.{name}") for name in found.get("parallel.plugins") or ()]
+    for kind, name, path in named:
+        with suppress(LauncherError):
+            declared, group = getattr(registry.load(kind, str(name)), "Config", None), found.get(path)
+            if declared and isinstance(group, Mapping):
+                is_choice = kind in (Architecture, Executor)
+                yield path, declared, {key: group[key] for key in group if not (is_choice and key == "name")}
 
 
 def _read_faults(

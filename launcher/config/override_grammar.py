@@ -5,7 +5,7 @@ Hydra's own settings and plugins are not loaded: that takes half of the time, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,9 +26,9 @@ Parsed = tuple[Override, Mapping[str, Source]]
 """An override with typed values, and the source of each by its path inside the value."""
 
 
-def parse_all(words: Sequence[str]) -> tuple[list[Parsed], list[Fault]]:
-    """The overrides that can be parsed, and the faults of the others."""
-    results = [_parse(word.rstrip("\r\n")) for word in words]
+def parse_all(words: Sequence[str], swept: Container[str] = ()) -> tuple[list[Parsed], list[Fault]]:
+    """The overrides that can be parsed, and the faults of the others. Those ``swept`` take precedence."""
+    results = [_parse(word.rstrip("\r\n"), overrides.LAYER + (word in swept)) for word in words]
     faults = [result for result in results if isinstance(result, Fault)]
     return [result for result in results if not isinstance(result, Fault)], faults
 
@@ -115,7 +115,7 @@ def _visited(word: str, visitor: HydraOverrideVisitor) -> Override:
     return override
 
 
-def _parse(word: str) -> Parsed | Fault:
+def _parse(word: str, layer: int) -> Parsed | Fault:
     if fault := overrides.word_fault(word):
         return fault
     if overrides.calls_sweep(word):
@@ -127,6 +127,8 @@ def _parse(word: str) -> Parsed | Fault:
     if override.is_sweep_override():
         return overrides.sweep_fault(word)
     marks: dict[str, Source] = {}
-    override._value = overrides.typed(override._value, "", f"override {word}", marks)
+    override._value = overrides.typed(
+        override._value, "", Source(where=f"override {word}", is_given=True, layer=layer), marks
+    )
     override.input_line = word
     return override, marks

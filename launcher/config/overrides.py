@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +20,10 @@ _SPECIAL = "=#()$;@&|<>!*?"
 _PAIRS = {"[": "]", "{": "}"}
 MAX_DEPTH = 20
 """No setting is nested deeper than this."""
+EXPANDED = ("site.setup", "site.node_env", "site.scratch")
+"""Settings in which the shell of a node expands variables."""
+LAYER = 1_000_000
+"""Overrides take precedence over every file."""
 _REASONS = {
     "index out of range": ("the list has fewer items", "Its indices start at 0; or give the whole list."),
     r"an int$|for int\(\)": ("an index of a list is a number", "Indices start at 0; or give the whole list."),
@@ -35,14 +40,14 @@ class PlainText(str):
     """An unquoted scalar of an override as it was written, escapes undone."""
 
 
-def typed(value: Any, path: str, where: str, marks: dict[str, Source]) -> Any:
+def typed(value: Any, path: str, source: Source, marks: dict[str, Source]) -> Any:
     """A value parsed from an override, its plain texts typed as in YAML; records the source of each part."""
     is_plain = isinstance(value, PlainText) and "${" not in value
-    marks[path] = Source(where=where, text=str(value) if is_plain else None)
+    marks[path] = replace(source, text=str(value) if is_plain else None)
     if isinstance(value, list):
-        return [typed(item, f"{path}[{index}]", where, marks) for index, item in enumerate(value)]
+        return [typed(item, f"{path}[{index}]", source, marks) for index, item in enumerate(value)]
     if isinstance(value, dict):
-        return {key: typed(item, join(path, key), where, marks) for key, item in value.items()}
+        return {key: typed(item, join(path, key), source, marks) for key, item in value.items()}
     if isinstance(value, PlainText):
         return scalar(str(value)) if is_plain else str(value)
     return value
@@ -138,7 +143,8 @@ def sweep_fault(word: str) -> Fault:
 def secret_fault(path: str, text: str, where: str = "") -> Fault:
     """The fault of a value that would copy an environment variable into the saved configuration."""
     rule = "the value of an environment variable would be written to files that others can read"
-    return Fault(path, text, rule, "Give the name of the variable; the ranks read it.", where)
+    fix = "Give the name of the variable; the ranks read it. What is no secret is written out."
+    return Fault(path, text, rule, fix, where)
 
 
 def unreadable_fault(word: str) -> Fault:
@@ -178,7 +184,9 @@ def refused_fault(word: str, reason: str, siblings: Iterable[str]) -> Fault:
         fix = f"Give {shlex.quote(word.lstrip('+'))}."
         return Fault(path, value, "is set already, and + only adds", fix, where)
     if "${" in value:
-        return Fault(path, value, reference_rule(reason), "Write ${group.setting}.", where)
+        return Fault(
+            path, value, reference_rule(reason), reference_fix(path, value, "Write ${group.setting}."), where
+        )
     return Fault(path, value, reason.strip().partition("\n")[0], "", where)
 
 
@@ -195,6 +203,16 @@ def reference_rule(reason: str) -> str:
     if "Recursive" in reason or "parent node" in reason:
         return "refers to itself"
     return "does not refer to a setting"
+
+
+def reference_fix(path: str, text: str, usual: str) -> str:
+    """What to write instead of a ``${...}`` that cannot be resolved: the ``usual``, but for a variable."""
+    if path.startswith(EXPANDED):
+        return "For a variable of the node write $NAME without braces, or \\${NAME}."
+    names = re.findall(r"\$\{(?:\w+:)?([A-Z_][A-Z0-9_]*)[^}]*\}", text)
+    if names:
+        return f"Variables of the environment are not read: write the value of {names[0]} itself."
+    return usual
 
 
 def _undeletable(path: str, value: str, siblings: list[str], where: str) -> Fault:

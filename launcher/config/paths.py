@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -27,6 +27,15 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from walk(item, f"{path}[{index}]")
+
+
+def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """The same groups and lists with each scalar changed, of which ``change`` is told the path."""
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change, join(path, str(key))) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mapped(item, change, f"{path}[{index}]") for index, item in enumerate(value)]
+    return change(path, value)
 
 
 def value_at(config: LaunchConfig, path: str) -> Any:
@@ -62,23 +71,27 @@ def replace_sources(
     for outer in accumulate(path.split(".")[:-1], join):
         # A group that was created for the value, perhaps in place of a scalar.
         if outer not in sources or sources[outer].text is not None:
-            sources[outer] = Source(where=marks[""].where)
+            sources[outer] = dataclasses.replace(marks[""], text=None)
     sources |= {join(path, inner): source for inner, source in marks.items()}
 
 
-def final_sources(values: Mapping[str, Any], found: Mapping[str, Source]) -> dict[str, Source]:
+def final_sources(
+    values: Mapping[str, Any], found: Mapping[str, Source], texts: Mapping[str, str]
+) -> dict[str, Source]:
     """The source of everything in ``values``, and of what was deleted from it.
 
     A source's text is kept only where the value is still what the text means; a value without a source of
-    its own (inside an interpolated group) has its parent's.
+    its own (inside an interpolated group) has its parent's. ``texts``: of values that refer to others.
     """
-    final = {path: Source(where=source.where) for path, source in found.items()}
+    final = {path: dataclasses.replace(source, text=None) for path, source in found.items()}
     for path, value in walk(values):
         outer = path.rpartition("[" if path.endswith("]") else ".")[0]
         source = found.get(path) or final.get(outer) or Source(where="")
+        if path in texts and not isinstance(value, str):
+            source = dataclasses.replace(source, text=texts[path])
         meaning = None if source.text is None else scalar(source.text)
         keeps_text = source.text is not None and type(meaning) is type(value) and meaning == value
-        final[path] = source if keeps_text else Source(where=source.where)
+        final[path] = source if keeps_text else dataclasses.replace(source, text=None)
     return final
 
 

@@ -24,6 +24,8 @@ from launcher.typed.read import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_AS_WRITTEN = ("site.setup", "site.node_env", "site.scratch", "site.env", "model.options", "data.options")
+"""Settings whose texts others read: shells, and functions of the user."""
 _FOLLOWED_STEPS = 2
 """Steps after a start during which the activation memory is measured."""
 _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
@@ -36,6 +38,9 @@ def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
         if isinstance(value, str) and not value.isprintable():
             printable = "".join(letter for letter in value if letter.isprintable())
             yield Fault(path, repr(value), "holds a control character", f"Write {printable!r}.")
+        if isinstance(value, str) and "${" in value and not path.startswith(_AS_WRITTEN):
+            rule = "is taken as it is written here, and nothing expands its ${...}"
+            yield Fault(path, value, rule, "Write what it stands for.")
     for names, rules in _RULES:
         if all(name in parts for name in names):
             yield from rules(*(parts[name] for name in names))
@@ -68,25 +73,11 @@ def _device_rules(device: DeviceConfig) -> Iterator[Fault]:
 
 
 def _decay_rules(optim: OptimConfig) -> Iterator[Fault]:
-    if optim.decay_steps is None:
+    if optim.decay == "constant" or optim.decay_steps is None or optim.decay_steps > optim.warmup_steps:
         return
-    if optim.decay == "constant":
-        rule, fix = "has no effect while optim.decay is constant", "Leave it out, or set optim.decay=cosine."
-        yield Fault("optim.decay_steps", optim.decay_steps, rule, fix)
-    elif optim.decay_steps <= optim.warmup_steps:
-        rule = f"ends the decay before it begins, after the {optim.warmup_steps} steps of optim.warmup_steps"
-        fix = f"Set optim.decay_steps={optim.warmup_steps + 1} or more."
-        yield Fault("optim.decay_steps", optim.decay_steps, rule, fix)
-
-
-def _interval_rules(train: TrainConfig) -> Iterator[Fault]:
-    if not (train.async_checkpoint or train.checkpoint_interval):
-        rule = "has no effect while train.checkpoint_interval is 0"
-        fix = f"Set train.checkpoint_interval={max(1, train.num_steps // 10)}."
-        yield Fault("train.async_checkpoint", "false", rule, fix)
-    if train.eval_interval and not train.eval_batches:
-        rule = "has no effect while train.eval_batches is 0"
-        yield Fault("train.eval_interval", train.eval_interval, rule, "Set train.eval_batches=4.")
+    rule = f"ends the decay before it begins, after the {optim.warmup_steps} steps of optim.warmup_steps"
+    fix = f"Set optim.decay_steps={optim.warmup_steps + 1} or more."
+    yield Fault("optim.decay_steps", optim.decay_steps, rule, fix)
 
 
 def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Fault]:
@@ -127,7 +118,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (
     (("data",), _target_rules),
     (("device",), _device_rules),
     (("optim",), _decay_rules),
-    (("train",), _interval_rules),
     (("train", "data"), _evaluation_rules),
     (("train", "report"), _measure_rules),
     (("report", "parallel", "fusion"), _claims_rules),

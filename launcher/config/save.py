@@ -13,6 +13,8 @@ from launcher.typed.read import plain
 _PLAIN_TEXT = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _OTHER_MEANINGS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf"))
 
+_REFERENCE = re.compile(r"(\\*)\$\{")
+
 
 def dump(config: LaunchConfig) -> str:
     """The whole configuration as a recipe: composed again it gives the same configuration.
@@ -38,8 +40,9 @@ def scalar_text(value: Any) -> str:
         return repr(value) if not exponent or "." in digits else f"{digits}.0e{power}"
     if not isinstance(value, str):
         return json.dumps(value)
-    is_plain = _PLAIN_TEXT.fullmatch(value) and value.lower() not in _OTHER_MEANINGS
-    return value if is_plain else json.dumps(value, ensure_ascii=False)
+    if _PLAIN_TEXT.fullmatch(value) and value.lower() not in _OTHER_MEANINGS and value != "None":
+        return value
+    return json.dumps(_REFERENCE.sub(r"\1\1\\${", value), ensure_ascii=False)  # it refers to nothing
 
 
 def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:

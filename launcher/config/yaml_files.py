@@ -22,6 +22,8 @@ from launcher.config.nodes import NodeReader
 from launcher.config.recipes import SUFFIX, Recipe
 from launcher.typed.read import Source
 
+BASE = "base"
+"""The launcher's own file that every recipe extends."""
 PRIMARY = "<recipe>"
 """Name of the recipe's own file in Hydra, whatever its path."""
 UNSET = "???"
@@ -38,6 +40,15 @@ class Document:
     header: Mapping[str, str | None]
     values: dict[str, Any]
     marks: Mapping[str, Source]
+    is_recipe: bool
+    """Whether its values are somebody's own: not those of a group's file or of the launcher, nor those of a
+    file that extends nothing, which has to set everything."""
+
+    @property
+    def chosen_groups(self) -> list[str]:
+        """The groups of which its defaults list chooses the file."""
+        entries = [entry for entry in self.values.get("defaults", ()) if isinstance(entry, Mapping)]
+        return [key.removeprefix("override ").strip("/ ") for entry in entries for key in entry]
 
 
 class Folder(FileConfigSource):
@@ -52,7 +63,12 @@ class Folder(FileConfigSource):
         """Reads a file, and keeps the sources of its values."""
         file = self.file(config_path)
         label = str(Path(self.label, file.relative_to(self.folder)))
-        document = self.documents[config_path] = read_document(file, label)
+        is_shipped = self.folder.resolve() == resources.folder("conf").resolve()
+        if config_path == BASE and not is_shipped:
+            rule = f"{label} has the name of the launcher's own base, which chooses a file of every group"
+            raise ConfigError([Fault("defaults", f"/{BASE}", rule, "Rename it, and where it is extended.")])
+        document = read_document(file, label, is_own=not is_shipped and "/" not in config_path)
+        self.documents[config_path] = document
         package = document.header.get("package")
         if self.only and package not in (None, "_global_"):
             raise LauncherError(
@@ -78,8 +94,8 @@ class Folder(FileConfigSource):
         return not self.only and (self.folder / config_path).is_dir()
 
 
-def read_document(file: Path, label: str) -> Document:
-    """Reads one file.
+def read_document(file: Path, label: str, *, is_own: bool) -> Document:
+    """Reads one file. ``is_own``: it is a recipe, not a file of a group or the launcher's own.
 
     Raises:
         LauncherError: when it is not YAML, or uses what recipes may not.
@@ -91,9 +107,9 @@ def read_document(file: Path, label: str) -> Document:
         reader = NodeReader(label)
         values = {} if node is None else reader.read(node)
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise LauncherError(f"{label}{line}: not YAML: {problem or error}") from error
+        raise LauncherError(f"{label}{line}: not YAML: {_yaml_problem(error, text)}") from error
     except (OSError, ValueError) as error:
         is_binary = isinstance(error, UnicodeDecodeError)
         reason = "not UTF-8 text" if is_binary else getattr(error, "strerror", error)
@@ -105,7 +121,32 @@ def read_document(file: Path, label: str) -> Document:
         raise LauncherError(f"{label}: must consist of key: value lines, not {found}")
     if faults := [*reader.faults, *defaults_faults(values, reader.marks)]:
         raise ConfigError(faults)
-    return Document(label=label, header=header, values=values, marks=reader.marks)
+    return Document(
+        label=label,
+        header=header,
+        values=values,
+        marks=reader.marks,
+        is_recipe=is_own and "defaults" in values,
+    )
+
+
+def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
+    """What is wrong with a text that is not YAML, and what to write instead where that is known."""
+    problem, context = (str(getattr(error, name, None) or "") for name in ("problem", "context"))
+    mark: Any = getattr(error, "problem_mark", None)
+    line = text.splitlines()[mark.line : mark.line + 1] if mark else []
+    letter = line[0][mark.column : mark.column + 1] if line else ""
+    if letter == "\t" or (line and "\t" in line[0][: -len(line[0].lstrip()) or None]):
+        return "it has a tab, and YAML is indented by spaces. Replace the tab by spaces."
+    if "alias" in context + problem:
+        return 'a * in front makes an alias of a text. Write a text like *.txt in quotes: "*.txt".'
+    if "cannot start any token" in problem:
+        return f"a text cannot begin with {letter}. Write it in quotes."
+    if "escape" in problem:
+        return "in double quotes a \\ begins an escape. Write the text in single quotes."
+    if "mapping values are not allowed" in problem:
+        return "a second colon in one line. Write a text that holds one in quotes."
+    return problem or str(error)
 
 
 def repository(recipe: Recipe) -> CachingConfigRepository:
@@ -171,6 +212,14 @@ def defaults_faults(values: Mapping[str, Any], marks: Mapping[str, Source]) -> I
             yield Fault(path, entry, rule, _FIX, marks[path].where)
         elif entry in entries[:index]:
             yield Fault(path, entry, "is listed twice", "Remove one.", marks[path].where)
+        elif "_self_" in entries[:index] and values.keys() > {"defaults"} and not _is_override(entry):
+            rule = "comes after _self_, so its values would take the place of those that this file sets"
+            yield Fault(path, entry, rule, "Put _self_ last.", marks[path].where)
+
+
+def _is_override(entry: Any) -> bool:
+    """Whether it chooses another file of a group, which has no place of its own."""
+    return isinstance(entry, Mapping) and all(key.startswith("override ") for key in entry)
 
 
 def _is_entry(entry: Any) -> bool:

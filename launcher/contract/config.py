@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.contract.site import SiteConfig
-from launcher.typed.read import REST, read_or_raise
+from launcher.typed.read import REST, read_or_raise, read_unless, read_while
 from launcher.typed.scalars import (
     Filled,
     Fraction,
@@ -111,7 +111,7 @@ class ClusterConfig:
     """Devices in one node; one rank drives one device."""
     intra_node: LinkConfig
     """Link between two devices of one node."""
-    inter_node: LinkConfig
+    inter_node: LinkConfig = field(metadata=read_unless("cluster.nodes", 1))
     """Link between two devices of different nodes."""
     allow_idle_devices: bool
     """Accept a strategy that leaves devices unused."""
@@ -153,7 +153,7 @@ class ParallelConfig:
     rank_order: str
     """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``. Megatron's
     ``--order`` of the same ranks begins with the innermost: ``tp-dp-pp``."""
-    bucket_bytes: PositiveInt
+    bucket_bytes: PositiveInt = field(metadata=read_unless("parallel.dp", 1))
     """Bytes at which a bucket of gradients starts its all-reduce."""
     zero_offload: bool = False
     """Keep the optimizer state of ZeRO in the memory of the CPU, and update there."""
@@ -191,8 +191,8 @@ class PrecisionConfig:
     """Weights and activations in forward and backward."""
     gradients: DType
     """Accumulated and reduced gradients."""
-    master_weights: bool
-    """Keep an fp32 copy of the weights in the optimizer (always true in effect for fp32)."""
+    master_weights: bool = field(metadata=read_unless("precision.compute", "fp32", neutral=False))
+    """Keep an fp32 copy of the weights in the optimizer."""
     tf32: bool = False
     """Round the inputs of fp32 matrix products to TF32, as GPUs since Ampere multiply fastest."""
 
@@ -238,15 +238,15 @@ class ModelConfig:
     """Width inside the MLP; null = 4 * hidden_size."""
     vocab_size: Size | None
     """Tokens in the vocabulary."""
-    tied_embeddings: bool
+    tied_embeddings: bool = field(metadata=read_unless("model.family", "custom", neutral=False))
     """The output head uses the input embedding's weight."""
-    dropout: Probability
+    dropout: Probability = field(metadata=read_unless("model.family", "custom"))
     """Probability of zeroing, after the embedding and after each residual branch."""
-    norm_eps: PositiveFloat
+    norm_eps: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
     """Added to the variance in every norm."""
-    rope_theta: PositiveFloat
-    """Base of the rotary frequencies (llama)."""
-    init_std: PositiveFloat
+    rope_theta: PositiveFloat = field(metadata=read_while("model.family", "llama"))
+    """Base of the rotary frequencies."""
+    init_std: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
     """Standard deviation of the initial weights."""
     target: str | None
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
@@ -269,7 +269,7 @@ class DataConfig:
     """Share of the text or the samples, taken from the end, that is only evaluated."""
     prefetch_batches: NonNegativeInt
     """Steps of data made ready in the background; 0 = none."""
-    cache_dir: str | None
+    cache_dir: str | None = field(metadata=read_unless("data.source", None))
     """Where the token file is kept; null = the user's cache folder."""
     target: str | None
     """``package.module:function`` that builds a user's own dataset, of pairs (input, target); excludes
@@ -312,9 +312,9 @@ class OptimConfig:
     """Steps in which the learning rate grows linearly from 0 to ``lr``."""
     decay: Literal["cosine", "linear", "constant"]
     """How the learning rate falls after the warm-up."""
-    min_lr_fraction: Fraction
+    min_lr_fraction: Fraction = field(metadata=read_unless("optim.decay", "constant"))
     """Learning rate at the end of the decay as a share of ``lr``."""
-    decay_steps: PositiveInt | None = None
+    decay_steps: PositiveInt | None = field(default=None, metadata=read_unless("optim.decay", "constant"))
     """Number of steps after which the learning rate falls no more; null = ``train.num_steps``. One that is
     given leaves the learning rates as they are when a run goes on to more steps."""
 
@@ -325,15 +325,17 @@ class TrainConfig:
 
     num_steps: PositiveInt
     """Optimizer steps."""
-    eval_interval: NonNegativeInt
+    eval_interval: NonNegativeInt = field(metadata=read_unless("train.eval_batches", 0, neutral=0))
     """Steps between evaluations; 0 = only after the last step."""
     eval_batches: NonNegativeInt
     """Global batches per evaluation; 0 = no evaluation."""
     checkpoint_interval: NonNegativeInt
     """Steps between checkpoints; 0 = none."""
-    keep_checkpoints: PositiveInt
+    keep_checkpoints: PositiveInt = field(metadata=read_unless("train.checkpoint_interval", 0))
     """How many checkpoints are kept, the newest."""
-    async_checkpoint: bool = True
+    async_checkpoint: bool = field(
+        default=True, metadata=read_unless("train.checkpoint_interval", 0, neutral=True)
+    )
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
     init_from: str | None = None
     """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
@@ -347,7 +349,8 @@ class ReportConfig:
     baseline: str
     """``auto``, ``none``, or the directory of a finished run."""
     warmup_steps: NonNegativeInt
-    """First steps that no measured number includes."""
+    """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
+    short for it."""
     claims: bool = False
     """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
     own. What autograd holds is then followed through the second step, which has to be warm-up."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher.typed.read import read_while
 from launcher.typed.scalars import PositiveInt
 
 _TIME = re.compile(r"(\d{1,9}-)?\d{1,9}(:[0-5]?\d){0,2}")
@@ -76,9 +77,11 @@ class SiteConfig:
     time_limit: str | None = None
     """Longest run, as sbatch takes it: ``HH:MM:SS``, ``D-HH:MM:SS``, ``D-HH``, or minutes; ``UNLIMITED`` or
     ``0`` = none; null = the partition's default."""
-    gpu_request: Literal["gpus_per_node", "gres", "gres_typed", "none"] = "gpus_per_node"
+    gpu_request: Literal["gpus_per_node", "gres", "gres_typed", "none"] = field(
+        default="gpus_per_node", metadata=read_while("device.kind", "cuda", neutral="none")
+    )
     """How devices of kind cuda are asked for; ``none``: not at all, where whole nodes are given."""
-    gpu_type: str | None = None
+    gpu_type: str | None = field(default=None, metadata=read_while("device.kind", "cuda"))
     """Type of ``gres_typed``, such as ``h100``."""
     memory_per_node: str | None = None
     """Memory of a node, such as ``64G``; ``0``: all of it; null = not asked for."""

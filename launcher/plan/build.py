@@ -20,6 +20,7 @@ from launcher.plan.notes import balance_note, plan_notes
 from launcher.plan.plugins import plugin_errors
 from launcher.plan.rules.memory_fit import memory_faults, predict
 from launcher.plan.rules.refusal import refusal
+from launcher.plan.rules.unread import unread_notes
 from launcher.typed.read import NO_SOURCES, Source
 
 _NO_INPUTS = PlanInputs()
@@ -58,6 +59,7 @@ def _built(
     schedule = plan_schedule(job, chosen.schedule, predicted.lists, costs, predicted.memory)
     owner = chosen.owner
     notes = [f"Planned, but by prediction it ends out of memory: {fault.allowed}." for fault in faults]
+    notes += unread_notes(config, sources)
     notes += plan_notes(config.batch, job, chosen.schedule, schedule, costs)
     if config.parallel.layers_per_stage == "auto":
         notes.append(balance_note(job, chosen.parallels))

@@ -30,6 +30,7 @@ from launcher.plan.plugins import (
 )
 from launcher.plan.rules.checks import config_faults
 from launcher.plan.rules.fusion import fusion_faults
+from launcher.plan.rules.unread import unread_faults
 from launcher.schedule.passes import schedule_faults
 from launcher.typed.read import Source
 
@@ -117,6 +118,7 @@ def _early_faults(
     settings = (found.settings_faults(config) for found in candidate_parallels(config).values())
     return [
         *config_faults(config, sources),
+        *unread_faults(config, sources),
         *chain.from_iterable(settings),
         *rank_order_faults(config.parallel.rank_order),
         *unusable_plugins,

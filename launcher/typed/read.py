@@ -27,6 +27,43 @@ REST: Final = {"rest": True}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Condition:
+    """When a setting is read: while another one has some values, or has others."""
+
+    path: str
+    """Config path of the other."""
+    values: tuple[Any, ...]
+    is_read: bool
+    """Whether the setting is read at these values of the other, or at all others."""
+    neutral: Any = None
+    """A value that says itself that nothing is done, so that it may be given anywhere."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether the setting is read where the other has this value."""
+        return (value in self.values) == self.is_read
+
+    def __str__(self) -> str:
+        word = "while" if self.is_read else "unless"
+        values = " or ".join("null" if value is None else str(value) for value in self.values)
+        return f"Read {word} ``{self.path}`` is {values}."
+
+
+def read_while(path: str, *values: Any, neutral: Any = None) -> Mapping[str, Condition]:
+    """Metadata of a field that is read only while the setting at ``path`` has one of the values."""
+    return {"read": Condition(path=path, values=values, is_read=True, neutral=neutral)}
+
+
+def read_unless(path: str, *values: Any, neutral: Any = None) -> Mapping[str, Condition]:
+    """Metadata of a field that is not read while the setting at ``path`` has one of the values."""
+    return {"read": Condition(path=path, values=values, is_read=False, neutral=neutral)}
+
+
+def condition_of(item: dataclasses.Field[Any]) -> Condition | None:
+    """When a field is read; None: always."""
+    return item.metadata.get("read")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Where one value comes from."""
 
@@ -34,6 +71,11 @@ class Source:
     """``file.yaml:12``, or ``override parallel.tp=4``."""
     text: str | None = None
     """A scalar as it was written, unquoted; None when it was quoted or computed."""
+    is_given: bool = False
+    """Whether a recipe or an override sets it; False: it comes with the choice of a group's file."""
+    layer: int = 0
+    """Place of the recipe or the override that sets it, or that chooses the file it comes with, in the order
+    of precedence; 0: the launcher's own choice."""
 
 
 NO_SOURCES: Mapping[str, Source] = types.MappingProxyType({})
@@ -46,6 +88,8 @@ class Reading:
 
     sources: Mapping[str, Source] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    """What was read as text, by config path: as it was typed, even where it looks like a number."""
 
     def fault(self, path: str, given: Any, allowed: str, fix: str = "") -> Any:
         """Records a fault; returns the sentinel for a value that could not be read."""
@@ -163,6 +207,8 @@ def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
     parsed = read_scalar(base, value, text)
     if parsed is WRONG or any(parsed not in bound for bound in bounds):
         return reading.fault(path, value, f"must be {describe(kind)}", hint((kind,), value, text))
+    if base is str:
+        reading.texts[path] = parsed
     return parsed
 
 
@@ -176,6 +222,7 @@ def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any
         attempt = Reading(reading.sources)
         chosen = _value(kind, value, path, attempt)
         if not attempt.faults:
+            reading.texts |= attempt.texts
             return chosen
     for kind in kinds:
         if _takes(kind, value):

@@ -22,7 +22,9 @@ FLOORS = (
 )
 """The packages of the core from the bottom up: a module imports its own package and those of lower floors."""
 SHARED_WITH_PLUGINS = {"base", "typed", "contract"}
-COMPOSE_MODULES = {f"launcher.config.{name}" for name in ("compose", "override_grammar", "yaml_files")}
+COMPOSE_MODULES = {
+    f"launcher.config.{name}" for name in ("compose", "interpolations", "override_grammar", "yaml_files")
+}
 COMPOSE_LIBRARIES = {"hydra", "omegaconf", "yaml", "antlr4"}
 RUNTIME_LIBRARIES = {"torch", "numpy", "safetensors", "deepspeed"}
 TESTING_LIBRARIES = {"pytest"}

@@ -35,7 +35,10 @@ def start(tmp_path, text):
     started = []
 
     def run(*words, **options):
-        data = (f"data.source={text}", f"data.cache_dir={tmp_path}/cache")
+        is_text = not any(word.startswith("data.target=") for word in words)
+        data = (
+            [f"data.source={text}", f"data.cache_dir={tmp_path}/cache"] if is_text else ["data.source=null"]
+        )
         command = [sys.executable, "-m", "launcher", "run", "quickstart", *SMALL_RUN, *data, *words]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         process = subprocess.Popen(command, cwd=tmp_path, text=True, **streams)
@@ -227,7 +230,7 @@ class Texts:
 
 def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(start, tmp_path):
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
-    words = ("data.source=null", "data.target=mine:Texts", "parallel.pp=1", "parallel.dp=2")
+    words = ("data.target=mine:Texts", "parallel.pp=1", "parallel.dp=2")
     saves = ("train.num_steps=20", "train.checkpoint_interval=2", "executor.max_restarts=1")
     process = start(*words, *saves, f"run.timeout_s={TIMEOUT_S}", "run.dir=mine", "--no-baseline")
     output, error = process.communicate(timeout=300)

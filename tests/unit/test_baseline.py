@@ -68,7 +68,7 @@ def test_an_interleaved_plan_has_a_baseline_too(make_plan):
     [
         ("parallel.pp=4",),
         ("parallel.dp=2",),
-        ("parallel.bucket_bytes=1000",),
+        ("parallel.dp=2", "parallel.bucket_bytes=1000"),
         ("run.root=/elsewhere",),
         ("data.cache_dir=/elsewhere",),
         ("report.baseline=none",),

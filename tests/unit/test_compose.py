@@ -94,7 +94,7 @@ def test_value_that_a_file_leaves_open_is_absent() -> None:
 def test_text_of_a_source_always_says_the_value() -> None:
     composed = compose_sound("quickstart", ["seed=${train.num_steps}", "parallel.tp.x=3"])
     assert composed.values["seed"] == composed.values["train"]["num_steps"]
-    assert composed.sources["seed"].text is None
+    assert composed.sources["seed"].text == "150"
     assert composed.sources["parallel.tp"].text is None
     assert composed.sources["parallel.tp"].where == "override parallel.tp.x=3"
 
@@ -293,6 +293,20 @@ def test_own_file_that_hides_a_shipped_one_is_named(write: Write) -> None:
     assert composed.notes == ("ours/precision/fp32.yaml is used and hides conf/precision/fp32.yaml",)
 
 
+def test_own_base_beside_a_recipe_is_refused_and_named(write: Write) -> None:
+    write("ours/base.yaml", "seed: 3\n")
+    write("ours/run.yaml", BASED)
+    assert refused("ours/run.yaml") == (
+        "defaults=/base: ours/base.yaml has the name of the launcher's own base, which chooses a file of "
+        "every group. Rename it, and where it is extended."
+    )
+
+
+def test_self_may_stand_before_the_choice_of_a_file(write: Write) -> None:
+    write("ours.yaml", "defaults: [/base, _self_, override /model: llama3_8b]\nseed: 3\n")
+    assert compose_sound("./ours.yaml").values["seed"] == 3
+
+
 def test_shipped_recipe_wins_over_a_file_of_its_name_and_says_so(write: Write) -> None:
     write("quickstart.yaml", BASED)
     (note,) = compose_sound("quickstart").notes
@@ -334,7 +348,17 @@ def test_file_given_without_its_path_is_hinted(write: Write) -> None:
         ("a: 1\nb:\n  c: 1\n  c: 2\n", "b.c=(twice): is set twice in one group, first in line 3. Remove one. "
          "[ours.yaml:4]"),
         ("a: [1\nb", "ours.yaml:3: not YAML: did not find expected ',' or ']'"),
-        ("a: 1\n\tb: 2\n", "ours.yaml:2: not YAML: "),
+        ("a: 1\n\tb: 2\n", "ours.yaml:2: not YAML: it has a tab, and YAML is indented by spaces. Replace"),
+        ("a:\n  b: 1\n\tc: 2\n", "ours.yaml:3: not YAML: it has a tab"),
+        ("a:\t\n- b\n\t- c\n", "ours.yaml:3: not YAML: it has a tab"),
+        ("a: *.txt\n", "ours.yaml:1: not YAML: a * in front makes an alias of a text. Write a text "
+         'like *.txt in quotes: "*.txt".'),
+        ("a: *b\n", "ours.yaml:1: not YAML: a * in front makes an alias of a text."),
+        ("a: @b\n", "ours.yaml:1: not YAML: a text cannot begin with @. Write it in quotes."),
+        ('a: "\\${B}"\n', "ours.yaml:1: not YAML: in double quotes a \\ begins an escape. Write the text in"),
+        ("a: b: c\n", "ours.yaml:1: not YAML: a second colon in one line. Write a text that"),
+        ("defaults: [_self_, /base]\nseed: 3\n", "defaults[1]=/base: comes after _self_, so its values would "
+         "take the place of those that this file sets. Put _self_ last. [ours.yaml:1]"),
         ("a: 1\n---\nb: 1\n", "ours.yaml:2: not YAML: but found another document"),
         (
             "a: !!int 3\n",

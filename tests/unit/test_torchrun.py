@@ -250,11 +250,6 @@ def test_ranks_that_save_are_waited_for_as_long_as_the_recipe_says(make_plan):
     assert Torchrun().render(make_plan(), REQUEST).save_wait_s == 0
 
 
-def test_a_wait_for_a_save_that_is_not_made_is_refused(make_plan):
-    with pytest.raises(PlanError, match=r"save_wait_s=30.*checkpoint_interval is 0\. Set train\.checkpoint_"):
-        render(make_plan("executor.save_wait_s=30"), Path(REQUEST.run_dir))
-
-
 def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):
     monkeypatch.setattr(torchrun, "_GRACE_S", 0.1)
     handle = start(run_dir, sys.executable, "-c", STUBBORN_RANK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from launcher.app.launch import with_executor
 from launcher.app.lifecycle import PreparedRun, prepared
@@ -18,7 +19,8 @@ from launcher.app.sweep.store import Sweep, make_sweep
 from launcher.app.sweep.tables import refusals
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.units import counted
-from launcher.config.compose import compose, group_files
+from launcher.config.compose import Composed, compose, group_files
+from launcher.config.paths import mapped
 from launcher.contract.job import CHECKPOINTS
 from launcher.contract.plan import Plan
 from launcher.runs.record import Origin, write_plan
@@ -42,7 +44,7 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
         ConfigError: when the words make no sweep.
         LauncherError: when the recipe cannot be composed at all.
     """
-    section = compose(given.recipe).values.get(SECTION)
+    section = _section(compose(given.recipe))
     found, dims = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
     head = _executor_word(given.recipe, found[0])
     points: list[Point] = []
@@ -50,8 +52,9 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
     notes: dict[str, None] = {}
     for item in found:
         point = replace(item, overrides=(*head, *item.overrides))
+        swept = set(item.overrides) - set(given.overrides)
         try:
-            made = make_plan(given.recipe, point.overrides)
+            made = make_plan(given.recipe, point.overrides, swept)
             refuse(_faults(made.plan, starts=starts), made.composed.sources)
         except LauncherError as error:
             refused.append(replace(point, faults=_faults_of(error, point)))
@@ -66,6 +69,16 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
         refused=tuple(refused),
         notes=tuple(notes),
     )
+
+
+def _section(composed: Composed) -> Any:
+    """The section of a recipe that holds axes, its values as they are written; None: it has none."""
+
+    def text(path: str, value: Any) -> Any:
+        written = composed.sources[path].text if path in composed.sources else None
+        return value if written is None or value is None else written
+
+    return mapped(composed.values.get(SECTION), text, SECTION)
 
 
 def starts_here(points: Sequence[Point]) -> bool:

@@ -43,13 +43,13 @@ def recipe(given: Namespace) -> int:
 def _show(recipe: str, overrides: Sequence[str]) -> int:
     """Shows a recipe under overrides, then refuses one with faults."""
     from launcher.config.compose import compose  # Hydra is slow to import, and `ls` needs none of it
-    from launcher.config.load import load
+    from launcher.config.load import as_read, load
 
     composed = compose(recipe, overrides)
     print(escaped(f"# {composed.recipe_path}"))
     for note in composed.notes:
         print(escaped(f"note: {note}"), file=sys.stderr)
-    print(*lines(composed.values, composed.sources), sep="\n")
+    print(*lines(as_read(composed.values, composed.sources), composed.sources), sep="\n")
     load(composed.values, composed.sources, composed.faults)
     return 0
 

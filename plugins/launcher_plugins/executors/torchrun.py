@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.base.errors import Fault
@@ -38,6 +38,7 @@ from launcher.contract.job import (
     JobState,
 )
 from launcher.contract.plan import Plan
+from launcher.typed.read import read_unless
 from launcher.typed.scalars import NonNegativeInt, PositiveFloat
 
 ENTRY_MODULE = "launcher.runtime.process.main"
@@ -64,7 +65,7 @@ class TorchrunConfig:
 
     max_restarts: NonNegativeInt = 0
     """Restarts after a failure, from the newest intact checkpoint."""
-    save_wait_s: PositiveFloat = 600
+    save_wait_s: PositiveFloat = field(default=600, metadata=read_unless("train.checkpoint_interval", 0))
     """Seconds that ranks have to save when the run is stopped (Ctrl-C, SIGTERM, SIGUSR1), after which they
     are killed; without a checkpoint_interval they are killed at once."""
 
@@ -200,11 +201,6 @@ def ending(status: int) -> str:
 def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
     settings = config.executor.settings(TorchrunConfig)
     yield from restart_faults(config, settings.max_restarts)
-    usual = TorchrunConfig().save_wait_s
-    if settings.save_wait_s != usual and not config.train.checkpoint_interval:
-        rule = "the ranks are killed at once when the run is stopped, since train.checkpoint_interval is 0"
-        fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}, or leave it out."
-        yield Fault("executor.save_wait_s", settings.save_wait_s, rule, fix)
     if config.cluster.nodes > 1:
         others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
         rule = f"starts ranks on this machine only, and cluster.nodes={config.cluster.nodes}"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from launcher.base.errors import Fault
 from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
+from launcher.typed.read import read_unless
 from launcher.typed.scalars import NonNegativeInt, PositiveInt, Range
 from launcher_plugins.executors.torchrun import restart_faults, restart_notes
 
@@ -26,11 +27,15 @@ class SlurmConfig:
     continuation: Literal["requeue", "chain", "none"] = "requeue"
     """How an interrupted run continues. ``requeue``: its job is requeued; ``chain``: it is submitted as
     ``max_starts`` jobs, each of which resumes from the one before; ``none``: it does not."""
-    max_starts: PositiveInt = 8
+    max_starts: PositiveInt = field(
+        default=8, metadata=read_unless("executor.continuation", "none", neutral=1)
+    )
     """Largest number of starts of the ranks."""
     max_restarts: NonNegativeInt = 0
     """Restarts after a failure, from the newest intact checkpoint."""
-    save_lead_s: Annotated[int, Range(minimum=0, maximum=65_535)] = 120
+    save_lead_s: Annotated[int, Range(minimum=0, maximum=65_535)] = field(
+        default=120, metadata=read_unless("train.checkpoint_interval", 0, neutral=0)
+    )
     """Seconds before the time limit at which the ranks are asked to save and stop; 0 = they are not."""
 
     def num_jobs(self) -> int:

@@ -1,0 +1,188 @@
+"""Settings that nothing reads: refused where they are given, silent where they come with a group's file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.app.planning import make_plan
+from launcher.app.request import Request
+from launcher.app.sweep.planning import plan_sweep
+from launcher.base import registry
+from launcher.base.errors import PlanError
+from launcher.contract.config import LaunchConfig
+from launcher.contract.executor import Executor
+from launcher.contract.strategy import Architecture, Parallel, Schedule
+from launcher.plan.rules.unread import conditions
+from launcher.typed.read import Condition, read_while
+
+HEAD = "defaults: [/quickstart, _self_]\n"
+PLACES: dict[Any, str] = {
+    Executor: "executor",
+    Architecture: "architecture",
+    Schedule: "parallel.schedule_options",
+}
+
+
+def declared() -> list[tuple[tuple[str, ...], str, Condition]]:
+    """Every condition of the schema and of the plugins that come with it: words that choose the plugin, the
+    setting, and when it is read."""
+    found: list[tuple[tuple[str, ...], str, Condition]] = [((), *item) for item in conditions(LaunchConfig)]
+    for kind in (Executor, Architecture, Schedule, Parallel):
+        for name in registry.own_plugins(kind.entry_group):
+            if cls := getattr(registry.load(kind, name), "Config", None):
+                choice = (
+                    (f"{PLACES[kind]}={name}",) if kind is not Schedule else (f"parallel.schedule={name}",)
+                )
+                found += [(choice, *item) for item in conditions(cls, PLACES[kind])]
+    return found
+
+
+ON: dict[str, dict[Any, tuple[str, ...]]] = {
+    "model.family": {"custom": (), "llama": ("model=llama3_8b", "model.num_layers=4", "model.vocab_size=256",
+                                             "model.hidden_size=64", "model.num_heads=8")},
+    "data.source": {None: ()},
+    "optim.decay": {"constant": ()},
+    "train.eval_batches": {0: ()},
+    "train.checkpoint_interval": {0: ("train.checkpoint_interval=10",)},
+    "cluster.nodes": {1: ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=1")},
+    "parallel.dp": {1: ("parallel.dp=2",)},
+    "precision.compute": {"fp32": ("precision=bf16",)},
+    "device.kind": {"cuda": ("device=h100", "cluster=dgx_h100", "cluster.devices_per_node=2")},
+    "executor.continuation": {"none": ()},
+}  # fmt: skip
+"""By the setting that decides, and the value that its condition names: words under which it is read."""
+OFF: dict[str, dict[Any, tuple[str, ...]]] = {
+    "model.family": {"custom": ("model=custom", "model.target=a.b:c"), "llama": ()},
+    "data.source": {None: ("data=custom", "data.target=a.b:c")},
+    "optim.decay": {"constant": ("optim.decay=constant",)},
+    "train.eval_batches": {0: ("train.eval_batches=0",)},
+    "executor.continuation": {"none": ("executor.continuation=none",)},
+}
+"""Words under which it is not; none for what is so in the quickstart."""
+VALUES = {
+    "cluster.inter_node": "{latency_s: 1, bandwidth_bytes_per_s: 1}",
+    "data.cache_dir": "x",
+    "site.gpu_type": "h100",
+    "site.gpu_request": "gres",
+    "model.tied_embeddings": "true",
+    "model.dropout": "0.25",
+    "optim.min_lr_fraction": "0.25",
+    "train.async_checkpoint": "false",
+    "precision.master_weights": "true",
+}
+"""What is given where a number does not do."""
+
+
+def refused(path: str, words: Sequence[str], recipe: str = "quickstart") -> list[str]:
+    """The faults of a setting."""
+    try:
+        make_plan(recipe, words)
+    except PlanError as error:
+        return [str(fault) for fault in error.faults if fault.path.startswith(path)]
+    return []
+
+
+@pytest.mark.parametrize(("choice", "path", "condition"), declared(), ids=lambda part: str(part)[:40])
+def test_a_setting_is_refused_where_it_is_not_read_and_accepted_where_it_is(
+    choice: tuple[str, ...], path: str, condition: Condition
+) -> None:
+    key = condition.values[0]
+    given = f"{path}={VALUES.get(path, '3')}"
+    off = [*choice, *OFF.get(condition.path, {}).get(key, ())]
+    off = [*off, "site.gpu_request=gres_typed"] if path == "site.gpu_type" else off
+    faults = refused(path, [*off, given])
+    assert faults and all(f"has no effect while {condition.path} is " in fault for fault in faults)  # noqa: PT018
+    on = [*choice, *ON[condition.path][key]]
+    on = [*on, "site.gpu_request=gres_typed"] if path == "site.gpu_type" else on
+    assert not refused(path, [*on, given])
+    if condition.neutral is not None:
+        assert not refused(path, [*off, f"{path}={str(condition.neutral).lower()}"])
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_groups_file_may_set_what_nothing_reads(tmp_path: Path) -> None:
+    write(tmp_path, "optim/flat.yaml", "defaults: [adamw, _self_]\ndecay: constant\nmin_lr_fraction: 0.3\n")
+    ours = write(tmp_path, "ours.yaml", "defaults: [/quickstart, override /optim: flat, _self_]\n")
+    planned = make_plan(ours, [])
+    assert planned.plan.config.optim.min_lr_fraction == 0.3
+    assert "has no effect" not in " ".join(planned.plan.notes)
+    (fault,) = refused("optim", ["optim.min_lr_fraction=0.3"], ours)
+    assert fault.endswith("[override optim.min_lr_fraction=0.3]")
+
+
+def test_a_recipe_is_refused_with_its_line(tmp_path: Path) -> None:
+    ours = write(tmp_path, "ours.yaml", f"{HEAD}train:\n  keep_checkpoints: 3\n")
+    with pytest.raises(PlanError) as caught:
+        make_plan(ours, [])
+    assert str(caught.value) == (
+        "train.keep_checkpoints=3: has no effect while train.checkpoint_interval is 0. Leave it out, or set "
+        f"another train.checkpoint_interval. [{ours}:3]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["optim.decay=constant"], HEAD),
+        ([], "defaults: [./first, _self_]\noptim: {decay: constant}\n"),
+        (["optim=flat"], HEAD),
+        ([], "defaults: [./first, override /optim: flat, _self_]\n"),
+    ],
+)
+def test_what_a_later_recipe_or_an_override_takes_the_effect_of_is_noted(
+    tmp_path: Path, words: list[str], text: str
+) -> None:
+    write(tmp_path, "optim/flat.yaml", "defaults: [adamw, _self_]\ndecay: constant\n")
+    first = write(tmp_path, "first.yaml", f"{HEAD}optim: {{min_lr_fraction: 0.2}}\n")
+    recipe = first if text == HEAD else write(tmp_path, "second.yaml", text.replace("./", ""))
+    (note,) = (note for note in make_plan(recipe, words).plan.notes if "min_lr_fraction" in note)
+    assert note == f"optim.min_lr_fraction=0.2: has no effect while optim.decay is constant. [{first}:2]"
+
+
+def test_points_of_a_sweep_that_do_not_read_what_all_are_given_are_run_with_a_note() -> None:
+    words = ("optim.min_lr_fraction=0.2", "precision.master_weights=true", "optim.decay=constant,cosine",
+             "precision=fp32,bf16")  # fmt: skip
+    planned = plan_sweep(Request(recipe="quickstart", overrides=words))
+    noted = [
+        tuple(
+            name for name in ("min_lr_fraction", "master_weights") if f"{name}=" in " ".join(point.plan.notes)
+        )
+        for point in planned.points
+    ]
+    assert not planned.refused
+    assert noted == [("min_lr_fraction", "master_weights"), ("min_lr_fraction",), ("master_weights",), ()]
+    fixed = plan_sweep(
+        Request(recipe="quickstart", overrides=(*words[:2], "optim.decay=constant", "seed=1,2"))
+    )
+    assert not fixed.points
+
+
+def test_a_recipe_that_extends_nothing_sets_everything(tmp_path: Path) -> None:
+    from launcher.config.save import dump
+
+    config = make_plan("quickstart", ["optim.decay=constant"]).plan.config
+    saved = write(tmp_path, "saved.yaml", dump(config))
+    assert make_plan(saved, []).plan.config == config
+
+
+def test_a_setting_without_its_condition_would_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal is that of the declaration: turned round, it says the opposite."""
+    monkeypatch.setattr(
+        "launcher.plan.rules.unread.condition_of",
+        lambda item: (
+            read_while("optim.decay", "constant")["read"] if item.name == "min_lr_fraction" else None
+        ),
+    )
+    assert not refused("optim", ["optim.decay=constant", "optim.min_lr_fraction=0.2"])
+    assert refused("optim", ["optim.min_lr_fraction=0.2"])
+    assert not refused("model", ["model.rope_theta=1"])
