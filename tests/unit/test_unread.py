@@ -71,6 +71,7 @@ VALUES = {
     "model.tied_embeddings": "true",
     "model.dropout": "0.25",
     "optim.min_lr_fraction": "0.25",
+    "optim.decay_steps": "30",
     "train.async_checkpoint": "false",
     "precision.master_weights": "true",
 }
