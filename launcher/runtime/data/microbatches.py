@@ -20,7 +20,8 @@ from torch import Tensor
 
 from launcher.runtime.api import IGNORE_INDEX, RankContext
 from launcher.runtime.data.prefetch import Prefetcher
-from launcher.runtime.data.samples import SampleOrder, Samples, open_samples
+from launcher.runtime.data.samples import SampleOrder, Samples, item_of, open_samples
+from launcher.runtime.data.token_ids import check_ids
 from launcher.runtime.process.environment import user_cache
 
 
@@ -51,7 +52,7 @@ class Loader:
         """
         coordinates = ctx.plan.coordinates
         assert coordinates is not None, "a rank that does not train has no data"
-        config, self._batch = ctx.config, ctx.plan.plan.batch
+        config, self._plan, self._batch = ctx.config, ctx.plan.plan, ctx.plan.plan.batch
         self._device = ctx.device
         self._dp, self._dp_rank = ctx.plan.plan.mesh.dp, coordinates.dp
         self._is_first = any(stage.stage == 0 for stage in ctx.plan.stages)
@@ -106,15 +107,21 @@ class Loader:
         return microbatches
 
     def _read(self, samples: Samples, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples; empty where this rank's stages do not use them."""
+        """Inputs and targets of some samples; empty where this rank's stages do not use them.
+
+        Raises:
+            ConfigError: when one holds an id outside of the vocabulary.
+        """
         nothing = torch.empty(0, dtype=torch.int64)
         if not (self._is_first or self._is_last):
             return nothing, nothing
         inputs, targets = zip(*(samples[index] for index in indices), strict=True)
-        return (
+        used = (
             torch.stack(inputs) if self._is_first else nothing,
             torch.stack(targets) if self._is_last else nothing,
         )
+        check_ids(self._plan, *used, [item_of(samples, index) for index in indices])
+        return used
 
 
 def _num_targets(targets: Tensor) -> int:

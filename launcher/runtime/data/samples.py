@@ -64,6 +64,11 @@ class SampleOrder:
         return philox_generator(f"{self._seed}/order/{epoch}").permutation(self._num_samples)
 
 
+def item_of(samples: Samples, index: int) -> int:
+    """The number of a sample in the dataset that it is a part of."""
+    return int(samples.indices[index]) if isinstance(samples, Subset) else index
+
+
 def open_samples(config: LaunchConfig, global_size: int, cache: Path) -> tuple[Samples, Samples]:
     """The training samples and the evaluation samples, which are the last of the data.
 
