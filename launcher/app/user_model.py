@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from launcher.base.errors import Fault, PlanError
@@ -28,9 +28,10 @@ def measured_shape(config: LaunchConfig, roots: Sequence[str]) -> ModelShape:
     """The shape of a user's own model on its data, with ``roots`` on the module path.
 
     Raises:
-        PlanError: when the user's model or dataset cannot be made, with the last line of the reason.
+        PlanError: with every fault of the user's model or dataset, or the last line of why it cannot be made.
     """
-    request = {"model": plain(config.model), "data": plain(config.data), "batch": plain(config.batch)}
+    sections = ("model", "data", "batch", "precision")
+    request = {name: plain(getattr(config, name)) for name in sections}
     return _measure(json.dumps(request), tuple(roots))
 
 
@@ -46,16 +47,10 @@ def _measure(request: str, roots: Sequence[str]) -> ModelShape:
         text=True,
         check=False,
     )
+    if done.returncode and done.stdout:
+        raise PlanError(Fault(**values) for values in json.loads(done.stdout))
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise PlanError([_blamed(json.loads(request), reason)])
+        target = json.loads(request)["model"]["target"]
+        raise PlanError([Fault("model.target", target, f"its shape could not be measured: {reason}")])
     return read_or_raise(ModelShape, json.loads(done.stdout))
-
-
-def _blamed(request: Mapping[str, Mapping[str, str | None]], reason: str) -> Fault:
-    """The fault of the dataset where the reason names it, else of the model."""
-    model, data = request["model"]["target"], request["data"]["target"]
-    if data is not None and reason.startswith(of_data := f"data.target={data}: "):
-        return Fault("data.target", data, reason.removeprefix(of_data))
-    reason = reason.removeprefix(f"model.target={model}: ")
-    return Fault("model.target", model, f"its shape could not be measured: {reason}")

@@ -21,6 +21,18 @@ VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorShape:
+    """One tensor of what a layer gives to the next."""
+
+    shape: tuple[int, ...]
+    """Without the batch dim."""
+    dtype: str | None
+    """torch's name of a format without gradients, such as ``int64``; None: the compute format."""
+    is_shared: bool = False
+    """Whether it has no batch dim: one tensor for all samples of a microbatch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """One layer of the model, whole (before any split), per sample."""
 
@@ -40,6 +52,11 @@ class LayerShape:
     """Elements of the output that the next layer receives."""
     output_shape: tuple[int, ...]
     """Shape of one sample's output, without the batch dim."""
+    output_tensors: tuple[TensorShape, ...] = ()
+    """What the output consists of, where it is not one tensor in the compute format. It is then counted as
+    the message that holds it between two stages."""
+    num_fp32_parameters: int = 0
+    """Parameters that stay in fp32 whatever the compute format."""
     num_frozen_parameters: int = 0
     """Of all parameters, those that are not trained; every tensor-parallel rank holds them whole."""
     has_backward: bool = True
@@ -82,6 +99,9 @@ class ModelShape:
     """Goes with the last stage."""
     num_tied_parameters: int
     """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
+    num_input_ids: int | None = None
+    """Rows of the table in which a user's own model looks its inputs up; None: it has none, or the family
+    tells."""
     cut_at: int | None = None
     """The last layer that passes no gradient on to parameters that require one; None: there is none."""
     num_samples: int | None = None
@@ -96,6 +116,11 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied ones counted once."""
         return sum(part.num_parameters for part in self.parts) - self.num_tied_parameters
+
+    @property
+    def num_fp32_parameters(self) -> int:
+        """Those that stay in fp32 whatever the compute format."""
+        return sum(part.num_fp32_parameters for part in self.parts)
 
     @property
     def num_trained_parameters(self) -> int:
@@ -116,6 +141,8 @@ class StagePlan:
     has_epilogue: bool
     input_shape: tuple[int, ...]
     """Shape of what the stage receives for one sample, whole; empty on the first stage."""
+    input_tensors: tuple[TensorShape, ...] = ()
+    """What it consists of, where it is not one tensor in the compute format."""
     recompute: Recompute
     """What its layers compute again in the backward."""
     num_frozen: int = 0
@@ -320,6 +347,8 @@ class Plan:
     """Further JSON files of the run directory, by name: what a library that the ranks use is given."""
     sections: tuple[Section, ...] = ()
     """What plugins tell of their part."""
+    num_input_ids: int | None = None
+    """As of `ModelShape`: every integer in the inputs is below it."""
     num_frozen_parameters: int = 0
     """Of all parameters, those that are not trained."""
     num_update_copies: int = 1

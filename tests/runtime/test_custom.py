@@ -212,7 +212,7 @@ def test_a_parameter_on_two_stages_is_refused_but_not_on_one(monkeypatch: pytest
 def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: LaunchConfig
 ) -> tuple[int, str, str]:
-    request = {name: plain(getattr(config, name)) for name in ("model", "batch", "data")}
+    request = {name: plain(getattr(config, name)) for name in ("model", "batch", "data", "precision")}
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
     code = describe.main()
     answer = capsys.readouterr()
@@ -253,8 +253,24 @@ def test_a_model_that_is_refused_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = ask(monkeypatch, capsys, cnn(model=built_by(monkeypatch, lambda: None)))
-    assert (code, out) == (1, "")
-    assert err.startswith("model.target=mine:build: must return an object")
+    (fault,) = json.loads(out)
+    assert (code, err) == (1, "")
+    assert (fault["path"], fault["given"]) == ("model.target", "mine:build")
+    assert fault["allowed"].startswith("must return an object")
+
+
+def test_every_layer_that_is_refused_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    layers = [Noise(), nn.Flatten(), Noise()]
+    model = built_by(monkeypatch, lambda: SimpleNamespace(layers=layers, loss=loss_of))
+    code, out, _ = ask(monkeypatch, capsys, cnn(model=model))
+    starts = [fault["allowed"].partition(" draws ")[0] for fault in json.loads(out)]
+    assert (code, starts) == (1, ["layer 0 (Noise)", "layer 2 (Noise)"])
 
 
 def test_text_gives_a_users_model_a_row_of_tokens(
@@ -265,17 +281,3 @@ def test_text_gives_a_users_model_a_row_of_tokens(
     code, out, _ = ask(monkeypatch, capsys, config)
     assert code == 0
     assert json.loads(out)["layers"][0]["output_shape"] == [5, 3]
-
-
-@pytest.mark.parametrize(
-    ("layer", "what"),
-    [
-        (lambda: nn.TransformerEncoderLayer(4, 2, dropout=0.5), "draws random numbers"),
-        (lambda: nn.InstanceNorm1d(1, track_running_stats=True), "changes its buffer running_mean"),
-    ],
-)
-def test_a_layer_that_draws_or_counts_on_its_own_is_refused(layer, what, monkeypatch):
-    monkeypatch.setattr(describe, "load_custom", lambda model, seed: SimpleNamespace(layers=[layer()]))
-    model = make_config(model={"family": "custom", "target": "mine:build"}).model
-    with pytest.raises(ConfigError, match=rf"the forward of layer 0 .*{what}.*Take dropout and running"):
-        describe.describe(model, torch.ones(1, 1, 4))

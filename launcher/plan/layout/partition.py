@@ -112,6 +112,7 @@ def make_stages(
                 has_prologue=stage == 0 and model.prologue is not None,
                 has_epilogue=stage == num_stages - 1 and model.epilogue is not None,
                 input_shape=before.output_shape if stage and before else (),
+                input_tensors=before.output_tensors if stage and before else (),
                 recompute=each_recomputes[stage],
                 num_frozen=sum(not layer.has_backward for layer in layers),
             )

@@ -24,7 +24,8 @@ from launcher.runtime.data.agreement import refuse_other_items
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.reader import Reader
-from launcher.runtime.data.samples import NoSamples, SampleOrder, Samples, open_samples
+from launcher.runtime.data.samples import NoSamples, SampleOrder, Samples, item_of, open_samples
+from launcher.runtime.data.token_ids import check_ids
 from launcher.runtime.process.environment import user_cache
 
 
@@ -56,7 +57,7 @@ class Loader:
         """
         coordinates = ctx.plan.coordinates
         assert coordinates is not None, "a rank that does not train has no data"
-        config, self._batch = ctx.config, ctx.plan.plan.batch
+        config, self._plan, self._batch = ctx.config, ctx.plan.plan, ctx.plan.plan.batch
         self._device = ctx.device
         self._dp, self._dp_rank = ctx.plan.plan.mesh.dp, coordinates.dp
         self._is_first = any(stage.stage == 0 for stage in ctx.plan.stages)
@@ -135,8 +136,14 @@ class Loader:
         return microbatches
 
     def _read(self, samples: Samples, picks: Sequence[Pick]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples, each empty where this rank's stages do not use it."""
-        return samples.read(picks, inputs=self._is_first, targets=self._is_last)
+        """Inputs and targets of some samples, each empty where this rank's stages do not use it.
+
+        Raises:
+            ConfigError: when one holds an id outside of the vocabulary.
+        """
+        inputs, targets = samples.read(picks, inputs=self._is_first, targets=self._is_last)
+        check_ids(self._plan, inputs, targets, [item_of(samples, index) for _, index in picks])
+        return inputs, targets
 
 
 def _num_targets(targets: Tensor) -> int:

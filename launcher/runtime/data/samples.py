@@ -100,6 +100,11 @@ class SampleOrder:
         return philox_generator(f"{self._seed}/order/{epoch}").permutation(self._num_samples)
 
 
+def item_of(samples: Samples, index: int) -> int:
+    """The number of a sample in the dataset that it is a part of."""
+    return samples.indices[index] if isinstance(samples, Part) else index
+
+
 def open_samples(
     config: LaunchConfig, global_size: int, cache: Path, reader: Reader | None
 ) -> tuple[Samples, Samples]:

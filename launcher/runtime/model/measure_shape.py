@@ -1,8 +1,9 @@
 """Measures a user's own model: `python -m launcher.runtime.model.measure_shape < request.json > shape.json`.
 
-The request holds ``model``, ``batch`` and ``data``, as in the configuration. The result is a
-`launcher.contract.plan.ModelShape`. Each layer runs once on the CPU with one sample. The planner runs
-this in a process of its own, so that it needs no torch.
+The request holds ``model``, ``batch``, ``data`` and ``precision``, as in the configuration. The result is a
+`launcher.contract.plan.ModelShape`; with exit code 1 it is a list of faults. Each layer runs twice on the CPU
+with one sample, to be measured and to be seen to do the same. The planner runs this in a process of its own,
+so that it needs no torch.
 """
 
 from __future__ import annotations
@@ -10,20 +11,31 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.base.errors import ConfigError, Fault, LauncherError
-from launcher.contract.config import BatchConfig, DataConfig, ModelConfig
+from launcher.contract.config import BatchConfig, DataConfig, ModelConfig, PrecisionConfig
 from launcher.contract.plan import LayerShape, ModelShape
+from launcher.runtime.api import DTYPES
 from launcher.runtime.data.own_data import OwnData
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward, split_with
-from launcher.runtime.model.user_model import load_custom
+from launcher.runtime.model.repeatable import (
+    backward,
+    beside,
+    detached,
+    differences,
+    generator_states,
+    tensors_of,
+)
+from launcher.runtime.model.stage import message_elements, message_tensors
+from launcher.runtime.model.user_model import cast_parameters, fp32_parameters, load_custom
 from launcher.typed.read import plain, read_or_raise
 
 
@@ -35,8 +47,12 @@ def main() -> int:
             model = read_or_raise(ModelConfig, request["model"], "model")
             data = read_or_raise(DataConfig, request["data"], "data")
             batch = read_or_raise(BatchConfig, request["batch"], "batch")
+            precision = read_or_raise(PrecisionConfig, request["precision"], "precision")
             sample, num_samples = first_input(data, batch)
-            shape = replace(describe(model, sample), num_samples=num_samples)
+            shape = replace(describe(model, sample, DTYPES[precision.compute]), num_samples=num_samples)
+    except ConfigError as error:
+        print(json.dumps([plain(fault) for fault in error.faults], default=str))
+        return 1
     except LauncherError as error:
         print(error, file=sys.stderr)
         return 1
@@ -51,68 +67,104 @@ def first_input(data: DataConfig, batch: BatchConfig) -> tuple[Tensor, int | Non
         ConfigError: when the user's dataset cannot be made, or its first item cannot be read.
     """
     if data.target is None:
-        return torch.zeros(1, batch.seq_length, dtype=torch.int64), None
+        return torch.arange(batch.seq_length)[None] % 256, None
     samples = OwnData(data, seed=0)
     return samples.item(0, 0)[0][None], len(samples)
 
 
-def describe(model: ModelConfig, sample: Tensor) -> ModelShape:
-    """The shape of a user's model, measured with one sample [1, ...]."""
-    saved = _SavedElements()
+def describe(model: ModelConfig, sample: Tensor, compute: torch.dtype = torch.float32) -> ModelShape:
+    """The shape of a user's model, measured with one sample [1, ...].
+
+    ``compute``: the format of the messages between stages.
+
+    Raises:
+        ConfigError: with every layer that would not compute under each layout what it does on one device.
+    """
+    saved, lookups = _SavedElements(), _Lookups(sample)
+    given, other = cast(Any, sample), cast(Any, sample.roll(1, -1) if sample.dim() > 1 else None)
     shapes: list[LayerShape] = []
+    faults: list[Fault] = []
     is_reached, cut_at = False, None
     for index, layer in enumerate(load_custom(model, seed=0).layers):
-        given = sample.detach()
-        given.requires_grad_(is_reached and given.is_floating_point())
-        shape, sample = _measured(model, index, layer, given, saved)
-        shapes.append(shape)
-        num_cut = 0 if sample.requires_grad else index + 1
-        if sample.requires_grad and is_reached and given.grad is None:
+        leaves = detached(given, requires_grad=is_reached)
+        try:
+            output, shape, whats = _measured(layer, leaves, saved, lookups, compute)
+            other, is_mixed = beside(layer, given, output, other)
+        except Exception as error:
+            what = f"fails on a sample: {type(error).__name__}: {error}"
+            raise ConfigError([*faults, _fault(model, index, layer, what)]) from error
+        fix = "Take dropout, counters and running statistics out."
+        faults += [_fault(model, index, layer, what, fix) for what in whats]
+        if is_mixed and not whats:
+            what = "gives a sample another result beside other ones, and the layout decides which those are"
+            fix = "Let it treat each sample on its own, with the batch as the first dim (batch_first=True)."
+            faults.append(_fault(model, index, layer, what, fix))
+        shapes.append(replace(shape, name=f"layers.{index}"))
+        needs_gradient = any(tensor.requires_grad for tensor in tensors_of(output))
+        passes_gradient = any(tensor.grad is not None for tensor in tensors_of(leaves))
+        num_cut = 0 if needs_gradient else index + 1
+        if needs_gradient and is_reached and not passes_gradient:
             num_cut = index
         if num_cut:
             cut_at = index if is_reached or shape.num_trained_parameters else cut_at
             shapes[:num_cut] = map(_untrained, shapes[:num_cut])
-        is_reached = sample.requires_grad
+        given, is_reached = output, needs_gradient
+    if faults:
+        raise ConfigError(faults)
     return ModelShape(
         family="custom",
         layers=tuple(shapes),
         prologue=None,
         epilogue=None,
         num_tied_parameters=0,
+        num_input_ids=lookups.num_rows,
         cut_at=cut_at,
     )
 
 
 def _measured(
-    model: ModelConfig, index: int, layer: nn.Module, given: Tensor, saved: _SavedElements
-) -> tuple[LayerShape, Tensor]:
-    """A layer's shape, and what it makes of its input; the gradient of that is in ``given.grad``."""
-    saved.enter(layer)
-    before, deferral = saved.num_elements, SplitBackward(is_enabled=True)
+    layer: nn.Module, given: Any, saved: _SavedElements, lookups: _Lookups, compute: torch.dtype
+) -> tuple[Any, LayerShape, list[str]]:
+    """The output of a layer, its shape, and why it cannot be trained; gradients of its input are in
+    ``given``."""
+    layer.train()
+    cast_parameters(layer, torch.float32)
+    deferral = SplitBackward(is_enabled=True)
     split_with(layer, deferral)
+    saved.enter(layer)
+    before, generators = saved.num_elements, generator_states()
     with (
-        _check_stateless(model, index, layer),
+        lookups,
         FlopCounterMode(display=False) as counter,
         saved_tensors_hooks(saved.save, lambda tensor: tensor),
     ):
-        output: Tensor = layer(given)
+        output = layer(given)
     kept_elements = saved.num_elements - before
-    backward_flops, weight_flops = _backward_flops(layer, output, deferral)
+    backward_flops, weight_flops = _backward_flops(output, deferral)
+    tensors = message_tensors(output)
+    size = sum(message_elements(tensor, compute) for tensor in tensors)
     params = list(layer.parameters())
-    num_parameters = sum(param.numel() for param in params)
     shape = LayerShape(
-        name=f"layers.{index}",
-        num_parameters=num_parameters,
-        num_replicated_parameters=num_parameters,
+        name="",
+        num_parameters=sum(param.numel() for param in params),
+        num_replicated_parameters=sum(param.numel() for param in params),
         num_frozen_parameters=sum(param.numel() for param in params if not param.requires_grad),
+        num_fp32_parameters=sum(param.numel() for param in fp32_parameters(layer)),
         forward_flops=float(counter.get_total_flops()),
         backward_flops=backward_flops,
-        weight_flops=weight_flops,
         kept_elements=kept_elements,
-        output_elements=output.numel(),
-        output_shape=tuple(output.shape[1:]),
+        output_elements=size if tensors else output.numel(),
+        output_shape=(size,) if tensors else tuple(output.shape[1:]),
+        output_tensors=tensors,
+        weight_flops=weight_flops,
     )
-    return shape, output
+    differing = list(differences(layer, given, output, generators))
+    layer.zero_grad()
+    return output, shape, differing
+
+
+def _fault(model: ModelConfig, index: int, layer: nn.Module, what: str, fix: str = "") -> Fault:
+    return Fault("model.target", model.target, f"layer {index} ({type(layer).__name__}) {what}", fix)
 
 
 def _untrained(shape: LayerShape) -> LayerShape:
@@ -127,40 +179,29 @@ def _untrained(shape: LayerShape) -> LayerShape:
     )
 
 
-def _backward_flops(layer: nn.Module, output: Tensor, deferral: SplitBackward) -> tuple[float, float]:
+def _backward_flops(output: Any, deferral: SplitBackward) -> tuple[float, float]:
     """Operations of the layer's backward, and of them those of the weight gradients that it defers."""
-    if not output.requires_grad:
-        return 0.0, 0.0
     with deferral.collecting() as deferred, FlopCounterMode(display=False) as whole:
-        output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
+        backward(output)
     with FlopCounterMode(display=False) as counter:
         for gradient in deferred:
             gradient.compute()
-    layer.zero_grad()
     weight_flops = float(counter.get_total_flops())
     return float(whole.get_total_flops()) + weight_flops, weight_flops
 
 
-@contextlib.contextmanager
-def _check_stateless(model: ModelConfig, index: int, layer: nn.Module) -> Iterator[None]:
-    """Rejects a layer whose forward draws random numbers or changes its buffers: both would differ from rank
-    to rank, and the result would depend on the layout.
+class _Lookups(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes how many rows the tables have in which a sample itself is looked up."""
 
-    Raises:
-        ConfigError: naming the layer.
-    """
-    layer.train()
-    generator = torch.get_rng_state()
-    buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-    yield
-    changed = [name for name, buffer in layer.named_buffers() if not torch.equal(buffer, buffers[name])]
-    what = "draws random numbers" if not torch.equal(generator, torch.get_rng_state()) else ""
-    what = f"changes its buffer {changed[0]}" if changed else what
-    if what:
-        rule = f"the forward of layer {index} ({type(layer).__name__}) {what}, on every rank its own"
-        raise ConfigError(
-            [Fault("model.target", model.target, rule, "Take dropout and running statistics out.")]
-        )
+    def __init__(self, sample: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sample = sample.data_ptr(), sample.numel()
+        self.num_rows: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.embedding.default and (args[1].data_ptr(), args[1].numel()) == self._sample:
+            self.num_rows = min(self.num_rows or len(args[0]), len(args[0]))
+        return func(*args, **(kwargs or {}))
 
 
 class _SavedElements:

@@ -3,14 +3,19 @@
 ``model.target: package.module:build`` names a function. Called with ``model.options`` it returns an
 object with
 
-    layers   torch modules, each of which takes the output of the one before: a sequence, or a generator
-             that makes one at a time
+    layers   torch modules, each of which takes the output of the one before, a tensor or a tuple of
+             tensors: a sequence, or a generator that makes one at a time
     loss     a function (output, targets) -> scalar: the sum over all elements of ``targets``
 
 The launcher divides the sum by the number of target elements of the global batch. It makes the gradient of
-one device from parts of that sum, so a layer has to treat each sample on its own and must not draw random
-numbers in its forward: BatchNorm and torch's dropout are rejected. A layer with a method ``split_with`` can
-defer its weight gradients (see `launcher.runtime.model.deferred_weight_gradients`).
+one device from parts of that sum, so a layer has to treat each sample on its own and to do the same whenever
+it runs (see `launcher.runtime.model.repeatable`): BatchNorm, dropout and counters are rejected. A layer with
+a method ``split_with`` can defer its weight gradients (see
+`launcher.runtime.model.deferred_weight_gradients`).
+
+Parameters alone are cast to the compute format: a buffer keeps the format in which it was made, so that a
+table of positions stays exact. A module with ``keep_in_fp32 = True`` keeps its parameters in fp32, and those
+of the modules in it.
 
 Parameters without ``requires_grad`` keep their values, and have neither gradient nor optimizer state. The
 same holds for all up to a layer that passes no gradient on (its forward is under ``no_grad``, say).
@@ -27,11 +32,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_map
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.registry import resolve
@@ -39,9 +46,9 @@ from launcher.contract.config import ModelConfig
 from launcher.runtime.api import DTYPES, GlobalSlice, RankContext, tag
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.deferred_weight_gradients import split_with
-from launcher.runtime.model.stage import Stage
+from launcher.runtime.model.stage import Pack, Stage, Unpack
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +124,14 @@ def build_custom_chunks(ctx: RankContext) -> list[nn.Module]:
         raise ConfigError([fault])
     for part in ctx.plan.stages:
         _freeze(own[part.stage], part.num_frozen)
-    prologues = {stages[0].stage: partial(_inputs, DTYPES[config.precision.compute])}
+    compute = DTYPES[config.precision.compute]
+    prologues = {stages[0].stage: partial(_inputs, compute)}
     epilogues = {stages[-1].stage: partial(_loss_sum, model.loss)}
+    for later in stages[1:]:
+        if later.input_tensors and later.stage - 1 in own:
+            own[later.stage - 1].append(Pack(later.input_tensors, compute))
+        if later.input_tensors and later.stage in own:
+            own[later.stage].insert(0, Unpack(later.input_tensors, compute))
     return [
         Stage(config, stage, prologues.get(stage.stage), own[stage.stage], epilogues.get(stage.stage))
         for stage in ctx.plan.stages
@@ -139,14 +152,19 @@ def _inputs(dtype: torch.dtype, batch: Microbatch) -> Tensor:
     return batch.inputs.to(dtype) if batch.inputs.is_floating_point() else batch.inputs
 
 
-def _loss_sum(loss: Loss, output: Tensor, batch: Microbatch) -> Tensor:
-    return loss(output.float(), batch.targets)
+def _loss_sum(loss: Loss, output: Any, batch: Microbatch) -> Tensor:
+    return loss(tree_map(_in_fp32, output), batch.targets)
+
+
+def _in_fp32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _prepared(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:
     """The layer on the rank's device, sharded where the run shards weights, with every parameter marked as
     unsharded under its global name."""
-    layer = layer.to(ctx.device, DTYPES[ctx.config.precision.compute])
+    layer = layer.to(ctx.device)
+    cast_parameters(layer, DTYPES[ctx.config.precision.compute])
     split_with(layer, ctx.split_backward)
     for name, param in layer.named_parameters():
         if hasattr(param, "global_slice"):
@@ -155,6 +173,20 @@ def _prepared(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:
     if ctx.partition_weights is not None:
         ctx.partition_weights(layer)
     return layer
+
+
+def fp32_parameters(layer: nn.Module) -> set[nn.Parameter]:
+    """The parameters that the layer asks to keep in fp32."""
+    modules = (module for module in layer.modules() if getattr(module, "keep_in_fp32", False))
+    return {param for module in modules for param in module.parameters()}
+
+
+def cast_parameters(layer: nn.Module, compute: torch.dtype) -> None:
+    """Casts the layer's parameters to the format in which they are used, in place."""
+    kept = fp32_parameters(layer)
+    for param in layer.parameters():
+        if param.is_floating_point():
+            param.data = param.data.to(torch.float32 if param in kept else compute)
 
 
 def _layer_faults(model: ModelConfig, index: int, layer: nn.Module) -> list[Fault]:

@@ -61,6 +61,10 @@ class ParameterServer(Architecture):
         if job.config.precision.compute == "fp16":
             rule = "a loss scale that follows overflows belongs to one optimizer, and each server has its own"
             yield Fault("precision.compute", "fp16", rule, ways=({"precision.compute": "bf16"},))
+        if job.config.precision.compute != "fp32" and (number := job.model.num_fp32_parameters):
+            rule = f"servers send all weights in one format, the model keeps {number} in fp32 (keep_in_fp32)"
+            ways = ({"precision.compute": "fp32"},)
+            yield Fault("precision.compute", job.config.precision.compute, rule, ways=ways)
 
     def roles(self, job: JobShape) -> tuple[RoleGroup, ...]:
         """The workers, then the servers."""

@@ -150,6 +150,10 @@ def _precision_faults(job: JobShape) -> Iterator[Fault]:
         rule = f"DeepSpeed keeps fp32 weights in the optimizer (parallel.zero_stage={stage})"
         ways = ({"precision.master_weights": True}, {"parallel.zero_stage": 0})
         yield Fault("precision.master_weights", "false", rule, ways=ways)
+    if precision.compute != "fp32" and (number := job.model.num_fp32_parameters):
+        rule = f"DeepSpeed holds all weights in one format, the model keeps {number} in fp32 (keep_in_fp32)"
+        whole: dict[str, Any] = {"parallel.zero_stage": 0}
+        yield Fault("parallel.zero_stage", stage, rule, ways=(whole, {"precision.compute": "fp32"}))
 
 
 def _compile_faults(config: LaunchConfig) -> Iterator[Fault]:

@@ -43,9 +43,12 @@ def start_engine(ctx: RankContext, model: nn.Module, optimizer: torch.optim.Opti
     for param in model.parameters():
         _mark(param, ctx)
     mpu = topology(ctx.groups)
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config, mpu=mpu, dist_init_required=False
     )
+    for held, before in buffers:  # older versions cast them with the weights
+        held.update(before)
     timed = {"dp": ctx.groups.dp, "model": ctx.groups.model}
     kinds = {group.handle: kind for kind, group in timed.items() if group.handle is not None}
     time_collectives(deepspeed.comm.comm.cdb, kinds, ctx)
