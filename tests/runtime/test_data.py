@@ -49,7 +49,7 @@ def loader(source: str, *, dp: int = 1, rank: int = 0, **sections: Any) -> Loade
         "eval_fraction": 60.5 / (num_training + 60),
     }
     config = make_config(
-        model={"vocab_size": 256},
+        model={"vocab_size": 256} | sections.pop("model", {}),
         data=data | sections.pop("data", {}),
         batch={"micro_size": 8 // dp, "seq_length": SEQ} | sections.pop("batch", {}),
         parallel={"dp": dp},

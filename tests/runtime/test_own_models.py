@@ -36,7 +36,7 @@ MIXED = {"peak_flops": {"fp32": 1e9, "bf16": 1e9, "fp16": 1e9}}
 def shape_of(kind: str, compute: str = "fp32") -> ModelShape:
     model = make_config(model=custom(kind)).model
     data = DataConfig(**{**vars(make_config().data), **DATA})
-    return describe(model, first_input(data, make_config().batch), DTYPES[compute])
+    return describe(model, first_input(data, make_config().batch)[0], DTYPES[compute])
 
 
 def custom(kind: str) -> dict[str, Any]:
