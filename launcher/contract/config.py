@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
+from launcher.contract.model.rope import RopeScaling
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import REST, read_or_raise
 from launcher.typed.scalars import (
@@ -252,6 +253,12 @@ class ModelConfig:
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
     options: Mapping[str, Any]
     """Passed to ``target`` as keyword arguments."""
+    head_dim: Size | None = None
+    """Width of one attention head; null = hidden_size / num_heads."""
+    max_position_embeddings: Size | None = None
+    """Rows of the table of learned positions (gpt), at least batch.seq_length; null = batch.seq_length."""
+    rope_scaling: RopeScaling | None = None
+    """How rotary frequencies are lowered for a longer context (llama); null = not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)

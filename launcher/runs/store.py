@@ -5,6 +5,7 @@ RUN/job.json         how they were started      RUN/metrics/rank-NNNNN.jsonl eac
 RUN/config.yaml      every setting, composed    RUN/exit/rank-N.*            why a rank failed
 RUN/job.sh           the command, to read       RUN/status.json              the state of the run
 RUN/handle.json      the submitted job          RUN/source/                  its copy of the code
+RUN/init_config.json that of train.init_from
 """
 
 from __future__ import annotations
