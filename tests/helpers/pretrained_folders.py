@@ -35,7 +35,7 @@ LLAMA_3_1: dict[str, Any] = {
         "factor": 8.0,
         "high_freq_factor": 4.0,
         "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 32,
+        "original_max_position_embeddings": 8,
         "rope_type": "llama3",
     },
     "rope_theta": 500000.0,

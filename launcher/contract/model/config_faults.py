@@ -135,11 +135,9 @@ class _Compared:
             found = f"{entry}.{fault.path} in its {CONFIG} is {_shown(fault.given)}"
             yield self._refused(f"{found}: {fault.allowed}")
         if (not values or theirs) and theirs != self.model.rope_scaling:
-            ours, typed = self.model.rope_scaling, "null"
-            if theirs is not None:
-                typed = f"{{{','.join(f'{name}:{value}' for name, value in plain(theirs).items())}}}"
-            rule = f"{SETTING} holds a model with {typed}"
-            yield Fault("model.rope_scaling", plain(ours), rule, f"Set 'model.rope_scaling={typed}'.")
+            rule = f"{SETTING} holds a model with {'another' if theirs else 'none'} ({entry} in its {CONFIG})"
+            way = {"model.rope_scaling": plain(theirs)}
+            yield Fault("model.rope_scaling", plain(self.model.rope_scaling), rule, ways=(way,))
 
     def others(self) -> Iterator[Fault]:
         """Entries that are no settings of a recipe."""
