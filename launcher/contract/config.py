@@ -235,10 +235,14 @@ class ModelConfig:
     """Attention heads."""
     num_kv_heads: Size | None
     """Key and value heads; null = num_heads."""
+    head_dim: Size | None = None
+    """Width of one attention head; null = hidden_size / num_heads."""
     ffn_size: Size | None
     """Width inside the MLP; null = 4 * hidden_size."""
     vocab_size: Size | None
     """Tokens in the vocabulary."""
+    max_position_embeddings: Size | None = None
+    """Rows of the table of learned positions (gpt), at least batch.seq_length; null = batch.seq_length."""
     tied_embeddings: bool
     """The output head uses the input embedding's weight."""
     dropout: Probability
@@ -247,18 +251,14 @@ class ModelConfig:
     """Added to the variance in every norm."""
     rope_theta: PositiveFloat
     """Base of the rotary frequencies (llama)."""
+    rope_scaling: RopeScaling | None = None
+    """How rotary frequencies are lowered for a longer context (llama); null = not at all."""
     init_std: PositiveFloat
     """Standard deviation of the initial weights."""
     target: str | None
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
     options: Mapping[str, Any]
     """Passed to ``target`` as keyword arguments."""
-    head_dim: Size | None = None
-    """Width of one attention head; null = hidden_size / num_heads."""
-    max_position_embeddings: Size | None = None
-    """Rows of the table of learned positions (gpt), at least batch.seq_length; null = batch.seq_length."""
-    rope_scaling: RopeScaling | None = None
-    """How rotary frequencies are lowered for a longer context (llama); null = not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)

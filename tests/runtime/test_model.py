@@ -22,8 +22,8 @@ from tests.helpers.contexts import CPU, make_config, make_context
 from tests.helpers.plans import staged_plan
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt": {"family": "gpt"},
-    "llama": {"family": "llama", "num_kv_heads": 2, "ffn_size": 24},
+    "gpt": {"family": "gpt", "max_position_embeddings": 9},
+    "llama": {"family": "llama", "num_kv_heads": 2, "ffn_size": 24, "head_dim": 6},
 }
 BATCH = Microbatch(
     inputs=torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]]),
@@ -262,7 +262,7 @@ def test_grouped_heads_equal_repeated_ones() -> None:
     for param in full[0].parameters():
         source = parts[slice_of(param).name].detach()
         if source.shape != param.shape:
-            source = source.unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1)
+            source = source.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1)
         with torch.no_grad():
             param.copy_(source)
     torch.testing.assert_close(run(full), run(shared))
