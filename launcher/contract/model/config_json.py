@@ -60,7 +60,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What the format means where a file has no such entry. All other sizes have to be there."""
-_ALL_FIXED = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "pruned_heads": ({}, None)}
+_ALL_FIXED: dict[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({}, None),
+}
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "gpt": {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function

@@ -96,9 +96,9 @@ def _head_faults(model: ModelConfig) -> list[Fault]:
         faults.append(Fault("model.num_heads", heads, rule, ways=_nearest_ways("num_heads", heads, hidden)))
     elif model.family == "llama" and model.head_dim is not None:
         if model.head_dim % 2:
-            ways = ({"model.head_dim": model.head_dim + 1}, {"model.head_dim": None})
             rule = "must be even for rotary positions"
-            faults.append(Fault("model.head_dim", model.head_dim, rule, ways=ways))
+            others = ({"model.head_dim": model.head_dim + 1}, {"model.head_dim": None})
+            faults.append(Fault("model.head_dim", model.head_dim, rule, ways=others))
     elif model.family == "llama" and hidden // heads % 2:
         rule = f"hidden_size / num_heads = {hidden // heads} must be even for rotary positions"
         ways = _nearest_ways("num_heads", heads, hidden // 2) if hidden % 2 == 0 else ()
