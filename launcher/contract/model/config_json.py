@@ -64,6 +64,7 @@ _ALL_FIXED: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "pruned_heads": ({}, None),
+    "partial_rotary_factor": (1.0, None),
 }
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "gpt": {
@@ -76,7 +77,6 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
         "hidden_act": ("silu",),
         "attention_bias": (False,),
         "mlp_bias": (False,),
-        "partial_rotary_factor": (1.0, None),
         **_ALL_FIXED,
     },
 }
