@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,7 +18,7 @@ from tests.helpers.contexts import make_context
 
 MICRO, SEQ = 2, 64
 SIZES = {"hidden_size": 128, "num_layers": 3, "num_heads": 4}
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {"family": "gpt"},
     "llama": {"family": "llama"},
     "llama with wide heads": {"family": "llama", "num_kv_heads": 2, "head_dim": 48},
