@@ -286,7 +286,7 @@ def header(content: bytes, rest: bytes = b"") -> bytes:
         (b"\xff" * 8 + b"{}", NO_FILE),
         (header(b"{"), f"{WEIGHTS} holds no JSON: "),
         (header(b"[]"), f"{WEIGHTS} holds no JSON object"),
-        (header(b"[" * 200_000), f"the JSON in {WEIGHTS} is nested too deeply"),
+        (header(b"[" * 200_000), "its JSON is nested too deeply"),
         (header(b"9" * 5000), f"{WEIGHTS} holds no JSON: "),
         (header(b"{}", b"more"), f"{WEIGHTS} has 14 bytes, and by its header 10: it is not whole"),
         (header(b'{"x": []}'), f"{WEIGHTS} has no shape of x"),
@@ -313,7 +313,7 @@ def test_a_file_that_is_not_in_the_format_is_refused(content: bytes, rule: str, 
     [
         (b"\xff", "config.json holds no JSON: "),
         (b"[]", "config.json holds no JSON object"),
-        (b"[" * 200_000, "the JSON in config.json is nested too deeply"),
+        (b"[" * 200_000, "its JSON is nested too deeply"),
     ],
 )
 def test_a_config_of_another_form_is_refused(content: bytes, rule: str, tmp_path: Path) -> None:
@@ -342,6 +342,7 @@ def sharded(folder: Path) -> dict[str, str]:
         ({"weight_map": []}, f"{INDEX} has no weight_map"),
         ({"weight_map": {}}, f"{INDEX} has no weight_map"),
         ({"weight_map": {Q: ["a"]}}, f'{INDEX} names ["a"], which is no safetensors file beside it'),
+        ({"weight_map": {Q: json.loads("[" * 400 + "]" * 400)}}, f"{INDEX} names [[[["),
         ({"weight_map": {Q: "../a.safetensors"}}, f'{INDEX} names "../a.safetensors", which is no'),
         ({"weight_map": {Q: "/a.safetensors"}}, f'{INDEX} names "/a.safetensors", which is no'),
         ({"weight_map": {Q: "pytorch_model.bin"}}, f'{INDEX} names "pytorch_model.bin", which is no'),

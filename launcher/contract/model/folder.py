@@ -69,8 +69,9 @@ def locate(folder: str, model: ModelConfig, seq_length: int) -> dict[str, Stored
         if faults := config_faults(_read_json(root / CONFIG), folder, model, seq_length):
             raise ConfigError(faults)
         return _matched(file_tensors(model, seq_length), _stored(root))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        reason = "its JSON is nested too deeply" if isinstance(error, RecursionError) else reason
         raise ConfigError([Fault(SETTING, folder, reason, _SAVE)]) from error
 
 
@@ -169,8 +170,6 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
     """The JSON object in a file, or in its header."""
     try:
         parsed = json.loads(content)
-    except RecursionError:
-        raise ValueError(f"the JSON in {name} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{name} holds no JSON: {error}") from None
     if not isinstance(parsed, dict):
