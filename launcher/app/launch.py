@@ -21,7 +21,14 @@ from launcher.app.lifecycle import (
 )
 from launcher.app.output import TERMINAL, Output, shown, takes_color, text_width
 from launcher.app.planning import Planned, make_plan
-from launcher.app.preflight import allocation_notes, executor_faults, input_faults, refuse, start_faults
+from launcher.app.preflight import (
+    allocation_notes,
+    executor_faults,
+    input_faults,
+    refuse,
+    seen_faults,
+    start_faults,
+)
 from launcher.app.request import Request
 from launcher.base import registry
 from launcher.base.errors import ConfigError, Fault, LauncherError
@@ -87,7 +94,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     plan, sources = planned.plan, planned.composed.sources
     given.check(plan.config)
     run = prepared(plan, resume=given.resume)
-    refuse(executor_faults(run, is_here=False), sources)
+    refuse([*executor_faults(run, is_here=False), *([] if given.resume else seen_faults(plan))], sources)
     if given.dry_run:
         _print_script(planned, run, output)
         return run

@@ -15,8 +15,9 @@ from launcher.base.errors import ConfigError, Fault, JobError, PlanError
 from launcher.base.machine import installed_gpus, missing_for_compile, num_visible
 from launcher.base.units import counted, format_duration
 from launcher.contract.config import LOCAL_EXECUTOR
-from launcher.contract.data_files import PACKAGE, initial_weights_faults, text_faults
+from launcher.contract.data_files import PACKAGE, text_faults
 from launcher.contract.executor import Executor
+from launcher.contract.model.folder import initial_weights_faults
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
 from launcher.plan.rules.checks import with_sources
@@ -72,6 +73,13 @@ def _setting_faults(plan: Plan) -> Iterator[Fault]:
         yield Fault(f"site.{name}", getattr(site, name), rule, fix)
 
 
+def seen_faults(plan: Plan) -> list[Fault]:
+    """The faults of initial weights that are on this machine. Those that are not may be where the ranks
+    start; of a container's nothing is seen."""
+    is_hidden = plan.config.site.container_image is not None
+    return [] if is_hidden else initial_weights_faults(plan.config, is_needed=False)
+
+
 def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list[Fault]:
     """The faults of data and of weights that are not there, of a baseline that the run could not be
     compared with, and of a compiler that is missing.
@@ -80,7 +88,7 @@ def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list
     """
     compiler = _compiler_faults(plan) if is_here else ()
     is_hidden = not is_here and plan.config.site.container_image is not None
-    weights = [] if is_resumed or is_hidden else [*initial_weights_faults(plan.config)]
+    weights = [] if is_resumed or is_hidden else initial_weights_faults(plan.config)
     return [*_data_faults(plan, is_here=is_here), *weights, *_baseline_faults(plan), *compiler]
 
 

@@ -121,7 +121,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed after the = of an override."""
+    """A value as it is typed after the = of an override; a group in quotes, as shells expand braces."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_typed, value))}]"
+    if isinstance(value, Mapping):
+        return f'"{{{",".join(f"{name}:{_typed(item)}" for name, item in value.items())}}}"'
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
+from launcher.contract.model.rope import RopeScaling
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import REST, read_or_raise, read_unless, read_while
 from launcher.typed.scalars import (
@@ -234,10 +235,14 @@ class ModelConfig:
     """Attention heads."""
     num_kv_heads: Size | None
     """Key and value heads; null = num_heads."""
+    head_dim: Size | None = None
+    """Width of one attention head; null = hidden_size / num_heads."""
     ffn_size: Size | None
     """Width inside the MLP; null = 4 * hidden_size."""
     vocab_size: Size | None
     """Tokens in the vocabulary."""
+    max_position_embeddings: Size | None = None
+    """Rows of the table of learned positions (gpt), at least batch.seq_length; null = batch.seq_length."""
     tied_embeddings: bool = field(metadata=read_unless("model.family", "custom", neutral=False))
     """The output head uses the input embedding's weight."""
     dropout: Probability = field(metadata=read_unless("model.family", "custom"))
@@ -246,6 +251,8 @@ class ModelConfig:
     """Added to the variance in every norm."""
     rope_theta: PositiveFloat = field(metadata=read_while("model.family", "llama"))
     """Base of the rotary frequencies."""
+    rope_scaling: RopeScaling | None = None
+    """How rotary frequencies are lowered for a longer context (llama); null = not at all."""
     init_std: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
     """Standard deviation of the initial weights."""
     target: str | None

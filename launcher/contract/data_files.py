@@ -1,11 +1,11 @@
-"""The files that a recipe names (text, initial weights): whether they exist and are large enough."""
+"""The files of text that a recipe names: whether they exist and are large enough."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,8 +27,6 @@ _NUM_SNIFFED = 8192
 """Bytes of a file that show what it is."""
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\3\4")
 """How gzip, bzip2, xz, zstd and zip begin."""
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-"""All tensors in one file, or the index of several; the model's sizes."""
 
 
 def find_files(source: str) -> list[Path]:
@@ -186,16 +184,3 @@ def _in_package(source: str) -> list[Path]:
 
 def _fault(source: str, rule: str, fix: str) -> ConfigError:
     return ConfigError([Fault("data.source", source, rule, fix)])
-
-
-def initial_weights_faults(config: LaunchConfig) -> Iterator[Fault]:
-    """A fault of initial weights that are missing, as far as the files show."""
-    given = config.train.init_from
-    if given is None:
-        return
-    folder = Path(given).expanduser()
-    found = {name for name in (WEIGHTS, INDEX, CONFIG) if os.path.isfile(folder / name)}
-    if CONFIG not in found or len(found) == 1:
-        missing = CONFIG if CONFIG not in found else f"{WEIGHTS}, and no {INDEX}"
-        fix = "Give a folder written by trireme export, or by Hugging Face's save_pretrained."
-        yield Fault("train.init_from", given, f"has no {missing}", fix)

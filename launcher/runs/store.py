@@ -6,6 +6,7 @@ RUN/config.yaml      every setting, composed    RUN/exit/rank-N.*            why
 RUN/job.sh           the command, to read       RUN/status.json              the state of the run
 RUN/handle.json      the submitted job          RUN/source/                  its copy of the code
 RUN/inputs.json      digests of data and code that it was started with
+RUN/init_config.json that of train.init_from
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args
 
 from launcher.base import registry
@@ -126,8 +126,9 @@ def entries(cls: type, prefix: str, composed: Composed | None) -> Iterator[str]:
             yield from entries(kind, path, composed)
             continue
         yield from entry(path, cls, item.name, composed)
-        for part in filter(is_class_of_settings, get_args(kind)):  # groups of settings by a name
-            yield from entries(part, f"{path}.NAME", None)
+        inner = path if NoneType in get_args(kind) else f"{path}.NAME"  # an optional group, or groups by name
+        for part in filter(is_class_of_settings, get_args(kind)):
+            yield from entries(part, inner, None)
 
 
 def is_class_of_settings(kind: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,6 +18,11 @@ from tests.helpers.contexts import make_context
 
 MICRO, SEQ = 2, 64
 SIZES = {"hidden_size": 128, "num_layers": 3, "num_heads": 4}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt": {"family": "gpt"},
+    "llama": {"family": "llama"},
+    "llama with wide heads": {"family": "llama", "num_kv_heads": 2, "head_dim": 48},
+}
 
 
 def measured_bytes(config) -> int:
@@ -42,10 +49,10 @@ def measured_bytes(config) -> int:
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 @pytest.mark.parametrize(("dropout", "attention"), [(0.0, "fused"), (0.1, "fused"), (0.0, "plain")])
 @pytest.mark.parametrize("precision", [FP32, MIXED], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_forward_keeps_what_was_predicted(family, precision, dropout, attention, recompute):
     config = launch_config(
-        model={**SIZES, "family": family, "dropout": dropout},
+        model={**SIZES, **FAMILIES[family], "dropout": dropout},
         batch={"micro_size": MICRO, "seq_length": SEQ},
         parallel={"recompute": recompute},
         precision=precision,

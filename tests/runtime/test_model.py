@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from launcher.contract.config import LaunchConfig
+from launcher.contract.model.sizes import Sizes
 from launcher.plan.cost.shapes import model_shape
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.blocks import Block, Norm, Rotary, Sizes
+from launcher.runtime.model.blocks import Block, Norm, Rotary
 from launcher.runtime.model.build import build_chunks
 from tests.helpers.contexts import CPU, make_config, make_context
 from tests.helpers.plans import staged_plan
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt": {"family": "gpt"},
-    "llama": {"family": "llama", "num_kv_heads": 2, "ffn_size": 24},
+    "gpt": {"family": "gpt", "max_position_embeddings": 9},
+    "llama": {"family": "llama", "num_kv_heads": 2, "ffn_size": 24, "head_dim": 6},
 }
 BATCH = Microbatch(
     inputs=torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]]),
@@ -242,8 +243,9 @@ def test_layer_norm_and_rms_norm_follow_their_formulas() -> None:
 
 
 def test_rotary_scores_depend_on_the_distance_only() -> None:
-    sizes = Sizes.of(make_config(batch={"seq_length": 10}).model, 10)
-    rotary = Rotary(10_000.0, sizes, CPU)
+    config = make_config(batch={"seq_length": 10})
+    sizes = Sizes.of(config.model, 10)
+    rotary = Rotary(config.model, sizes, CPU)
     q, k = torch.randn(2, 1, 1, 1, sizes.head).expand(2, 1, 1, 10, sizes.head)
     scores = (rotary(q) @ rotary(k).transpose(-1, -2))[0, 0]
     for distance in range(-9, 10):
@@ -260,7 +262,7 @@ def test_grouped_heads_equal_repeated_ones() -> None:
     for param in full[0].parameters():
         source = parts[slice_of(param).name].detach()
         if source.shape != param.shape:
-            source = source.unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1)
+            source = source.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1)
         with torch.no_grad():
             param.copy_(source)
     torch.testing.assert_close(run(full), run(shared))

@@ -11,7 +11,7 @@ from launcher.app.launch import with_executor
 from launcher.app.lifecycle import PreparedRun, prepared
 from launcher.app.output import Output, shown, text_width
 from launcher.app.planning import make_plan
-from launcher.app.preflight import executor_faults, refuse, start_faults
+from launcher.app.preflight import executor_faults, refuse, seen_faults, start_faults
 from launcher.app.request import Request
 from launcher.app.sweep.grid import SECTION, grid
 from launcher.app.sweep.point import PlannedSweep, Point
@@ -99,7 +99,7 @@ def _faults(plan: Plan, *, starts: bool) -> Sequence[Fault]:
     is_local, run = executor_of(plan).is_local, prepared(plan)
     if starts:
         return start_faults(run, is_here=is_local)
-    return () if is_local else executor_faults(run, is_here=False)
+    return [*seen_faults(plan), *(() if is_local else executor_faults(run, is_here=False))]
 
 
 def _faults_of(error: LauncherError, point: Point) -> tuple[Fault, ...]:

@@ -27,6 +27,7 @@ def plan(given: Namespace) -> int:
       trireme plan quickstart parallel.schedule=zb_h1 --draw schedule.svg
     """
     from launcher.app.planning import make_plan  # imports hydra, which the help does not need
+    from launcher.app.preflight import refuse, seen_faults
     from launcher.plan.text import plan_text
 
     files = {flag: Path(vars(given)[flag]) for flag in ("out", "draw") if vars(given)[flag]}
@@ -36,6 +37,7 @@ def plan(given: Namespace) -> int:
     for flag, path in files.items():
         check_new(path, flag)
     planned = make_plan(given.recipe, given.overrides)
+    refuse(seen_faults(planned.plan), planned.composed.sources)
     is_colored = "out" not in files and takes_color(sys.stdout)
     text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_colored)
     for note in planned.composed.notes:

@@ -1,15 +1,15 @@
 """What a decoder-only transformer consists of: parameters, operations and kept activations by layer.
 
-With s = seq_length, h = hidden_size, a = num_heads, k = key and value width (num_kv_heads * h / a),
-f = ffn_size, V = vocab_size. Everything is whole, for one sample.
+With s = seq_length, h = hidden_size, a = num_heads, q = query width (a * head_dim, by default h), k = key and
+value width (num_kv_heads * head_dim), f = ffn_size, V = vocab_size. Everything is whole, for one sample.
 
 Kept for the backward by one layer, in elements, tensor by tensor (fused attention never keeps an s x s
 matrix):
 
-    split by tp         q s*h, key and value 2*s*k, attention output s*h
+    split by tp         queries s*q, key and value 2*s*k, attention output s*q
                         gpt:   s*f into the GELU, s*f out of it
                         llama: gate s*f, silu(gate) s*f, up s*f, their product s*f; and the attention
-                               output a second time, s*h: rotary queries lie head by head
+                               output a second time, s*q: rotary queries lie head by head
                         plain attention: the weights a*s*s, and the attention output only once
     split, in fp32      log-sum-exp of fused attention a*s
     replicated, fp32    input of each of the two norms 2*s*h
@@ -33,6 +33,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.contract.config import ModelConfig
+from launcher.contract.model.sizes import Sizes
 from launcher.contract.plan import LayerShape, ModelShape
 
 
@@ -103,22 +104,22 @@ def backward_flops(part: LayerShape) -> float:
 
 
 def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bool) -> LayerShape:
-    hidden, heads, ffn = _known(model.hidden_size), _known(model.num_heads), _known(model.ffn_size)
-    keys = _known(model.num_kv_heads) * hidden // heads
+    sizes = Sizes.of(model, seq)
+    hidden, heads, ffn, queries, keys = sizes.hidden, sizes.num_heads, sizes.ffn, sizes.queries, sizes.keys
     is_gpt = model.family == "gpt"
     num_mlp_matrices, num_kept_mlp = (2, 2) if is_gpt else (3, 4)
-    attention = 2 * hidden + 2 * keys if is_gpt or keeps_scores else 3 * hidden + 2 * keys
+    attention = 2 * keys + (2 if is_gpt or keeps_scores else 3) * queries
     scores = heads * seq if keeps_scores else 0
-    matrices = hidden * (2 * hidden + 2 * keys + num_mlp_matrices * ffn)
+    matrices = hidden * (2 * queries + 2 * keys + num_mlp_matrices * ffn)
     norms = (4 if is_gpt else 2) * hidden
     matmul_flops = 2.0 * seq * matrices
-    split_biases = hidden + 2 * keys + ffn if is_gpt else 0
+    split_biases = queries + 2 * keys + ffn if is_gpt else 0
     whole_biases = 2 * hidden if is_gpt else 0
     layer = LayerShape(
         name="decoder_layer",
         num_parameters=matrices + norms + split_biases + whole_biases,
         num_replicated_parameters=norms + whole_biases,
-        forward_flops=matmul_flops + 4.0 * seq * seq * hidden,
+        forward_flops=matmul_flops + 4.0 * seq * seq * queries,
         weight_flops=matmul_flops,
         kept_elements=seq * (attention + scores + num_kept_mlp * ffn),
         kept_replicated_bytes=2 * _mask_bytes(model, seq),
@@ -134,18 +135,19 @@ def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bo
         kept_replicated_elements=2 * seq * hidden,
         kept_gathered_elements=0,
         kept_replicated_fp32_elements=0,
-        again_flops=4.0 * seq * seq * hidden if keeps_scores else 0.0,
+        again_flops=4.0 * seq * seq * queries if keeps_scores else 0.0,
     )
     return replace(layer, selective=selective)
 
 
 def _embedding(model: ModelConfig, seq: int) -> LayerShape:
     """Token and, for gpt, position table. A look-up does no arithmetic and keeps only its dropout mask."""
-    hidden = _known(model.hidden_size)
-    positions = seq * hidden if model.family == "gpt" else 0
+    sizes = Sizes.of(model, seq)
+    hidden, vocab = sizes.hidden, sizes.vocab
+    positions = sizes.positions * hidden if model.family == "gpt" else 0
     return LayerShape(
         name="embedding",
-        num_parameters=_known(model.vocab_size) * hidden + positions,
+        num_parameters=vocab * hidden + positions,
         num_replicated_parameters=positions,
         forward_flops=0.0,
         kept_replicated_bytes=_mask_bytes(model, seq),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from launcher.base.arithmetic import divisors, listed, multiples_around, nearest_first
 from launcher.base.errors import Fault
 from launcher.config.paths import blamed, value_at
 from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, PrecisionConfig
-from launcher.typed.read import Source
+from launcher.typed.read import Source, plain
 
 BYTE_VOCABULARY = 256
-_SIZES = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "vocab_size")
-_OPTIONAL = ("num_kv_heads", "ffn_size")
+_TABLE = "model.max_position_embeddings"
+_OPTIONAL = ("num_kv_heads", "ffn_size", "head_dim", "max_position_embeddings", "rope_scaling")
+_SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size", *_OPTIONAL)
 
 
 def config_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
@@ -21,6 +22,7 @@ def config_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[F
     faults = [*_source_faults(config), *_precision_faults(config, sources)]
     faults += [*_parallel_faults(config, sources), *_initial_faults(config)]
     faults += _custom_faults(config.model) if config.model.family == "custom" else _model_faults(config.model)
+    faults += _position_faults(config.model, config.batch.seq_length)
     vocab = config.model.vocab_size
     if config.data.target is None and vocab is not None and vocab < BYTE_VOCABULARY:
         rule = f"the bytes tokenizer gives {BYTE_VOCABULARY} different tokens, and each needs its row"
@@ -92,6 +94,11 @@ def _head_faults(model: ModelConfig) -> list[Fault]:
     if hidden % heads:
         rule = f"must divide hidden_size = {hidden}; {hidden}/{heads} is not whole"
         faults.append(Fault("model.num_heads", heads, rule, ways=_nearest_ways("num_heads", heads, hidden)))
+    elif model.family == "llama" and model.head_dim is not None:
+        if model.head_dim % 2:
+            rule = "must be even for rotary positions"
+            others = ({"model.head_dim": model.head_dim + 1}, {"model.head_dim": None})
+            faults.append(Fault("model.head_dim", model.head_dim, rule, ways=others))
     elif model.family == "llama" and hidden // heads % 2:
         rule = f"hidden_size / num_heads = {hidden // heads} must be even for rotary positions"
         ways = _nearest_ways("num_heads", heads, hidden // 2) if hidden % 2 == 0 else ()
@@ -102,6 +109,24 @@ def _head_faults(model: ModelConfig) -> list[Fault]:
         ways = _nearest_ways("num_kv_heads", kv_heads, heads)
         faults.append(Fault("model.num_kv_heads", kv_heads, rule, ways=ways))
     return faults
+
+
+def _position_faults(model: ModelConfig, seq_length: int) -> Iterator[Fault]:
+    """Of learned positions (gpt) and of rotary ones (llama)."""
+    rows, scaling = model.max_position_embeddings, model.rope_scaling
+    if rows is not None and model.family == "llama":
+        rule = "has no effect on family llama, whose rotary positions have no table"
+        yield Fault(_TABLE, rows, rule, ways=({_TABLE: None},))
+    if rows is not None and model.family == "gpt" and rows < seq_length:
+        rule = f"the samples of batch.seq_length = {seq_length} tokens need as many positions"
+        yield Fault(_TABLE, rows, rule, ways=({_TABLE: seq_length}, {"batch.seq_length": rows}))
+    if scaling is not None and model.family == "gpt":
+        rule = "has no effect on family gpt, whose positions are learned"
+        yield Fault("model.rope_scaling", plain(scaling), rule, ways=({"model.rope_scaling": None},))
+    if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
+        rule = f"must be above low_freq_factor = {scaling.low_freq_factor:g}"
+        way = {"model.rope_scaling.high_freq_factor": 4 * scaling.low_freq_factor}
+        yield Fault("model.rope_scaling.high_freq_factor", scaling.high_freq_factor, rule, ways=(way,))
 
 
 def _nearest_ways(name: str, wanted: int, multiple: int) -> tuple[Mapping[str, int], ...]:

@@ -21,12 +21,13 @@ from torch import Tensor
 
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.contract.data_files import CONFIG, INDEX, WEIGHTS
+from launcher.contract.model.config_json import CONFIG, ORIGINAL, config_of
+from launcher.contract.model.folder import INDEX, WEIGHTS
+from launcher.contract.model.tensors import FileTensor, file_tensors
 from launcher.contract.plan import Plan
 from launcher.runtime.api import DTYPES, FragmentReader
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.fragments import state_name
-from launcher.runtime.model.hugging_face import FileTensor, config_of, file_tensors
 from launcher.runtime.train.gradient_buckets import in_buckets
 
 _FILE_BYTES = 5_000_000_000
@@ -65,7 +66,9 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
         print(sentence, file=sys.stderr)
     read = checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read
     folder.mkdir(parents=True)
-    config = config_of(model, seq_length, str(dtype).removeprefix("torch."))
+    kept = run / ORIGINAL
+    original = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else None
+    config = config_of(model, seq_length, str(dtype).removeprefix("torch."), original)
     _write_json(folder / CONFIG, config)
 
     def num_bytes(tensor: FileTensor) -> int:

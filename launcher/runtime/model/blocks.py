@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import tau
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from launcher.contract.config import ModelConfig
+from launcher.contract.model.rope import RopeScaling
+from launcher.contract.model.sizes import Sizes
 from launcher.runtime.api import RankContext
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.layers import Layers
 from launcher.runtime.model.randomness import dropout, token_seeds
 from launcher.runtime.model.selective_recompute import checkpoint_without_output, discarding_output
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of the whole model, with every default resolved."""
-
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    ffn: int
-    vocab: int
-    num_layers: int
-    seq_length: int
-
-    @property
-    def head(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.num_heads
-
-    @staticmethod
-    def of(model: ModelConfig, seq_length: int) -> Sizes:
-        """The sizes of a GPT or Llama configuration."""
-        hidden, heads = _known(model.hidden_size), _known(model.num_heads)
-        return Sizes(
-            hidden=hidden,
-            num_heads=heads,
-            num_kv_heads=model.num_kv_heads or heads,
-            ffn=model.ffn_size or 4 * hidden,
-            vocab=_known(model.vocab_size),
-            num_layers=_known(model.num_layers),
-            seq_length=seq_length,
-        )
 
 
 class Norm(nn.Module):
@@ -97,11 +67,14 @@ class Rotary(nn.Module):
     Source: Su et al., RoFormer (2021), equation 34, with pairs (i, i + head/2) as in Llama.
     """
 
-    def __init__(self, theta: float, sizes: Sizes, device: torch.device) -> None:
+    def __init__(self, model: ModelConfig, sizes: Sizes, device: torch.device) -> None:
         super().__init__()
         pairs = torch.arange(0, sizes.head, 2, device=device, dtype=torch.float32)
         positions = torch.arange(sizes.seq_length, device=device, dtype=torch.float32)
-        angles = torch.outer(positions, theta ** (-pairs / sizes.head))
+        frequencies: Tensor = model.rope_theta ** (-pairs / sizes.head)
+        if model.rope_scaling is not None:
+            frequencies = _lowered(frequencies, model.rope_scaling)
+        angles = torch.outer(positions, frequencies)
         self.cosine, self.sine = angles.cos(), angles.sin()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,6 +82,14 @@ class Rotary(nn.Module):
         first, second = x.float().chunk(2, dim=-1)
         rotated = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
         return torch.cat(rotated, dim=-1).to(x.dtype)
+
+
+def _lowered(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's frequencies: the lowest are divided, the highest stay, the others lie between."""
+    waves = scaling.original_max_position_embeddings * frequencies / tau  # that the first context held
+    kept = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
 class Attention(nn.Module):
@@ -122,10 +103,9 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         layers, bias = ctx.layers, rotary is None
-        keys = sizes.num_kv_heads * sizes.head
-        outs = {"q": sizes.hidden, "k": keys, "v": keys}
+        outs = {"q": sizes.queries, "k": sizes.keys, "v": sizes.keys}
         self.inputs = layers.column(name, sizes.hidden, outs, bias=bias)
-        self.output = layers.row(f"{name}.out", sizes.hidden, sizes.hidden, bias=bias)
+        self.output = layers.row(f"{name}.out", sizes.queries, sizes.hidden, bias=bias)
         self.rotary = rotary
         self.head_size = sizes.head
         self.is_grouped = sizes.num_kv_heads != sizes.num_heads
@@ -218,8 +198,3 @@ class Block(nn.Module):
         x = x + self.attention_dropout(self.attention(self.attention_norm(x)), attention_seeds)
         out: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)), mlp_seeds)
         return out
-
-
-def _known(size: int | None) -> int:
-    assert size is not None, "a plan for a transformer without its sizes"
-    return size

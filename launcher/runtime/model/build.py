@@ -7,16 +7,16 @@ from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
+from launcher.contract.model.sizes import Sizes
+from launcher.contract.model.tensors import EMBEDDING
 from launcher.runtime.api import RankContext, slice_of, tag
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.blocks import Block, Dropout, Norm, Rotary, Sizes
+from launcher.runtime.model.blocks import Block, Dropout, Norm, Rotary
 from launcher.runtime.model.randomness import init_slice
 from launcher.runtime.model.stage import Stage
 from launcher.runtime.model.user_model import build_custom_chunks
 
 Part = TypeVar("Part", bound=nn.Module)
-EMBEDDING = "embedding"
-"""Global name of the token table, also where the head is tied to it."""
 
 
 def build_chunks(ctx: RankContext) -> list[nn.Module]:
@@ -24,14 +24,13 @@ def build_chunks(ctx: RankContext) -> list[nn.Module]:
 
     Two stages on one rank with tied embeddings share one parameter.
     """
-    if ctx.config.model.family == "custom":
+    model = ctx.config.model
+    if model.family == "custom":
         return build_custom_chunks(ctx)
-    sizes = Sizes.of(ctx.config.model, ctx.config.batch.seq_length)
+    sizes = Sizes.of(model, ctx.config.batch.seq_length)
     has_prologue = any(stage.has_prologue for stage in ctx.plan.stages)
     prologue = _initialised(Prologue(ctx, sizes), ctx, sizes) if has_prologue else None
-    rotary = (
-        Rotary(ctx.config.model.rope_theta, sizes, ctx.device) if ctx.config.model.family == "llama" else None
-    )
+    rotary = Rotary(model, sizes, ctx.device) if model.family == "llama" else None
     chunks: list[nn.Module] = []
     for stage in ctx.plan.stages:
         here, recomputes = replace(ctx, layers=ctx.layers.for_stage(stage)), stage.recompute == "selective"
@@ -54,7 +53,7 @@ class Prologue(nn.Module):
         self.embedding = ctx.layers.embedding(EMBEDDING, sizes.vocab, sizes.hidden)
         self.slice = ctx.layers.positions(sizes.seq_length)
         has_positions = ctx.config.model.family == "gpt"
-        shape = (sizes.seq_length, sizes.hidden)
+        shape = (sizes.positions, sizes.hidden)
         self.positions = ctx.layers.replicated("positions.weight", *shape) if has_positions else None
         self.dropout = Dropout(ctx, site=0)
         if ctx.config.model.tied_embeddings:

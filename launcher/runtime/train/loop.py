@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from launcher.base.files import write_whole
 from launcher.base.registry import resolve
 from launcher.contract.actions import from_text
 from launcher.contract.heartbeat import BUILDING, PEERS
 from launcher.contract.job import RESUME_NOTE
+from launcher.contract.model.config_json import CONFIG, ORIGINAL
 from launcher.contract.records import INPUT, SINGLE_RANK, EvalRecord, StepRecord
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.checkpoint.saving import Saver, restore
@@ -138,6 +140,9 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     if ctx.replicas is None:
         saver.check_writable()
     first_step = restore(ctx, trainer.update, root, note) if resume else _load_initial_weights(trainer)
+    if config.train.init_from is not None and not resume and ctx.plan.rank == 0:
+        original = Path(config.train.init_from).expanduser() / CONFIG
+        write_whole(run_dir / ORIGINAL, original.read_text(encoding="utf-8"))  # what an export keeps of it
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
     writer = RecordWriter(run_dir / "metrics", header)
@@ -208,7 +213,7 @@ def _load_initial_weights(trainer: Trainer) -> int:
     """Loads pretrained weights, where the run is set to start from some; returns 0 steps."""
     plan = trainer.ctx.plan.plan
     if (folder := plan.config.train.init_from) is not None:
-        pretrained = Pretrained(Path(folder).expanduser(), plan.config.model, plan.batch.seq_length)
+        pretrained = Pretrained(folder, plan.config.model, plan.batch.seq_length)
         trainer.update.load(pretrained.read)
     return 0
 

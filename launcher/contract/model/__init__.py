@@ -1,0 +1,1 @@
+"""A GPT or Llama model: its sizes, and how files in Hugging Face's format hold it."""
