@@ -251,8 +251,8 @@ class ModelConfig:
     """Added to the variance in every norm."""
     rope_theta: PositiveFloat = field(metadata=read_while("model.family", "llama"))
     """Base of the rotary frequencies."""
-    rope_scaling: RopeScaling | None = None
-    """How rotary frequencies are lowered for a longer context (llama); null = not at all."""
+    rope_scaling: RopeScaling | None = field(default=None, metadata=read_while("model.family", "llama"))
+    """How rotary frequencies are lowered for a longer context; null = not at all."""
     init_std: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
     """Standard deviation of the initial weights."""
     target: str | None

@@ -441,7 +441,6 @@ def planned(config: LaunchConfig) -> Plan:
             {"max_position_embeddings": 8},
             r"embeddings=8: the samples of batch\.seq_length = 16",
         ),
-        ("gpt", {"rope_scaling": SCALING}, r"rope_scaling=.*: has no effect on family gpt"),
         (
             "llama",
             {"rope_scaling": replace(SCALING, low_freq_factor=4.0)},

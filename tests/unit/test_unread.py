@@ -70,6 +70,8 @@ VALUES = {
     "site.gpu_request": "gres",
     "model.tied_embeddings": "true",
     "model.dropout": "0.25",
+    "model.rope_scaling": "{factor: 8, low_freq_factor: 1, high_freq_factor: 4, "
+    "original_max_position_embeddings: 64}",
     "optim.min_lr_fraction": "0.25",
     "optim.decay_steps": "30",
     "train.async_checkpoint": "false",

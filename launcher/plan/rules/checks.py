@@ -9,11 +9,11 @@ from launcher.base.arithmetic import divisors, listed, multiples_around, nearest
 from launcher.base.errors import Fault
 from launcher.config.paths import blamed, value_at
 from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, PrecisionConfig
-from launcher.typed.read import Source, plain
+from launcher.typed.read import Source
 
 BYTE_VOCABULARY = 256
 _TABLE = "model.max_position_embeddings"
-_OPTIONAL = ("num_kv_heads", "ffn_size", "head_dim", "max_position_embeddings", "rope_scaling")
+_OPTIONAL = ("num_kv_heads", "ffn_size", "head_dim", "max_position_embeddings")
 _SIZES = ("num_layers", "hidden_size", "num_heads", "vocab_size", *_OPTIONAL)
 
 
@@ -120,9 +120,6 @@ def _position_faults(model: ModelConfig, seq_length: int) -> Iterator[Fault]:
     if rows is not None and model.family == "gpt" and rows < seq_length:
         rule = f"the samples of batch.seq_length = {seq_length} tokens need as many positions"
         yield Fault(_TABLE, rows, rule, ways=({_TABLE: seq_length}, {"batch.seq_length": rows}))
-    if scaling is not None and model.family == "gpt":
-        rule = "has no effect on family gpt, whose positions are learned"
-        yield Fault("model.rope_scaling", plain(scaling), rule, ways=({"model.rope_scaling": None},))
     if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
         rule = f"must be above low_freq_factor = {scaling.low_freq_factor:g}"
         way = {"model.rope_scaling.high_freq_factor": 4 * scaling.low_freq_factor}
