@@ -12,7 +12,8 @@ from launcher.base.errors import LauncherError
 from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
-from launcher.contract.plan import ModelShape, Plan
+from launcher.contract.model.shape import ModelShape
+from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs, needs_shape
 from launcher.plan.cost.measured import MeasuredRun

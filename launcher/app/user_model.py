@@ -11,7 +11,7 @@ from functools import cache
 
 from launcher.base.errors import Fault, PlanError
 from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import ModelShape
+from launcher.contract.model.shape import ModelShape
 from launcher.typed.read import plain, read_or_raise
 
 _MODULE = "launcher.runtime.model.measure_shape"

@@ -13,119 +13,12 @@ from launcher.base.registry import PluginRecord
 from launcher.contract.actions import Action, PipelineShape, from_text
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Coordinates, Mesh
+from launcher.contract.model.shape import TensorShape
 from launcher.contract.moved import upgraded
 from launcher.typed.read import plain, read_or_raise
 
 VERSION = 1
 """Raised when a field changes its meaning; a rank refuses a plan of another version."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorShape:
-    """One tensor of what a layer gives to the next."""
-
-    shape: tuple[int, ...]
-    """Without the batch dim."""
-    dtype: str | None
-    """torch's name of a format without gradients, such as ``int64``; None: the compute format."""
-    is_shared: bool = False
-    """Whether it has no batch dim: one tensor for all samples of a microbatch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerShape:
-    """One layer of the model, whole (before any split), per sample."""
-
-    name: str
-    num_parameters: int
-    """All parameters."""
-    num_replicated_parameters: int
-    """Those that every tensor-parallel rank holds whole (norms, row-split biases)."""
-    forward_flops: float
-    """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
-    kept_elements: int = 0
-    """Elements kept for the backward in the compute format, split by tensor parallelism."""
-    kept_replicated_elements: int = 0
-    """Elements kept in the compute format that are whole on every tensor-parallel rank unless
-    sequence parallelism splits them."""
-    output_elements: int
-    """Elements of the output that the next layer receives."""
-    output_shape: tuple[int, ...]
-    """Shape of one sample's output, without the batch dim."""
-    output_tensors: tuple[TensorShape, ...] = ()
-    """What the output consists of, where it is not one tensor in the compute format. It is then counted as
-    the message that holds it between two stages."""
-    num_fp32_parameters: int = 0
-    """Parameters that stay in fp32 whatever the compute format."""
-    num_frozen_parameters: int = 0
-    """Of all parameters, those that are not trained; every tensor-parallel rank holds them whole."""
-    has_backward: bool = True
-    """Whether a gradient reaches it; False where nothing is trained up to it."""
-    backward_flops: float | None = None
-    """Operations of one sample's backward; None: twice the forward's, as where all is trained."""
-    kept_gathered_elements: int = 0
-    """Elements kept in the compute format that enter a split region: whole on every tensor-parallel rank,
-    unless sequence parallelism keeps them in parts and gathers them again."""
-    kept_replicated_bytes: int = 0
-    """Bytes kept whatever the format (dropout masks, one byte an element), whole on every tensor-parallel
-    rank unless sequence parallelism splits them."""
-    kept_fp32_elements: int = 0
-    """Elements kept in fp32 whatever the compute format, split by tensor parallelism."""
-    kept_replicated_fp32_elements: int = 0
-    """Elements kept in fp32, whole on every tensor-parallel rank unless sequence parallelism splits them."""
-    weight_flops: float = 0.0
-    """Of one sample's backward, the operations that a split backward leaves to the weight gradients;
-    0 where the layer cannot be split and its backward runs whole."""
-    selective: LayerShape | None = None
-    """The same layer under selective recomputation, which keeps less; None where it has no such form."""
-    again_flops: float = 0.0
-    """In such a form, the operations of the matmuls that are computed again."""
-
-    @property
-    def num_trained_parameters(self) -> int:
-        """Of all parameters, those that have a gradient and optimizer states."""
-        return self.num_parameters - self.num_frozen_parameters
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """A model as a chain: prologue (embedding), layers, epilogue (head and loss)."""
-
-    family: str
-    layers: tuple[LayerShape, ...]
-    prologue: LayerShape | None
-    """Goes with the first stage."""
-    epilogue: LayerShape | None
-    """Goes with the last stage."""
-    num_tied_parameters: int
-    """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
-    num_input_ids: int | None = None
-    """Rows of the table in which a user's own model looks its inputs up; None: it has none, or the family
-    tells."""
-    cut_at: int | None = None
-    """The last layer that passes no gradient on to parameters that require one; None: there is none."""
-    num_samples: int | None = None
-    """Of a user's own dataset that it was measured with."""
-
-    @property
-    def parts(self) -> list[LayerShape]:
-        """All that it consists of, in order."""
-        return [part for part in (self.prologue, *self.layers, self.epilogue) if part]
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the whole model, tied ones counted once."""
-        return sum(part.num_parameters for part in self.parts) - self.num_tied_parameters
-
-    @property
-    def num_fp32_parameters(self) -> int:
-        """Those that stay in fp32 whatever the compute format."""
-        return sum(part.num_fp32_parameters for part in self.parts)
-
-    @property
-    def num_trained_parameters(self) -> int:
-        """Of its parameters, those that are trained."""
-        return self.num_parameters - sum(part.num_frozen_parameters for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Literal
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Cluster, Mesh
-from launcher.contract.plan import LayerShape, ModelShape, Role, StagePlan
+from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.plan import Role, StagePlan
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one number in each format."""

@@ -15,7 +15,8 @@ from launcher.base.errors import Fault
 from launcher.base.registry import Plugin
 from launcher.contract.actions import Action, PipelineShape
 from launcher.contract.config import CHUNKED_SCHEDULE, LaunchConfig
-from launcher.contract.plan import LayerShape, ModelShape, Plan, Section, StagePlan
+from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.plan import Plan, Section, StagePlan
 from launcher.contract.records import RunRecords
 from launcher.contract.shape import (
     DTYPE_BYTES,

@@ -12,7 +12,8 @@ from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig
 from launcher.contract.data_files import own_data_faults
 from launcher.contract.mesh import AXES, Cluster, Mesh
-from launcher.contract.plan import BatchPlan, ModelShape
+from launcher.contract.model.shape import ModelShape
+from launcher.contract.plan import BatchPlan
 from launcher.contract.strategy import JobShape, RoleGroup
 from launcher.plan.cost.measured import MeasuredRun, measured_faults, with_measured_times
 from launcher.plan.cost.shapes import has_sizes, model_shape, padded_vocabulary, resolve_model

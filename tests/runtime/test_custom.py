@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from launcher.base.errors import ConfigError
 from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import ModelShape
+from launcher.contract.model.shape import ModelShape
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model import measure_shape as describe

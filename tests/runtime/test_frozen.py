@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from launcher.base.errors import PlanError
-from launcher.contract.plan import ModelShape, Plan
+from launcher.contract.model.shape import ModelShape
+from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.checkpoint.store import folder_of

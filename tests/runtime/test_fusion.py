@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.base.errors import JobError
-from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import live_bytes

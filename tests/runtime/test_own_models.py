@@ -12,7 +12,8 @@ import torch
 
 from launcher.base.errors import ConfigError, JobError, PlanError
 from launcher.contract.config import DataConfig
-from launcher.contract.plan import ModelShape, Plan, TensorShape
+from launcher.contract.model.shape import ModelShape, TensorShape
+from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import DTYPES
 from launcher.runtime.model.measure_shape import describe, first_input

@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from launcher.base.registry import resolve
 from launcher.config.load import load
 from launcher.contract.config import ModelConfig
+from launcher.contract.model.shape import ModelShape
 from launcher.contract.moved import upgraded
-from launcher.contract.plan import ModelShape, Plan
+from launcher.contract.plan import Plan
 from launcher.plan import build as planner
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.data.microbatches import Loader

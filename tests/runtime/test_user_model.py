@@ -11,7 +11,8 @@ from launcher.app import user_model
 from launcher.base.errors import PlanError
 from launcher.config.load import load
 from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import ModelShape, Plan
+from launcher.contract.model.shape import ModelShape
+from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
 from tests.helpers.configs import compose_sound

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import slice_of
 from launcher.runtime.checkpoint.saving import restore

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from launcher.base.errors import PlanError
-from launcher.contract.plan import LayerShape, ModelShape
+from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
 from launcher.plan.layout.balance import balanced_split, layer_costs, stage_sums

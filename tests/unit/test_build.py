@@ -10,7 +10,8 @@ import pytest
 from launcher.base import registry
 from launcher.base.errors import LauncherError, PluginError
 from launcher.base.registry import PluginRecord
-from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.plan import Plan
 from launcher.contract.strategy import Schedule
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs, needs_shape

@@ -12,7 +12,8 @@ import pytest
 from launcher.app.planning import make_plan, one_device
 from launcher.base.errors import LauncherError, PlanError
 from launcher.cli.main import main
-from launcher.contract.plan import LayerShape, ModelShape, Plan
+from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
 from launcher.plan.cost.measured import MeasuredRun, fitted

@@ -1,1 +1,1 @@
-"""A GPT or Llama model: its sizes, and how files in Hugging Face's format hold it."""
+"""A model as values: its layers; of a GPT or Llama also its sizes, and how Hugging Face's files hold it."""

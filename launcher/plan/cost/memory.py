@@ -21,7 +21,8 @@ from itertools import accumulate
 
 from launcher.contract.actions import RB, RF, SENDS_IN_FLIGHT, Action, B, F, W, has_weight_actions
 from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import LayerShape, MemoryPlan, StagePlan
+from launcher.contract.model.shape import LayerShape
+from launcher.contract.plan import MemoryPlan, StagePlan
 from launcher.contract.strategy import DTYPE_BYTES, FP32_BYTES, JobShape, ModelStates, RankCost
 from launcher.schedule.simulate import peak_held
 

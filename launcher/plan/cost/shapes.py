@@ -33,8 +33,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.contract.config import ModelConfig
+from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.contract.model.sizes import Sizes
-from launcher.contract.plan import LayerShape, ModelShape
 
 
 def model_shape(

@@ -12,7 +12,8 @@ from launcher.base.units import counted
 from launcher.config.paths import blamed
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import Recompute
-from launcher.contract.plan import ModelShape, StagePlan
+from launcher.contract.model.shape import ModelShape
+from launcher.contract.plan import StagePlan
 from launcher.contract.strategy import JobShape
 from launcher.typed.read import NO_SOURCES, Source
 

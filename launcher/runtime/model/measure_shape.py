@@ -1,9 +1,9 @@
 """Measures a user's own model: `python -m launcher.runtime.model.measure_shape < request.json > shape.json`.
 
 The request holds ``model``, ``batch``, ``data`` and ``precision``, as in the configuration. The result is a
-`launcher.contract.plan.ModelShape`; with exit code 1 it is a list of faults. Each layer runs twice on the CPU
-with one sample, to be measured and to be seen to do the same. The planner runs this in a process of its own,
-so that it needs no torch.
+`launcher.contract.model.shape.ModelShape`; with exit code 1 it is a list of faults. Each layer runs twice on
+the CPU with one sample, to be measured and to be seen to do the same. The planner runs this in a process of
+its own, so that it needs no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.contract.config import BatchConfig, DataConfig, ModelConfig, PrecisionConfig
-from launcher.contract.plan import LayerShape, ModelShape
+from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.runtime.api import DTYPES
 from launcher.runtime.data.own_data import OwnData
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward, split_with

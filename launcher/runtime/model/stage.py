@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher.base.errors import JobError
 from launcher.contract.config import LaunchConfig
-from launcher.contract.plan import StagePlan, TensorShape
+from launcher.contract.model.shape import TensorShape
+from launcher.contract.plan import StagePlan
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.blocks import Block
 from launcher.runtime.model.compile import layer_calls
