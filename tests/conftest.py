@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from launcher.contract.plan import Plan
+from tests.helpers import advice
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -41,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    advice.watch()
     os.environ.pop("COLUMNS", None)  # what is printed is as wide as where there is no terminal
     config.addinivalue_line("markers", f"needs(part): skipped where the part is absent: {', '.join(PARTS)}")
     unknown = required_parts(config) - set(PARTS)

@@ -28,7 +28,8 @@ def measured_shape(config: LaunchConfig, roots: Sequence[str]) -> ModelShape:
     """The shape of a user's own model on its data, with ``roots`` on the module path.
 
     Raises:
-        PlanError: when the user's model or dataset cannot be made, with the last line of the reason.
+        PlanError: when the user's model or dataset cannot be made: with its faults, or with the last line of
+            what it raised.
     """
     request = {"model": plain(config.model), "data": plain(config.data), "batch": plain(config.batch)}
     return _measure(json.dumps(request), tuple(roots))
@@ -47,6 +48,10 @@ def _measure(request: str, roots: Sequence[str]) -> ModelShape:
         check=False,
     )
     if done.returncode:
+        if done.stdout:
+            raise PlanError(
+                Fault(**fault | {"ways": tuple(fault["ways"])}) for fault in json.loads(done.stdout)
+            )
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise PlanError([_blamed(json.loads(request), reason)])
     return read_or_raise(ModelShape, json.loads(done.stdout))

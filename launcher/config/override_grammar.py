@@ -5,6 +5,7 @@ Hydra's own settings and plugins are not loaded: that takes half of the time, an
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -17,7 +18,7 @@ from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from hydra.grammar.gen.OverrideParser import OverrideParser
 
-from launcher.base.errors import Fault, did_you_mean
+from launcher.base.errors import Fault, as_override, did_you_mean
 from launcher.config import overrides
 from launcher.typed.read import Source
 
@@ -115,11 +116,14 @@ def _visited(word: str, visitor: HydraOverrideVisitor) -> Override:
     return override
 
 
-def _parse(word: str) -> Parsed | Fault:
+def _parse(typed: str) -> Parsed | Fault:
+    word = typed
     if fault := overrides.word_fault(word):
         return fault
     if overrides.calls_sweep(word):
         return overrides.sweep_fault(word)
+    if overrides.split(word)[1].startswith("~"):  # a path below a home folder, which its readers expand
+        word = shlex.split(as_override(*word.split("=", 1)))[0]
     try:
         override = _visited(word, _TextVisitor(create_functions()))
     except HydraException:
@@ -127,6 +131,6 @@ def _parse(word: str) -> Parsed | Fault:
     if override.is_sweep_override():
         return overrides.sweep_fault(word)
     marks: dict[str, Source] = {}
-    override._value = overrides.typed(override._value, "", f"override {word}", marks)
-    override.input_line = word
+    override._value = overrides.typed(override._value, "", f"override {typed}", marks)
+    override.input_line = typed
     return override, marks

@@ -289,8 +289,8 @@ def test_a_custom_model_cannot_be_split():
     shape = ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
     with pytest.raises(
         LauncherError,
-        match=r"parallel\.tp=2: the layers that model\.target builds are whole and cannot be split\. "
-        r"Set parallel\.tp=1\. Spread it along dp and pp\.",
+        match=r"parallel\.tp=2: the layers that model\.target builds are whole: they spread along "
+        r"dp and pp alone\. Set parallel\.tp=1\.",
     ):
         build(custom({"tp": 2}), inputs=PlanInputs(shape=shape))
 

@@ -101,13 +101,13 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
         ("run.root", "a\0b", "run.root='a\\x00b': holds a control character. Write 'ab'."),
         ("executor.extra", ["a\tb"], "executor.extra[0]='a\\tb': holds a control character. Write 'ab'."),
         ("model.target", "my.module", "model.target=my.module: must be package.module:function. "
-         "Set model.target=my_package.my_module:my_function."),
+         "Write my_package.my_module:my_function."),
         ("data.target", "os.system('x'):f", "data.target=os.system('x'):f: must be package.module:function."),
         ("model.options", {"a": 1}, "model.options={'a': 1}: has no effect without model.target. "
          "Remove model.options."),
         ("data.options", {"a": 1}, "has no effect without data.target. Remove data.options."),
         ("train.async_checkpoint", False, "train.async_checkpoint=false: has no effect while "
-         "train.checkpoint_interval is 0. Set train.checkpoint_interval=15."),
+         "train.checkpoint_interval is 0. Set train.checkpoint_interval=15, or train.async_checkpoint=true."),
         ("device.peak_flops", {"bf61": 1e12}, "device.peak_flops.bf61=1000000000000.0: bf61 is not one of "
          "fp32, tf32, bf16, fp16. Did you mean bf16?"),
         ("batch.global_size", "16", "batch.global_size=16: must be a whole number of at least 1 or null. "

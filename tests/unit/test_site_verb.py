@@ -226,6 +226,52 @@ def test_an_input_that_ends_writes_nothing(monkeypatch):
         asked(monkeypatch, CHOICE, "gpuu")
 
 
+@pytest.fixture
+def person(cluster, monkeypatch):
+    """Gives the answers of a person at a terminal; an error among them is raised."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+
+    def answers(*queue):
+        left = iter(queue)
+
+        def reply(prompt):
+            answer = next(left)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(site_dialog, "input", reply, raising=False)
+
+    return answers
+
+
+def test_an_answer_that_cannot_be_is_asked_for_again_and_the_others_are_kept(person, tmp_path, capsys):
+    person("gpu", "physics", "-", "30", "gpus_per_node", "lots", "00:30:00", "64G")
+    assert main(["site", "init", "alps"]) == 0
+    out = capsys.readouterr().out
+    assert "site.time_limit=30: must be HH:MM:SS or D-HH:MM:SS. Write 00:30:00" in out
+    assert "site.memory_per_node=lots: must be a whole number with K, M, G or T" in out
+    assert written(tmp_path, "alps") == [
+        "account: physics",
+        "partition: gpu",
+        'time_limit: "00:30:00"',
+        "memory_per_node: 64G",
+    ]
+
+
+@pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt(), 130), (EOFError(), 2)])
+def test_questions_that_are_left_can_be_gone_on_with(person, tmp_path, capsys, end, code):
+    person("gpu", "maths", "-", "", end)
+    assert main(["site", "init", "alps"]) == code
+    *_, last = capsys.readouterr().out.splitlines()
+    told, _, command = last.partition(": ")
+    assert told == "To go on with these answers"
+    person("none", "")
+    assert main(command.split()[1:]) == 0
+    assert written(tmp_path, "alps")[:3] == ["account: maths", "partition: gpu", 'time_limit: "1-00:00:00"']
+
+
 # The check
 
 

@@ -36,6 +36,9 @@ def main() -> int:
             data = read_or_raise(DataConfig, request["data"], "data")
             sample = first_input(data, read_or_raise(BatchConfig, request["batch"], "batch"))
             shape = describe(model, sample)
+    except ConfigError as error:
+        print(json.dumps([vars(fault) for fault in error.faults]))
+        return 1
     except LauncherError as error:
         print(error, file=sys.stderr)
         return 1

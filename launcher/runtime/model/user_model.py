@@ -181,5 +181,5 @@ def _check_owner(model: ModelConfig, index: int, layer: nn.Module, stage: int) -
         if owner != stage:
             rule = f"stages {owner} and {stage} share the parameter layers.{index}.{name}"
             fix = "Set parallel.pp=1, or give each layer its own parameters."
-            raise ConfigError([Fault("model.target", model.target, rule, fix)])
+            raise ConfigError([Fault("model.target", model.target, rule, fix, ways=({"parallel.pp": 1},))])
         param.owner_stage = stage  # type: ignore[attr-defined]

@@ -1,0 +1,140 @@
+"""Follows what faults advise, as their reader would, and notes which places of the code have made one.
+
+`watch` is called before any test is imported: every plan that a test is refused is planned again under each
+way out that its faults offer. `unreached_places` are those that make a fault and that no test has reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import LEFT_OUT, ConfigError, Fault, as_override
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("launcher", "plugins/launcher_plugins")
+NOTES = "TRIREME_TEST_FAULT_PLACES"
+"""The variable with the file into which every process of the tests writes the places that made a fault."""
+_MOST_ALIKE = 2
+"""Refusals by one rule that one process follows: a further one is the same code with other numbers."""
+_OVERRIDE = re.compile(r"(?<![\w.~])[a-z_]+(\.\w+)*=[\"'\[{]?[a-z0-9](?!\S*\|)")
+_KEY_OF = re.compile(r"[+~\\]*([^=]*)")
+
+Plan = Callable[[str, Sequence[str]], Any]
+
+
+def watch() -> None:
+    """Notes every place that makes a fault, and follows the advice of every plan that is refused."""
+    from launcher.app import planning
+
+    _note_places()
+    planning.make_plan = _following(planning.make_plan)
+
+
+def followed(overrides: Sequence[str], way: Mapping[str, Any]) -> tuple[str, ...]:
+    """The overrides of a command after a way out: what it sets replaces what was typed for it.
+
+    >>> followed(["parallel.typo=2", "seed=1"], {"parallel.typo": LEFT_OUT, "parallel.pp": 2})
+    ('seed=1', 'parallel.pp=2')
+    """
+    keys = {word: _KEY_OF.match(word)[1] for word in overrides}
+    kept = [word for word in overrides if keys[word] not in way]
+    texts = [
+        as_override(path, value)
+        for path, value in way.items()
+        if value != LEFT_OUT or path not in keys.values()
+    ]
+    return (*kept, *(word for text in texts for word in shlex.split(text)))
+
+
+def check(error: ConfigError, plan: Plan, recipe: str, overrides: Sequence[str], done: Counter) -> None:
+    """Follows each way of each fault, and the first ways of all faults together.
+
+    Raises:
+        AssertionError: when a fault is still there, another one contradicts, or there is no plan in the end.
+    """
+    for fault in error.faults:
+        done[key := (fault.path, tuple(map(tuple, fault.ways)))] += 1
+        for way in fault.ways if done[key] <= _MOST_ALIKE else ():
+            words = followed(overrides, way)
+            left = refused(plan, recipe, words)
+            told = f"{fault}\n  followed: {shlex.join(words)}\n  " + "\n  ".join(map(str, left))
+            assert fault.path not in {other.path for other in left}, f"the fault is not gone: {told}"
+            assert not way.keys() & {other.path for other in left}, f"what was advised is refused: {told}"
+    together = dict(error.together)
+    if not together and len(error.faults) > 1 and all(fault.ways for fault in error.faults):
+        for fault in error.faults:
+            together |= fault.ways[0]
+    if together:
+        words = followed(overrides, together)
+        left = refused(plan, recipe, words)
+        told = f"{error}\n  followed: {shlex.join(words)}\n  " + "\n  ".join(map(str, left))
+        assert not left, f"the first advice of each does not go together: {told}"
+
+
+def refused(plan: Plan, recipe: str, overrides: Sequence[str]) -> tuple[Fault, ...]:
+    """The faults of a plan; none where it is planned."""
+    try:
+        plan(recipe, overrides)
+    except ConfigError as error:
+        return error.faults
+    return ()
+
+
+def places() -> Iterator[str]:
+    """Every place of the code that makes a fault, as ``FILE:LINE``."""
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and _makes_a_fault(node.func):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def _makes_a_fault(function: ast.expr) -> bool:
+    name = getattr(function, "id", None)
+    return name in ("Fault", "left_out", "retyped") or getattr(function, "attr", None) in ("fault", "retyped")
+
+
+def _note_places() -> None:
+    known: set[tuple[str, int]] = set()
+    make = Fault.__init__
+
+    @functools.wraps(make)
+    def noted(self: Fault, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        assert not _OVERRIDE.search(self.fix) or self.ways, f"tells to type what is not in its ways: {self}"
+        frame = sys._getframe(1)
+        for caller in (frame, frame.f_back, frame.f_back and frame.f_back.f_back):
+            if caller is not None and (place := (caller.f_code.co_filename, caller.f_lineno)) not in known:
+                known.add(place)
+                if path := os.environ.get(NOTES):
+                    with open(path, "a") as file:
+                        file.write(f"{os.path.relpath(place[0], ROOT)}:{place[1]}\n")
+
+    Fault.__init__ = noted
+
+
+def unreached_places(notes: Path) -> list[str]:
+    """Those that no process has noted."""
+    return sorted(set(places()) - set(notes.read_text().split()))
+
+
+def _following(plan: Plan) -> Plan:
+    done: Counter = Counter()
+
+    @functools.wraps(plan)
+    def make_plan(recipe: str, overrides: Sequence[str]) -> Any:
+        try:
+            return plan(recipe, overrides)
+        except ConfigError as error:
+            check(error, plan, recipe, overrides, done)
+            raise
+
+    return make_plan
