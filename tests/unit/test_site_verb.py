@@ -1,11 +1,12 @@
 """`trireme site`: a site written from what the cluster and a person say, with stand-ins for both."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.base.errors import JobError, LauncherError
-from launcher.cli.cluster import site_dialog
+from launcher.cli.cluster import site, site_dialog
 from launcher.cli.cluster.site_dialog import ask_person
 from launcher.cli.main import main
 from launcher.config.load import load
@@ -229,8 +230,8 @@ def test_an_input_that_ends_writes_nothing(monkeypatch):
 @pytest.fixture
 def person(cluster, monkeypatch):
     """Gives the answers of a person at a terminal; an error among them is raised."""
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(site, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
 
     def answers(*queue):
         left = iter(queue)
@@ -256,7 +257,7 @@ def test_an_answer_that_cannot_be_is_asked_for_again_and_the_others_are_kept(per
         "account: physics",
         "partition: gpu",
         'time_limit: "00:30:00"',
-        "memory_per_node: 64G",
+        'memory_per_node: "64G"',
     ]
 
 

@@ -66,7 +66,10 @@ def together(
             return {}
         way |= fault.ways[0]
         config = changed(config, fault.ways[0])
-        faults = validate(config) or last_validate(config)
+        try:
+            faults = validate(config) or last_validate(config)
+        except LauncherError:
+            return {}
         if not faults:
             return way
     return {}
