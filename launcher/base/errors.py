@@ -16,8 +16,8 @@ from launcher.base.redaction import escaped, hide_secrets, shortened, without_se
 
 LEFT_OUT: Final = "(left out)"
 """In a way out, the value of a setting that is not to be given."""
-_PLAIN = re.compile(r"~?[\w./:+@%-]+", re.ASCII)
-"""A text that is one word of the override grammar and of a shell."""
+_PLAIN = re.compile(r"~?[\w./:+@%*-]+", re.ASCII)
+"""A text that the override grammar takes without quotes."""
 _MIN_SIMILARITY = 0.7
 """Least similarity (difflib ratio) at which a name is suggested for another."""
 
@@ -30,7 +30,8 @@ class AsTyped(str):
 class Fault:
     """One wrong value: what was given, what is allowed, how to fix it.
 
-    >>> print(Fault("parallel.pp", 3, "16 layers split over 1, 2, 4, 8 or 16 stages", "Set parallel.pp=4."))
+    >>> ways = ({"parallel.pp": 4},)
+    >>> print(Fault("parallel.pp", 3, "16 layers split over 1, 2, 4, 8 or 16 stages", ways=ways))
     parallel.pp=3: 16 layers split over 1, 2, 4, 8 or 16 stages. Set parallel.pp=4.
     """
 
@@ -96,10 +97,20 @@ def as_override(path: str, value: Any) -> str:
     if isinstance(value, AsTyped):
         return shlex.quote(f"{key}={value}")
     if not isinstance(value, str) or _PLAIN.fullmatch(value):
-        return f"{key}={_typed(value)}"
-    escaped = re.sub(r'(\\*)(")', r"\1\1\\\2", value)
-    trailing = len(value) - len(value.rstrip("\\"))
-    return shlex.quote(f'{key}="{escaped}{chr(92) * trailing}"')
+        word = f"{key}={_typed(value)}"
+        return shlex.quote(word) if "*" in word else word
+    return shlex.quote(f"{key}={quoted(value)}")
+
+
+def quoted(text: str) -> str:
+    """A text in quotes of the override grammar.
+
+    >>> print(quoted('say "hi"'))
+    "say \\"hi\\""
+    """
+    escaped = re.sub(r'(\\*)(")', r"\1\1\\\2", text)
+    trailing = len(text) - len(text.rstrip("\\"))
+    return f'"{escaped}{chr(92) * trailing}"'
 
 
 class LauncherError(Exception):

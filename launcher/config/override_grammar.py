@@ -5,7 +5,6 @@ Hydra's own settings and plugins are not loaded: that takes half of the time, an
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -18,7 +17,7 @@ from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from hydra.grammar.gen.OverrideParser import OverrideParser
 
-from launcher.base.errors import Fault, as_override, did_you_mean
+from launcher.base.errors import Fault, did_you_mean, quoted
 from launcher.config import overrides
 from launcher.typed.read import Source
 
@@ -122,8 +121,9 @@ def _parse(typed: str) -> Parsed | Fault:
         return fault
     if overrides.calls_sweep(word):
         return overrides.sweep_fault(word)
-    if overrides.split(word)[1].startswith("~"):  # a path below a home folder, which its readers expand
-        word = shlex.split(as_override(*word.split("=", 1)))[0]
+    key, equals, value = word.partition("=")
+    if value.startswith("~"):  # a path below a home folder, which its readers expand
+        word = key + equals + quoted(value)
     try:
         override = _visited(word, _TextVisitor(create_functions()))
     except HydraException:

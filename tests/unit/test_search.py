@@ -141,7 +141,10 @@ def test_ways_of_faults_that_hang_together_mend_them_all():
             "parallel.schedule=1f1b: num_chunks = 5; this schedule runs one model",
         ),
         (f"{LLAMA3_8B} precision=bf16 device=v100_32gb", "Set precision=fp16."),
-        ("gpt2_124m_dp8_8xa100 precision.compute=bf16 device=v100_32gb", "Set precision.compute=fp16 or fp32."),
+        (
+            "gpt2_124m_dp8_8xa100 precision.compute=bf16 device=v100_32gb",
+            "Set precision.compute=fp16 or fp32.",
+        ),
     ],
 )
 def test_a_fault_names_the_setting_that_was_typed(command, text):
