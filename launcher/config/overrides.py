@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -116,12 +115,12 @@ def _takes(path: str, kind: type) -> bool:
     """Whether a setting may be of a type, as far as this is known before the plugins are."""
     found: Any = LaunchConfig
     for name in re.split(r"[./]", path):
-        if not dataclasses.is_dataclass(found):
+        items = getattr(found, "__dataclass_fields__", None)
+        if items is None:
             return True  # below a plugin's options
-        fields = field_types(found)
-        if name not in fields:
-            return any(item.metadata == REST for item in dataclasses.fields(found))
-        found = fields[name]
+        if name not in items:
+            return any(item.metadata == REST for item in items.values())
+        found = field_types(found)[name]
     kinds = get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
     return any(kind is (get_origin(one) or one) or kind in get_args(one) for one in kinds)
 

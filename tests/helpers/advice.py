@@ -28,7 +28,6 @@ NOTES = "TRIREME_TEST_FAULT_PLACES"
 _MOST_ALIKE = 2
 """Refusals by one rule that one process follows: a further one is the same code with other numbers."""
 _OVERRIDE = re.compile(r"(?<![\w.~])[a-z_]+(\.\w+)*=[\"'\[{]?[a-z0-9](?!\S*\|)")
-_KEY_OF = re.compile(r"[+~\\]*([^=]*)")
 
 Plan = Callable[[str, Sequence[str]], Any]
 
@@ -38,9 +37,11 @@ def watch() -> None:
     from launcher.app import launch, planning  # not where this is imported: it takes a while
 
     _note_places()
-    planning.make_plan = launch.make_plan = _following(planning.make_plan)
-    launch.launch = _following_start(launch.launch, is_here=True)
-    launch.submit = _following_start(launch.submit, is_here=False)
+    starting: Any = launch
+    starting.make_plan = _following(planning.make_plan)
+    vars(planning)["make_plan"] = starting.make_plan
+    starting.launch = _following_start(launch.launch, is_here=True)
+    starting.submit = _following_start(launch.submit, is_here=False)
 
 
 def followed(overrides: Sequence[str], way: Mapping[str, Any]) -> tuple[str, ...]:
@@ -51,14 +52,14 @@ def followed(overrides: Sequence[str], way: Mapping[str, Any]) -> tuple[str, ...
     """
     words = list(overrides)
     for path, value in way.items():
-        kept = [word for word in words if not f"{_KEY_OF.match(word)[1]}.".startswith(f"{path}.")]
+        kept = [word for word in words if not f"{_key_of(word)}.".startswith(f"{path}.")]
         if value != LEFT_OUT or kept == words:
             kept += shlex.split(as_override(path, value))
         words = kept
     return tuple(words)
 
 
-def check(error: ConfigError, plan: Plan, recipe: str, overrides: Sequence[str], done: Counter) -> None:
+def check(error: ConfigError, plan: Plan, recipe: str, overrides: Sequence[str], done: Counter[Any]) -> None:
     """Follows each way of each fault, and the first ways of all faults together.
 
     Raises:
@@ -81,6 +82,10 @@ def check(error: ConfigError, plan: Plan, recipe: str, overrides: Sequence[str],
         left = refused(plan, recipe, words)
         told = f"{error}\n  followed: {shlex.join(words)}\n  " + "\n  ".join(map(str, left))
         assert not left, f"the first advice of each does not go together: {told}"
+
+
+def _key_of(word: str) -> str:
+    return word.lstrip("+~\\").partition("=")[0]
 
 
 def refused(plan: Plan, recipe: str, overrides: Sequence[str]) -> tuple[Fault, ...]:
@@ -122,7 +127,8 @@ def _note_places() -> None:
                     with open(path, "a") as file:
                         file.write(f"{os.path.relpath(place[0], ROOT)}:{place[1]}\n")
 
-    Fault.__init__ = noted
+    made: Any = Fault
+    made.__init__ = noted
 
 
 def unreached_places() -> list[str]:
@@ -132,7 +138,7 @@ def unreached_places() -> list[str]:
 
 
 def _following(plan: Plan) -> Plan:
-    done: Counter = Counter()
+    done: Counter[Any] = Counter()
 
     @functools.wraps(plan)
     def make_plan(recipe: str, overrides: Sequence[str]) -> Any:
@@ -140,16 +146,17 @@ def _following(plan: Plan) -> Plan:
             return plan(recipe, overrides)
         except ConfigError as error:
             check(error, plan, recipe, overrides, done)
-            error.is_followed = True
+            vars(error)["is_followed"] = True
             raise
 
     return make_plan
 
 
 def _following_start(start: Callable[..., Any], *, is_here: bool) -> Callable[..., Any]:
-    from launcher.app import launch
+    from launcher.app import launch as of_launch
 
-    done: Counter = Counter()
+    launch: Any = of_launch
+    done: Counter[Any] = Counter()
 
     @functools.wraps(start)
     def started(given: Request, *args: Any, **kwargs: Any) -> Any:

@@ -115,8 +115,8 @@ def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> li
     faults = []
     if device.attainable_fraction == 0:
         rule = "must be greater than 0"
-        ways = ({"device.attainable_fraction": 0.5},)
-        faults.append(Fault("device.attainable_fraction", 0, rule, ways=ways))
+        half = {"device.attainable_fraction": 0.5}
+        faults.append(Fault("device.attainable_fraction", 0, rule, ways=(half,)))
     faults += _tf32_faults(precision, device, sources)
     if precision.compute == "fp16" and not precision.master_weights:
         rule = "Adam's second moments are squares of gradients, which vanish in fp16"
@@ -126,7 +126,7 @@ def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> li
         known = sorted(set(device.peak_flops) & {"fp32", "bf16", "fp16"})
         rule = f"{device.name} states no peak for it in device.peak_flops ({', '.join(known)})"
         fix = "" if known else f"Give device.peak_flops.{precision.compute}."
-        ways = tuple({"precision.compute": name} for name in known)
+        ways: tuple[Mapping[str, str], ...] = tuple({"precision.compute": name} for name in known)
         if known and _is_of_group("precision.compute", sources):
             fix, ways = f"Set precision={known[0]}.", ({"precision": known[0]},)
         faults.append(Fault("precision.compute", precision.compute, rule, fix, ways=ways))

@@ -270,7 +270,8 @@ def clash_faults(config: LaunchConfig, *, asks_for_devices: bool) -> Iterator[Fa
     binding = site.cpu_bind or ""
     if config.executor.settings(SlurmConfig).starter == "torchrun" and re.search("rank|map|mask", binding):
         rule = "binds each task to a processor, and executor.starter=torchrun has one task for a whole node"
-        yield Fault("site.cpu_bind", binding, rule, ways=({"site.cpu_bind": "cores"}, {"executor.starter": "srun"}))
+        ways = ({"site.cpu_bind": "cores"}, {"executor.starter": "srun"})
+        yield Fault("site.cpu_bind", binding, rule, ways=ways)
 
 
 def _shortest_time_faults(config: LaunchConfig) -> Iterator[Fault]:
