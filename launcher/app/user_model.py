@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from launcher.base.errors import Fault, PlanError
@@ -49,18 +49,9 @@ def _measure(request: str, roots: Sequence[str]) -> ModelShape:
     )
     if done.returncode:
         if done.stdout:
-            raise PlanError(
-                Fault(**fault | {"ways": tuple(fault["ways"])}) for fault in json.loads(done.stdout)
-            )
+            found = json.loads(done.stdout)
+            raise PlanError(Fault(**fault | {"ways": tuple(fault["ways"])}) for fault in found)
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise PlanError([_blamed(json.loads(request), reason)])
+        rule = f"its shape could not be measured: {reason}"
+        raise PlanError([Fault("model.target", json.loads(request)["model"]["target"], rule)])
     return read_or_raise(ModelShape, json.loads(done.stdout))
-
-
-def _blamed(request: Mapping[str, Mapping[str, str | None]], reason: str) -> Fault:
-    """The fault of the dataset where the reason names it, else of the model."""
-    model, data = request["model"]["target"], request["data"]["target"]
-    if data is not None and reason.startswith(of_data := f"data.target={data}: "):
-        return Fault("data.target", data, reason.removeprefix(of_data))
-    reason = reason.removeprefix(f"model.target={model}: ")
-    return Fault("model.target", model, f"its shape could not be measured: {reason}")

@@ -74,7 +74,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_the_reason(roots):
     job = config("my_layers:no_layers")
     with pytest.raises(
         PlanError,
-        match=r"model\.target=my_layers:no_layers: its shape could not be measured: must return an object",
+        match=r"model\.target=my_layers:no_layers: must return an object with `layers`",
     ):
         measured_shape(job, roots)
 

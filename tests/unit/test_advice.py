@@ -16,11 +16,17 @@ import pytest
 from launcher.app.planning import make_plan
 from launcher.base.errors import AsTyped, ConfigError, Fault, PlanError
 from launcher.cli.main import main
+from launcher.config.overrides import refused_fault
 from tests.helpers import advice
 
+SERVERS = "architecture=parameter_server parallel.dp=2 parallel.pp=1"
+MINUTE = (
+    "model.hidden_size=2 model.num_heads=1 model.num_layers=1 model.ffn_size=2 model.vocab_size=256 "
+    "batch.seq_length=4 cluster.allow_idle_devices=true"
+)
 FOLLOWED = {
     "strategy@parallel=pp": "no group",
-    "precision@precision=bf16": "Give precision=bf16.",
+    "precision@precision=fp32": "Give precision=fp32.",
     "parallel.zero_stage=2,3": "Give one value, or use trireme sweep.",
     "pp=4": "Did you mean parallel.pp?",
     "optim.betas=0.9,0.99": "A list is written 'optim.betas=[0.9,0.99]'.",
@@ -28,6 +34,14 @@ FOLLOWED = {
     "executor=slrum": "Did you mean slurm?",
     "hydra.run.dir=x": "Leave it out; run.dir names the directory of a run",
     "hydra/launcher=submitit": "Hydra merges the files here and starts nothing",
+    "+parallel.plugins.zero={}": "Remove parallel.plugins.zero.",
+    "precision=tf32": "Set precision=fp32.",
+    "precision=fp16 precision.master_weights=false": "vanish in fp16. Set precision.master_weights=true",
+    f"{SERVERS} precision=fp16 device.peak_flops.fp16=1e12": "Set precision.compute=bf16",
+    f"{SERVERS} device.memory_bytes=5000000": "each server would hold 20.2 MB, and has 5.00 MB. No change",
+    f"{SERVERS} architecture.servers=10000 cluster.devices_per_node=10000 cluster.nodes=2 {MINUTE}": (
+        "the model has 568 parameters, and each server holds some of them. Set architecture.servers=1."
+    ),
     "data.source=$HOME/x.txt": "no variable is replaced in this path. Set data.source=~/x.txt.",
     "run.root=$SCRATCH/x": "no variable is replaced in this path. Write the folder itself.",
     "parallel.tp=3 parallel.pp=3 batch.global_size=7": "All at once: ",
@@ -41,6 +55,10 @@ def test_advice_on_what_is_often_mistyped_works_when_it_is_followed(words, told)
     with pytest.raises(ConfigError) as refused:  # followed as it is raised
         make_plan("quickstart", words.split())
     assert told in str(refused.value)
+
+
+def test_a_refusal_of_hydra_that_is_not_known_is_passed_on():
+    assert "at line 3" in str(refused_fault("a.b=1", "unheard of at line 3\nand more", ()))
 
 
 @pytest.mark.parametrize("value", ["2,3", "[2,3]", "two"])

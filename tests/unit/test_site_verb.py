@@ -248,10 +248,10 @@ def person(cluster, monkeypatch):
 
 
 def test_an_answer_that_cannot_be_is_asked_for_again_and_the_others_are_kept(person, tmp_path, capsys):
-    person("gpu", "physics", "-", "30", "gpus_per_node", "lots", "00:30:00", "64G")
+    person("gpu", "physics", "-", "soon", "gpus_per_node", "lots", "00:30:00", "64G")
     assert main(["site", "init", "alps"]) == 0
     out = capsys.readouterr().out
-    assert "site.time_limit=30: must be HH:MM:SS or D-HH:MM:SS. Write 00:30:00" in out
+    assert "site.time_limit=soon: must be a time as Slurm takes it" in out
     assert "site.memory_per_node=lots: must be a whole number with K, M, G or T" in out
     assert written(tmp_path, "alps") == [
         "account: physics",

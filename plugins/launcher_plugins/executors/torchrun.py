@@ -204,8 +204,8 @@ def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
     usual = TorchrunConfig().save_wait_s
     if settings.save_wait_s != usual and not config.train.checkpoint_interval:
         rule = "the ranks are killed at once when the run is stopped, since train.checkpoint_interval is 0"
-        ways = ({"train.checkpoint_interval": interval}, {"executor.save_wait_s": LEFT_OUT})
-        yield Fault("executor.save_wait_s", settings.save_wait_s, rule, ways=ways)
+        saving, usually = {"train.checkpoint_interval": interval}, {"executor.save_wait_s": LEFT_OUT}
+        yield Fault("executor.save_wait_s", settings.save_wait_s, rule, ways=(saving, usually))
     if config.cluster.nodes > 1:
         others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
         rule = f"starts ranks on this machine only, and cluster.nodes={config.cluster.nodes}"

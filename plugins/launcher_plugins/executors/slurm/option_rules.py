@@ -256,8 +256,9 @@ def clash_faults(config: LaunchConfig, *, asks_for_devices: bool) -> Iterator[Fa
         other = getattr(site, setting.removeprefix("site."))
         if name in given and other is not None:
             path, fix = f"site.options.{name}", f"Remove it, or set {setting}=null."
-            rule, ways = f"excludes {setting}={other}", ({path: LEFT_OUT}, {setting: None})
-            yield Fault(path, given[name], rule, fix, ways=ways)
+            without = {setting: None}
+            rule = f"excludes {setting}={other}"
+            yield Fault(path, given[name], rule, fix, ways=({path: LEFT_OUT}, without))
     for name in ("cpus-per-gpu", "mem-per-gpu"):
         if name in given and not asks_for_devices:
             rule = "is counted per GPU, and the job asks for none (site.gpu_request, device.kind)"

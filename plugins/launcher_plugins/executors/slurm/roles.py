@@ -60,8 +60,8 @@ def role_faults(config: LaunchConfig, roles: Sequence[RolePlan]) -> Iterator[Fau
     starter = config.executor.settings(SlurmConfig).starter
     if starter == "torchrun" and others.keys() & config.site.roles.keys():
         rule = "torchrun starts equal nodes, and roles have nodes of their own (site.roles)"
-        ways = ({"executor.starter": "srun"}, {"site.roles": LEFT_OUT})
-        yield Fault("executor.starter", "torchrun", rule, ways=ways)
+        srun, nowhere = {"executor.starter": "srun"}, {"site.roles": LEFT_OUT}
+        yield Fault("executor.starter", "torchrun", rule, ways=(srun, nowhere))
 
 
 def role_notes(config: LaunchConfig, roles: Sequence[RolePlan]) -> Iterator[str]:
