@@ -166,7 +166,7 @@ def _layer_faults(model: ModelConfig, index: int, layer: nn.Module) -> list[Faul
             faults.append(Fault("model.target", model.target, rule, "Use GroupNorm or LayerNorm."))
         if isinstance(module, _DropoutNd) and module.p > 0:
             rule = f"{what}({module.p:g}), which draws other numbers on every rank"
-            faults.append(Fault("model.target", model.target, rule, "Set its p=0."))
+            faults.append(Fault("model.target", model.target, rule, "Set its probability to 0."))
     return faults
 
 
