@@ -302,16 +302,6 @@ def test_layers_of_a_users_own_are_recomputed_whole_or_not_at_all():
         build(custom({"recompute": "selective"}), inputs=PlanInputs(shape=shape))
 
 
-def test_a_rank_without_parameters_has_nothing_that_deepspeed_could_split():
-    layers = (*LAYERS[:2], replace(LAYERS[2], num_parameters=0, num_replicated_parameters=0))
-    shape = ModelShape(family="custom", layers=layers, prologue=None, epilogue=None, num_tied_parameters=0)
-    message = (
-        r"pp_rank 2 has no parameters, and DeepSpeed cannot start without any\. Set parallel\.zero_stage=0"
-    )
-    with pytest.raises(LauncherError, match=message):
-        build(custom({"pp": 3, "dp": 2, "zero_stage": 1}), inputs=PlanInputs(shape=shape))
-
-
 LAYERS = tuple(
     LayerShape(
         name=f"layers.{place}",
