@@ -81,7 +81,7 @@ def check(error: ConfigError, plan: Plan, recipe: str, overrides: Sequence[str],
         words = followed(overrides, together)
         left = refused(plan, recipe, words)
         told = f"{error}\n  followed: {shlex.join(words)}\n  " + "\n  ".join(map(str, left))
-        assert not left, f"the first advice of each does not go together: {told}"
+        assert not left, f"the advice does not go together: {told}"
 
 
 def _key_of(word: str) -> str:
