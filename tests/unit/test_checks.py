@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.base.errors import PlanError, PluginError
 from launcher.contract.config import PluginChoice, PrecisionConfig
+from launcher.plan import plugins
 from launcher.plan.build import build
 from launcher.typed.read import Source
 from launcher_plugins.schedules.interleaved_1f1b import InterleavedConfig
@@ -312,6 +314,13 @@ def test_options_that_a_plugin_does_not_declare_are_refused():
         "parallel.schedule_options.depth=2: 1f1b has no options. Remove parallel.schedule_options.depth.",
         "architecture.servers=[1]: not a setting here. It belongs to architecture parameter_server.",
     ]
+
+
+def test_two_plugins_that_would_both_make_the_update_are_refused(monkeypatch):
+    both = dict.fromkeys(("mine", "zero"), SimpleNamespace(update="module:make"))
+    monkeypatch.setattr(plugins, "applying_parallels", lambda config: both)
+    (fault,) = plugins.parallel_faults(launch_config())
+    assert "mine and zero would each make the update of the parameters, which one can do." in str(fault)
 
 
 # Precision and memory
