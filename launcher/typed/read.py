@@ -157,8 +157,7 @@ def _field(
         return item.default
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
-    ways = ({inner: None},) if types.NoneType in get_args(kind) else ()
-    return reading.fault(inner, MISSING, "this setting is required", f"Give {inner}{_example(kind)}.", ways)
+    return reading.fault(inner, MISSING, "this setting is required", f"Give {inner}{_example(kind)}.")
 
 
 def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
@@ -246,7 +245,8 @@ def join(path: str, key: Any) -> str:
 def _example(kind: Any) -> str:
     """An example of a missing scalar, as ``=NUMBER``; empty for a group or a list."""
     if types.NoneType in get_args(kind):
-        return "=null for no value"
+        (first, *_) = (one for one in get_args(kind) if one is not types.NoneType)
+        return f"{_example(first)}, or null for no value"
     base = get_args(kind)[0] if get_origin(kind) in (Annotated, Union, types.UnionType) else kind
     base = get_args(base)[0] if get_origin(base) is Annotated else base
     if get_origin(base) is Literal:

@@ -146,7 +146,7 @@ def test_evaluation_without_batches_is_refused(quickstart: Composed) -> None:
         (["run.root=\"\""], 'run.root="": must be text that is neither empty nor None.'),
         (["name=None"], "name=None: None is a text only in quotes. Write null for no value. [override"),
         (["+data.options.limit=None", "data.target=a:b"], "limit=None: None is a text only in quotes."),
-        (["~run.dir"], "run.dir=(missing): this setting is required. Give run.dir=null for no value. "
+        (["~run.dir"], "this setting is required. Give run.dir=TEXT, or null for no value. "
          "[override ~run.dir]"),
         (["run.timeout_s=1e300"], "run.timeout_s=1e300: must be a finite number from 1 to 1000000. "
          "Write 1000000."),
