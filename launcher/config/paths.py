@@ -112,4 +112,7 @@ def _with(owner: Any, names: Sequence[str], value: Any) -> Any:
         return others if new == LEFT_OUT else {**others, name: new}
     if isinstance(owner, PluginChoice) and name != "name":
         return dataclasses.replace(owner, options=_with(owner.options, names, value))
+    if new == LEFT_OUT:
+        item = owner.__dataclass_fields__[name]
+        new = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
     return dataclasses.replace(owner, **{name: new})

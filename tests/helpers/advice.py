@@ -13,13 +13,15 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.app.request import Request
+from launcher.base import registry
 from launcher.base.errors import LEFT_OUT, ConfigError, Fault, as_override
+from launcher.contract.executor import Executor
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("launcher", "plugins/launcher_plugins")
@@ -42,6 +44,9 @@ def watch() -> None:
     vars(planning)["make_plan"] = starting.make_plan
     starting.launch = _following_start(launch.launch, is_here=True)
     starting.submit = _following_start(launch.submit, is_here=False)
+    for name in registry.own_plugins(Executor.entry_group):
+        executor: Any = type(registry.load(Executor, name))
+        executor.check = following_check(executor.check)
 
 
 def followed(overrides: Sequence[str], way: Mapping[str, Any]) -> tuple[str, ...]:
@@ -175,3 +180,32 @@ def _following_start(start: Callable[..., Any], *, is_here: bool) -> Callable[..
             raise
 
     return started
+
+
+def following_check(check_plan: Callable[..., Iterable[Fault]]) -> Callable[..., Iterable[Fault]]:
+    """What an executor finds wrong with a plan, followed in the configuration of the plan."""
+    from launcher.config.paths import changed
+    from launcher.plan.build import build
+
+    done: Counter[Any] = Counter()
+    following: list[Fault] = []  # planning asks the executor, too
+
+    @functools.wraps(check_plan)
+    def checked(self: Any, plan: Any, run_dir: str | None = None) -> Iterable[Fault]:
+        faults = tuple(check_plan(self, plan, run_dir))
+        for fault in () if following or plan.config.model.target or plan.config.data.target else faults:
+            done[key := (fault.path, tuple(map(tuple, fault.ways)))] += 1
+            following.append(fault)
+            try:
+                for way in fault.ways if done[key] <= _MOST_ALIKE else ():
+                    try:
+                        left = tuple(check_plan(self, build(changed(plan.config, way)), run_dir))
+                    except ConfigError as error:
+                        left = error.faults
+                    paths = {other.path for other in left} & {fault.path, *way}
+                    assert not paths, f"{fault}\n  followed: {way}, refused: {paths}"
+            finally:
+                following.clear()
+        return faults
+
+    return checked

@@ -147,6 +147,13 @@ def test_advice_that_does_not_go_together_is_seen():
         followed([ADVISED, OTHER], [Fault("e.f", 1, "must be a.b")], together={"a.b": 4})
 
 
+def test_advice_of_an_executor_that_it_refuses_itself_is_seen(make_plan):
+    stubborn = Fault("executor.max_restarts", 0, "is refused", ways=({"executor.max_restarts": 2},))
+    checked = advice.following_check(lambda executor, plan, run_dir: [stubborn])
+    with pytest.raises(AssertionError, match=r"refused: \{'executor.max_restarts'\}"):
+        checked(None, make_plan())
+
+
 def test_what_is_advised_takes_the_place_of_what_was_typed():
     words = ["+a.b=1", "~c", "d=1,2"]
     way = {"a.b": 2, "c": "(left out)", "d": AsTyped("[1,2]"), "e": "(left out)"}
