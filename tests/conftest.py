@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 
 from launcher.contract.plan import Plan
+from tests.helpers import advice
 
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -39,8 +41,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"fail, instead of skip, where one of these parts is absent: {', '.join(PARTS)}",
     )
 
+    parser.addoption(
+        "--every-fault",
+        action="store_true",
+        help="fail where a place that makes a fault is reached by no test",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--every-fault") and not hasattr(config, "workerinput"):
+        os.environ[advice.NOTES] = os.path.join(tempfile.mkdtemp(), "places")
+    advice.watch()
     os.environ.pop("COLUMNS", None)  # what is printed is as wide as where there is no terminal
     config.addinivalue_line("markers", f"needs(part): skipped where the part is absent: {', '.join(PARTS)}")
     unknown = required_parts(config) - set(PARTS)
@@ -56,6 +67,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if part in required_parts(item.config):
             pytest.fail(f"{part} is required and absent", pytrace=False)
         pytest.skip(f"{part} is absent; --require={part} makes this a failure")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not session.config.getoption("--every-fault") or hasattr(session.config, "workerinput"):
+        return
+    if unreached := advice.unreached_places():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print("\n\nno test reaches the faults that are made in", *unreached, sep="\n  ")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -63,7 +63,7 @@ def named_baseline(setting: str) -> Path:
     if phase != "succeeded":
         found = f"that run is {phase}" if directory.job.is_file() else "it is not a run directory"
         allowed = f"must be auto, none, or the directory of a finished run; {found}"
-        raise ConfigError([Fault("report.baseline", setting, allowed, "Set report.baseline=auto.")])
+        raise ConfigError([Fault("report.baseline", setting, allowed, ways=({"report.baseline": "auto"},))])
     return path
 
 

@@ -17,7 +17,7 @@ from launcher.app.lifecycle import (
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.preflight import executor_faults, refuse
 from launcher.app.wait import wait_for_end
-from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.errors import LEFT_OUT, ConfigError, Fault, LauncherError
 from launcher.base.machine import num_cores
 from launcher.base.registry import load as load_plugin
 from launcher.base.units import counted, format_bytes
@@ -105,7 +105,16 @@ def _compose(words: Sequence[str]) -> Composed:
             raise LauncherError(f"bench collectives takes no recipe, given {word!r}: it trains nothing.")
         if key.partition(".")[0] not in MEASURED_GROUPS:
             allowed = f"has no effect here: what is measured depends on {', '.join(MEASURED_GROUPS)}"
-            faults.append(Fault(key, word.partition("=")[2], allowed, "Leave it out.", f"override {word}"))
+            faults.append(
+                Fault(
+                    key,
+                    word.partition("=")[2],
+                    allowed,
+                    "Leave it out.",
+                    f"override {word}",
+                    ways=({key: LEFT_OUT},),
+                )
+            )
     if faults:
         raise ConfigError(faults)
     return compose(BASE_RECIPE, words)

@@ -193,7 +193,10 @@ def with_executor(given: Request) -> Request:
     of_executor = [word for word in given.overrides if word.lstrip("+~").startswith("executor")]
     named = next((word for word in of_executor if word.lstrip("+").startswith("executor=")), None)
     others = [word for word in given.overrides if word not in of_executor]
-    chosen = compose(given.recipe, [*others, *([named] if named else [])]).values.get("executor")
+    composed = compose(given.recipe, [*others, *([named] if named else [])])
+    if composed.faults:  # such as one that there is not: the planning tells them all
+        return given
+    chosen = composed.values.get("executor")
     name = str(chosen.get("name")) if isinstance(chosen, Mapping) else ""
     # One that is not installed is refused by the planning.
     is_known = name in registry.plugins(Executor.entry_group)
@@ -202,7 +205,8 @@ def with_executor(given: Request) -> Request:
     if named:
         rule = "starts the ranks on this machine, at once, and submits nothing"
         fix = f"Leave it out, set executor={SUBMITTING_EXECUTOR}, or use trireme run."
-        raise ConfigError([Fault("executor.name", name, rule, fix, f"override {named}")])
+        ways = ({"executor": SUBMITTING_EXECUTOR},)
+        raise ConfigError([Fault("executor.name", name, rule, fix, f"override {named}", ways=ways)])
     return replace(given, overrides=(f"executor={SUBMITTING_EXECUTOR}", *given.overrides))
 
 

@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from launcher.app.baseline import named_baseline
 from launcher.app.lifecycle import PreparedRun
 from launcher.base import registry
-from launcher.base.errors import ConfigError, Fault, JobError, PlanError
+from launcher.base.errors import LEFT_OUT, ConfigError, Fault, JobError, PlanError, offer
 from launcher.base.machine import installed_gpus, missing_for_compile, num_visible
 from launcher.base.units import counted, format_duration
 from launcher.contract.config import LOCAL_EXECUTOR
@@ -64,13 +64,15 @@ def _setting_faults(plan: Plan) -> Iterator[Fault]:
     if not executor_of(plan).is_local:
         fix = f"Set executor={LOCAL_EXECUTOR}, or use trireme submit."
         rule = "does not start ranks on this machine"
-        yield Fault("executor.name", plan.config.executor.name, rule, fix)
+        ways: tuple[Mapping[str, str], ...] = ({"executor": LOCAL_EXECUTOR},)
+        yield Fault("executor.name", plan.config.executor.name, rule, fix, ways=ways)
     site, usual = plan.config.site, SiteConfig()
     names = [item.name for item in fields(site) if getattr(site, item.name) != getattr(usual, item.name)]
     for name in names[:1] if names[:1] == ["name"] else names:
         rule = "has no effect on a run on this machine, where nothing is reserved"
-        fix = f"Leave out site{'' if name == 'name' else f'.{name}'}=, or use trireme submit."
-        yield Fault(f"site.{name}", getattr(site, name), rule, fix)
+        setting = "site" if name == "name" else f"site.{name}"
+        fix, ways = f"Leave out {setting}, or use trireme submit.", ({setting: LEFT_OUT},)
+        yield Fault(f"site.{name}", getattr(site, name), rule, fix, ways=ways)
 
 
 def seen_faults(plan: Plan) -> list[Fault]:
@@ -110,8 +112,9 @@ def device_faults(plan: Plan, environment: Mapping[str, str]) -> list[Fault]:
     shown = f" (CUDA_VISIBLE_DEVICES={names})" if names is not None else ""
     ranks = counted(plan.world_size, "rank")
     rule = f"the plan has {ranks} on as many CUDA devices, and {visible} can be used here{shown}"
-    fix = "Use fewer ranks, or set" if visible else "Set"
-    return [Fault("device.kind", "cuda", rule, f"{fix} device=cpu cluster=local_cpu.")]
+    ways = ({"device": "cpu", "cluster": "local_cpu"},)
+    fix = f"Use fewer ranks, or s{offer(ways)[1:]}" if visible else ""
+    return [Fault("device.kind", "cuda", rule, fix, ways=ways)]
 
 
 def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:

@@ -28,7 +28,8 @@ def measured_shape(config: LaunchConfig, roots: Sequence[str]) -> ModelShape:
     """The shape of a user's own model on its data, with ``roots`` on the module path.
 
     Raises:
-        PlanError: with every fault of the user's model or dataset, or the last line of why it cannot be made.
+        PlanError: when the user's model or dataset cannot be made: with its faults, or with the last line of
+            what it raised.
     """
     sections = ("model", "data", "batch", "precision")
     request = {name: plain(getattr(config, name)) for name in sections}
@@ -47,10 +48,11 @@ def _measure(request: str, roots: Sequence[str]) -> ModelShape:
         text=True,
         check=False,
     )
-    if done.returncode and done.stdout:
-        raise PlanError(Fault(**values) for values in json.loads(done.stdout))
     if done.returncode:
+        if done.stdout:
+            found = json.loads(done.stdout)
+            raise PlanError(Fault(**fault | {"ways": tuple(fault["ways"])}) for fault in found)
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        target = json.loads(request)["model"]["target"]
-        raise PlanError([Fault("model.target", target, f"its shape could not be measured: {reason}")])
+        rule = f"its shape could not be measured: {reason}"
+        raise PlanError([Fault("model.target", json.loads(request)["model"]["target"], rule)])
     return read_or_raise(ModelShape, json.loads(done.stdout))

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import starmap
+from types import MappingProxyType
+from typing import Any, Final
 
 from launcher.base.redaction import escaped, hide_secrets, shortened, without_secrets
 
+LEFT_OUT: Final = "(left out)"
+"""In a way out, the value of a setting that is not to be given."""
+_PLAIN = re.compile(r"~?[\w./:+@%*-]+", re.ASCII)
+"""A text that the override grammar takes without quotes."""
 _MIN_SIMILARITY = 0.7
 """Least similarity (difflib ratio) at which a name is suggested for another."""
+
+
+class AsTyped(str):
+    """What stands behind the = of an override, to be typed again as it is."""
 
 
 @dataclass(frozen=True)
 class Fault:
     """One wrong value: what was given, what is allowed, how to fix it.
 
-    >>> print(Fault("parallel.pp", 3, "16 layers split over 1, 2, 4, 8 or 16 stages", "Set parallel.pp=4."))
+    >>> ways = ({"parallel.pp": 4},)
+    >>> print(Fault("parallel.pp", 3, "16 layers split over 1, 2, 4, 8 or 16 stages", ways=ways))
     parallel.pp=3: 16 layers split over 1, 2, 4, 8 or 16 stages. Set parallel.pp=4.
     """
 
@@ -29,21 +42,26 @@ class Fault:
     allowed: str
     """The rule, with its arithmetic."""
     fix: str = ""
-    """How to fix it, as text to type; printed after the ``ways``."""
+    """How to fix it, as a sentence; without one the ``ways`` are printed. What it says to type, they hold."""
     where: str = ""
     """File and line, or the override, that set the value."""
     ways: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
-    """Changes that may fix it, each by config path, the nearest first. The planner checks each against
-    every rule before it suggests it, and combines changes that help only together."""
+    """Changes that fix it, each by config path, the nearest first. Of those without a sentence the planner
+    checks each against every rule before it suggests it, and combines changes that help only together."""
 
     def __str__(self) -> str:
         allowed = self.allowed.rstrip(".")
-        fix = "".join(f" {text}" for text in (offer(self.ways), self.fix) if text)
+        fix = f" {self.fix or offer(self.ways)}".rstrip()
         where = f" [{shortened(hide_secrets(self.where))}]" if self.where else ""
         given = without_secrets(self.given, self.path)
         given = _typed(given) if given is None or isinstance(given, bool) else str(given) or '""'
         text = f"{self.path}={shortened(given)}: {allowed}.{fix}{where}"
         return escaped(hide_secrets(text)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def left_out(path: str, given: Any, rule: str) -> Fault:
+    """The fault of a setting that has to go."""
+    return Fault(path, given, rule, f"Remove {path}.", ways=({path: LEFT_OUT},))
 
 
 def offer(ways: Iterable[Mapping[str, Any]]) -> str:
@@ -59,10 +77,40 @@ def offer(ways: Iterable[Mapping[str, Any]]) -> str:
         if not more and path in singles:
             singles[path].append(_typed(value))
             continue
-        texts.append([" ".join(f"{name}={_typed(item)}" for name, item in way.items())])
+        texts.append([" ".join(starmap(as_override, way.items()))])
         if not more:
             singles[path] = texts[-1]
     return f"Set {', or '.join(' or '.join(words) for words in texts)}." if texts else ""
+
+
+def as_override(path: str, value: Any) -> str:
+    """A change as it is typed in a shell.
+
+    >>> as_override("optim.betas[0]", 0.9), as_override("parallel.typo", LEFT_OUT)
+    ('optim.betas.0=0.9', '~parallel.typo')
+    >>> print(as_override("run.dir", "ckpt/epoch=9"))
+    'run.dir="ckpt/epoch=9"'
+    """
+    key = re.sub(r"\[(\d+)\]", r".\1", path)
+    if value == LEFT_OUT:
+        return f"~{key}"
+    if isinstance(value, AsTyped):
+        return shlex.quote(f"{key}={value}")
+    if not isinstance(value, str) or _PLAIN.fullmatch(value):
+        word = f"{key}={_typed(value)}"
+        return shlex.quote(word) if "*" in word else word
+    return shlex.quote(f"{key}={quoted(value)}")
+
+
+def quoted(text: str) -> str:
+    """A text in quotes of the override grammar.
+
+    >>> print(quoted('say "hi"'))
+    "say \\"hi\\""
+    """
+    escaped = re.sub(r'(\\*)(")', r"\1\1\\\2", text)
+    trailing = len(text) - len(text.rstrip("\\"))
+    return f'"{escaped}{chr(92) * trailing}"'
 
 
 class LauncherError(Exception):
@@ -70,11 +118,14 @@ class LauncherError(Exception):
 
 
 class ConfigError(LauncherError):
-    """The configuration is wrong. Holds every fault found, not only the first."""
+    """The configuration is wrong. Holds every fault found, not only the first, and, where it is known, one
+    way out of them all."""
 
-    def __init__(self, faults: Iterable[Fault]) -> None:
+    def __init__(self, faults: Iterable[Fault], together: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.faults = tuple(faults)
-        super().__init__(faults_text(self.faults))
+        self.together = together
+        all_at_once = f"\nAll at once: {' '.join(starmap(as_override, together.items()))}" if together else ""
+        super().__init__(faults_text(self.faults) + all_at_once)
 
 
 class PlanError(ConfigError):
@@ -125,5 +176,5 @@ def _typed(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_typed, value))}]"
     if isinstance(value, Mapping):
-        return f'"{{{",".join(f"{name}:{_typed(item)}" for name, item in value.items())}}}"'
+        return f"{{{','.join(f'{key}:{_typed(item)}' for key, item in value.items())}}}"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -7,6 +7,7 @@ begin with ``~``, too, when it is written from ``/``, ``./``, ``../`` or ``~/``.
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from textwrap import fill
@@ -21,13 +22,17 @@ DEFAULT_RECIPE = "quickstart"
 _PATH_STARTS = ("/", "./", "../", "~/")
 _OVERRIDE_STARTS = ("+", "~", "-", "\\")
 _WIDTH = 104
-_AS_RECIPE = "A recipe is a word of its own: trireme run RECIPE."
+_AS_RECIPE = "A recipe is a word of its own, without the flag: {value}."
+_AS_PATH = "A recipe is given by its path, such as ./FOLDER/RECIPE.yaml."
 _AS_SWEEP = "Several values are a sweep: trireme sweep run RECIPE key=A,B."
-_OF_HYDRA = {
-    **dict.fromkeys(("config-name", "cn", "config-path", "cp", "config-dir", "cd"), _AS_RECIPE),
+_ELSEWHERE = {
+    **dict.fromkeys(("config-name", "cn"), _AS_RECIPE),
+    **dict.fromkeys(("config-path", "cp", "config-dir", "cd"), _AS_PATH),
     **dict.fromkeys(("multirun", "m"), _AS_SWEEP),
+    "cfg": "trireme recipe show prints what a recipe says.",
+    "dry-run": "trireme plan RECIPE starts nothing.",
 }
-"""What stands here for a flag of Hydra's own command line."""
+"""What stands here for a flag of Hydra's own command line, or of another verb."""
 
 
 class _Once(argparse.Action):
@@ -90,7 +95,7 @@ def split_flags(words: Sequence[str], flags: Sequence[Flag]) -> tuple[argparse.N
         raise LauncherError(_wrong_value(flag, words)) from None
     for word in rest:
         if word.startswith("-"):
-            raise LauncherError(unknown_flag(word, [flag.name for flag in flags]))
+            raise LauncherError(unknown_flag(word, [flag.name for flag in flags], words))
     return given, rest
 
 
@@ -154,13 +159,14 @@ def is_override(word: str) -> bool:
     return not word.startswith(_PATH_STARTS) and ("=" in word or word.startswith(_OVERRIDE_STARTS))
 
 
-def unknown_flag(word: str, known: Sequence[str]) -> str:
-    """The message for a flag that is not known."""
-    name = word.lstrip("-").partition("=")[0]
+def unknown_flag(word: str, known: Sequence[str], words: Sequence[str]) -> str:
+    """The message for a flag that is not known, among all the words."""
+    name, _, value = word.lstrip("-").partition("=")
     if "." in name:
         hint = f"Settings are written without dashes: {word.lstrip('-')}."
-    elif name in _OF_HYDRA:
-        hint = _OF_HYDRA[name]
+    elif name in _ELSEWHERE:
+        value = value or next(iter(words[words.index(word) + 1 :]), "RECIPE")
+        hint = _ELSEWHERE[name].format(value=shlex.quote(value))
     elif match := nearest(name, known):
         hint = f"Did you mean --{match}?"
     else:

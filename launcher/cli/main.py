@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from launcher.base.errors import LauncherError, did_you_mean
 from launcher.base.redaction import escaped, hide_secrets
-from launcher.cli.arguments import help_text, parse, unknown_flag
+from launcher.cli.arguments import help_text, is_override, parse, unknown_flag
 from launcher.cli.terminal import protect_output
 from launcher.cli.verbs import VERBS
 from launcher.config.recipes import shipped
@@ -82,7 +82,7 @@ def _dispatch(words: list[str]) -> int:
         print(HELP, end="")
         return 0
     name, *rest = words
-    if name == "--version":
+    if name in ("--version", "-V", "version"):
         from importlib import metadata  # takes 20 ms
 
         print(f"trireme {metadata.version('trireme-launcher')}")
@@ -102,7 +102,7 @@ def _dispatch(words: list[str]) -> int:
 
         return answer(rest)
     if name not in VERBS:
-        raise LauncherError(_unknown_verb(name))
+        raise LauncherError(_unknown_verb(words))
     return run_verb(name, rest)
 
 
@@ -120,9 +120,10 @@ def run_verb(name: str, words: Sequence[str]) -> int:
     return code
 
 
-def _unknown_verb(word: str) -> str:
+def _unknown_verb(words: Sequence[str]) -> str:
+    word = words[0]
     if word.startswith("-"):
-        return unknown_flag(word, ["version"])
-    if word.endswith((".yaml", ".yml")) or word in shipped():
-        return f"unknown verb {word!r}. Did you mean: trireme run {shlex.quote(word)}?"
+        return unknown_flag(word, ["version"], words)
+    if word.endswith((".yaml", ".yml")) or word in shipped() or is_override(word):
+        return f"unknown verb {word!r}. Did you mean: trireme run {shlex.join(words)}?"
     return f"unknown verb {word!r}. {did_you_mean(word, VERBS)}"

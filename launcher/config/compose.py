@@ -26,7 +26,15 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.base.errors import ConfigError, Fault, LauncherError, did_you_mean, faults_text
+from launcher.base.errors import (
+    LEFT_OUT,
+    ConfigError,
+    Fault,
+    LauncherError,
+    did_you_mean,
+    faults_text,
+    nearest,
+)
 from launcher.config import overrides, paths
 from launcher.config.interpolations import resolve
 from launcher.config.override_grammar import Parsed, parse_all
@@ -130,12 +138,13 @@ def _choice_fault(files: CachingConfigRepository, override: Override) -> Fault |
     if not files.group_exists(group) or override.is_delete():
         return None
     value, given = override.value(), overrides.split(word)[1]
-    where, fix = f"override {word}", f"Give {group}={given}."
+    where = f"override {word}"
     if override.is_force_add():
-        return Fault(group, given, "a file of a group is selected without ++", fix, where)
+        rule = "a file of a group is selected without ++"
+        return overrides.retyped(group, given, rule, group, given, where)
     if override.package is not None:
         rule = "files of a group are always placed at the path of the group"
-        return Fault(f"{group}@{override.package}", given, rule, fix, where)
+        return overrides.retyped(f"{group}@{override.package}", given, rule, group, given, where)
     if isinstance(value, dict):
         return None
     names = value if isinstance(value, list) else [value]
@@ -143,8 +152,9 @@ def _choice_fault(files: CachingConfigRepository, override: Override) -> Fault |
     if names and not missing:
         return None
     rule = f"no such file in the group {group}" if isinstance(value, str) else "must name a file of the group"
-    near = str(missing[0]) if missing else ""
-    return Fault(group, given, rule, did_you_mean(near, choices(files, group)), where)
+    near = nearest(str(missing[0]) if missing else "", known := choices(files, group))
+    ways = ({group: near},) if near else ()
+    return Fault(group, given, rule, did_you_mean(near or "", known), where, ways=ways)
 
 
 def _is_choice(files: CachingConfigRepository, group: str, name: Any) -> bool:
@@ -217,7 +227,8 @@ def _unmatched(
     if found := re.search(r"Could not delete '([^'=]+)=?([^']*)'", message):
         word = next((str(item.input_line) for item in given if item.is_delete()), "")
         rule, fix = "no such file is selected, so there is nothing to delete", "Leave it out."
-        return ConfigError([Fault(found[1], found[2] or "(missing)", rule, fix, f"override {word}")])
+        ways, where = ({found[1]: LEFT_OUT},), f"override {word}"
+        return ConfigError([Fault(found[1], found[2] or "(missing)", rule, fix, where, ways=ways)])
     if (found := re.search(r"Could not override '([^'@]+)'\. No match", message)) is None:
         return None
     name = found[1]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.base import registry
-from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.errors import LEFT_OUT, ConfigError, Fault, LauncherError
 from launcher.base.redaction import HIDDEN
 from launcher.base.registry import Plugin
 from launcher.config.paths import mapped, walk
@@ -100,12 +100,17 @@ def _read_faults(
     for fault in faults:
         if fault.path == "sweep":
             rule, fix = "the recipe is a sweep, which is several runs", "Use trireme sweep, or give ~sweep."
-            yield replace(fault, given="...", allowed=rule, fix=fix)
+            yield replace(fault, given="...", allowed=rule, fix=fix, ways=({"sweep": LEFT_OUT},))
+            continue
+        if re.split("[./]", fault.path)[0] == "hydra":
+            rule = "Hydra merges the files here and starts nothing, so its own settings have no effect"
+            fix = "Leave it out; run.dir names the directory of a run, and trireme submit uses a scheduler."
+            yield replace(fault, given="...", allowed=rule, fix=fix, ways=({fault.path: LEFT_OUT},))
             continue
         kind, given = field_types(LaunchConfig).get(fault.path), values.get(fault.path)
         if dataclasses.is_dataclass(kind) and isinstance(given, str):
             fix = f"To choose a file of the group, write `override /{fault.path}: {given}` into `defaults`."
-            yield replace(fault, fix=fix)
+            yield replace(fault, fix=fix, ways=({fault.path: given},))
         elif not (is_bare and fault.given == MISSING):
             yield fault
 
@@ -114,5 +119,6 @@ def _none_faults(sources: Mapping[str, Source]) -> Iterator[Fault]:
     """The unquoted word None where text is allowed: its writer means null."""
     for path, source in sources.items():
         if source.text == "None" and _TEXT_OR_NULL.fullmatch(path):
-            fix = f"Write {'none' if path == 'report.baseline' else 'null'} for no value."
-            yield Fault(path, source.text, "None is a text only in quotes", fix)
+            word = "none" if path == "report.baseline" else None
+            fix = f"Write {word or 'null'} for no value."
+            yield Fault(path, source.text, "None is a text only in quotes", fix, ways=({path: word},))

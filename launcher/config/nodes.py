@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,8 @@ _PLAIN_STYLES = (None, "")
 _MAX_NODES = 10_000
 """More values than any recipe has: nested aliases grow exponentially."""
 _MAX_SHOWN = 40
+_IN_BRACES = re.compile(r"[,{}\[\]]|: ")
+"""What a text in ``{ }`` cannot hold without quotes."""
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 
 
@@ -74,9 +78,13 @@ class NodeReader:
             fix = "Write the keys out, or put them into a file of `defaults`."
             return Fault(inner, "(merge)", "merge keys are not supported", fix, where)
         if is_plain and "." in key.value and not path.startswith("defaults["):
-            given = value.value if value.id == "scalar" and len(value.value) < _MAX_SHOWN else "..."
+            given = written = "..."
+            if value.id == "scalar" and len(value.value) < _MAX_SHOWN:
+                given = written = value.value
+                if value.style not in _PLAIN_STYLES or _IN_BRACES.search(given):
+                    written = json.dumps(given, ensure_ascii=False)
             rule = "in a file, keys are nested, not dotted"
-            return Fault(inner, given, rule, f"Nest it: {_nested(key.value, given)}.", where)
+            return Fault(inner, given, rule, f"Nest it: {_nested(key.value, written)}.", where)
         return None
 
     def _too_much(self, path: str, where: str) -> None:

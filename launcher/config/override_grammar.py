@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from hydra.grammar.gen.OverrideParser import OverrideParser
 
-from launcher.base.errors import Fault, did_you_mean
+from launcher.base.errors import Fault, did_you_mean, quoted
 from launcher.config import overrides
 from launcher.typed.read import Source
 
@@ -115,11 +115,15 @@ def _visited(word: str, visitor: HydraOverrideVisitor) -> Override:
     return override
 
 
-def _parse(word: str, layer: int) -> Parsed | Fault:
+def _parse(typed: str, layer: int) -> Parsed | Fault:
+    word = typed
     if fault := overrides.word_fault(word):
         return fault
     if overrides.calls_sweep(word):
         return overrides.sweep_fault(word)
+    key, equals, value = word.partition("=")
+    if value.startswith("~"):  # a path below a home folder, which its readers expand
+        word = key + equals + quoted(value)
     try:
         override = _visited(word, _TextVisitor(create_functions()))
     except HydraException:
@@ -127,8 +131,7 @@ def _parse(word: str, layer: int) -> Parsed | Fault:
     if override.is_sweep_override():
         return overrides.sweep_fault(word)
     marks: dict[str, Source] = {}
-    override._value = overrides.typed(
-        override._value, "", Source(where=f"override {word}", is_given=True, layer=layer), marks
-    )
-    override.input_line = word
+    source = Source(where=f"override {typed}", is_given=True, layer=layer)
+    override._value = overrides.typed(override._value, "", source, marks)
+    override.input_line = typed
     return override, marks

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
-from launcher.base.errors import Fault, did_you_mean
-from launcher.typed.read import Source, join
+from launcher.base.errors import LEFT_OUT, AsTyped, Fault, as_override, did_you_mean, nearest
+from launcher.contract.config import LaunchConfig
+from launcher.typed.read import REST, Source, field_types, join
 from launcher.typed.scalars import scalar
 
 _KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w.-]+(:[\w.-]+)?)?", re.ASCII)
@@ -63,43 +65,38 @@ def split(word: str) -> tuple[str, str]:
     return path, value
 
 
-def quoted(word: str) -> str:
-    """The override with its value quoted for the override grammar and for the shell.
-
-    >>> print(quoted("run.dir=ckpt/epoch=9"))
-    'run.dir="ckpt/epoch=9"'
-    """
-    key, _, value = word.partition("=")
-    escaped = re.sub(r'(\\*)(")', r"\1\1\\\2", value)
-    trailing = len(value) - len(value.rstrip("\\"))
-    return shlex.quote(f'{key}="{escaped}{chr(92) * trailing}"')
-
-
 def word_fault(word: str) -> Fault | None:
     """The fault of an override that is wrong before any parsing, whether it has one value or is a sweep."""
     path, value = split(word)
     if word.startswith("\\"):
-        fix = f"Give {shlex.quote(word.lstrip(chr(92)))}."
         rule = "starts with a backslash, as when a line continuation is pasted"
-        return Fault(path, value, rule, fix)
+        return retyped(path, value, rule, word.lstrip("\\").partition("=")[0], value)
     if not path:
+        rule = "an override is written key=value"
         fix = f"Give KEY={shlex.quote(value) if value else 'VALUE'}."
-        return Fault("(nothing)", value or "(nothing)", "an override is written key=value", fix)
+        return Fault("(nothing)", value or "(nothing)", rule, fix)
     if fault := _key_fault(word, path, value):
         return fault
     if "=" not in word and not word.startswith("~"):
         return Fault(path, "(nothing)", "an override is written key=value", f"Give {path}=VALUE.")
     if "=" in word and not value:
-        fix = f"Give {path}=VALUE, or {path}=null for no value."
-        return Fault(path, "(nothing)", "has no value after the =", fix)
+        can_be_none = _takes(path, NoneType)
+        fix = f"Give {path}=VALUE{f', or {path}=null for no value' if can_be_none else ''}."
+        ways = ({path: None},) if can_be_none else ()
+        return Fault(path, "(nothing)", "has no value after the =", fix, ways=ways)
     if value.startswith("="):
-        fix = f"Give {shlex.quote(word.replace('==', '=', 1))}."
-        return Fault(path, value, "a value does not begin with =", fix)
+        return retyped(path, value, "a value does not begin with =", path, value[1:])
     if "oc.env" in value:
         return secret_fault(path, value)
     if _depth(value) > MAX_DEPTH:
         return Fault(path, value, f"is nested more than {MAX_DEPTH} deep", "Give a flatter value.")
     return None
+
+
+def retyped(path: str, value: str, rule: str, key: str, meant: str, where: str = "") -> Fault:
+    """The fault of an override that means another one, ``key=meant``."""
+    way = ({path: LEFT_OUT} if key != path else {}) | {key: AsTyped(meant)}
+    return Fault(path, value, rule, f"Give {as_override(key, AsTyped(meant))}.", where, ways=(way,))
 
 
 def _key_fault(word: str, path: str, value: str) -> Fault | None:
@@ -108,16 +105,29 @@ def _key_fault(word: str, path: str, value: str) -> Fault | None:
     key, colon, rest = path.partition(":")
     if colon and _KEY.fullmatch(key):
         if not rest or "=" not in word:  # `key:=value`, `key: value`
-            fix = f"Give {shlex.quote(f'{key}={(rest or value).strip()}')}."
             rule = "has a colon in place of =" if rest else "has a stray colon before the ="
-            return Fault(path, value or "(nothing)", rule, fix)
+            return retyped(path, value or "(nothing)", rule, key, (rest or value).strip())
         if _KEY.fullmatch(nested := f"{key}.{rest}"):
-            rule = "the parts of a key are joined by dots"
-            return Fault(path, value, rule, f"Give {shlex.quote(f'{nested}={value}')}.")
+            return retyped(path, value, "the parts of a key are joined by dots", nested, value)
     rule = "is not a valid key: letters, digits and _, joined by dots"
     near = re.sub(r"\[(\d+)\]", r".\1", path).strip(" ./")
-    fix = f"Give {shlex.quote(f'{near}={value.strip()}')}." if _KEY.fullmatch(near) else ""
-    return Fault(path, value or "(nothing)", rule, fix)
+    if _KEY.fullmatch(near):
+        return retyped(path, value or "(nothing)", rule, near, value.strip())
+    return Fault(path, value or "(nothing)", rule)
+
+
+def _takes(path: str, kind: type) -> bool:
+    """Whether a setting may be of a type, as far as this is known before the plugins are."""
+    found: Any = LaunchConfig
+    for name in re.split(r"[./]", path):
+        items = getattr(found, "__dataclass_fields__", None)
+        if items is None:
+            return True  # below a plugin's options
+        if name not in items:
+            return any(item.metadata == REST for item in items.values())
+        found = field_types(found)[name]
+    kinds = get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
+    return any(kind is (get_origin(one) or one) or kind in get_args(one) for one in kinds)
 
 
 def _depth(value: str) -> int:
@@ -134,10 +144,14 @@ def sweep_fault(word: str) -> Fault:
     """The fault of an override that gives several values for one run."""
     path, value = split(word)
     fix = "Give one value, or use trireme sweep."
-    if "(" not in value:
-        listed = shlex.quote(f"{word.partition('=')[0]}=[{value}]")
-        fix = f"{fix} A list is written {listed}, one text {quoted(word)}."
-    return Fault(path, value, "these are several values, and one run takes one", fix)
+    ways: list[Mapping[str, Any]] = []
+    if "(" not in value and _takes(path, tuple):
+        ways.append({path: AsTyped(f"[{value}]")})
+        fix += f" A list is written {as_override(path, ways[-1][path])}."
+    if "(" not in value and _takes(path, str):
+        ways.append({path: value})
+        fix += f" One text is written {as_override(path, value)}."
+    return Fault(path, value, "these are several values, and one run takes one", fix, ways=tuple(ways))
 
 
 def secret_fault(path: str, text: str, where: str = "") -> Fault:
@@ -151,7 +165,8 @@ def unreadable_fault(word: str) -> Fault:
     """The fault of an override that does not parse."""
     path, value = split(word)
     rule = f"cannot be parsed as an override: {_parse_problem(value)}"
-    return Fault(path, value, rule, f"If it is one text, paste {quoted(word)}.")
+    fix = f"If it is one text, paste {as_override(path, value)}."
+    return Fault(path, value, rule, fix if _takes(path, str) else "", ways=({path: value},))
 
 
 def _parse_problem(value: str) -> str:
@@ -181,8 +196,7 @@ def refused_fault(word: str, reason: str, siblings: Iterable[str]) -> Fault:
     if word.startswith("~"):
         return _undeletable(path, value, list(siblings), where)
     if word.startswith("+"):
-        fix = f"Give {shlex.quote(word.lstrip('+'))}."
-        return Fault(path, value, "is set already, and + only adds", fix, where)
+        return retyped(path, value, "is set already, and + only adds", path, value, where)
     if "${" in value:
         return Fault(
             path, value, reference_rule(reason), reference_fix(path, value, "Write ${group.setting}."), where
@@ -219,7 +233,8 @@ def _undeletable(path: str, value: str, siblings: list[str], where: str) -> Faul
     name = path.rpartition(".")[2]
     if name in siblings:
         rule = "has another value, so it is not deleted"
-        return Fault(path, value, rule, f"Give ~{path} to delete it whatever its value.", where)
-    return Fault(
-        path, value or "(missing)", "there is nothing to delete", did_you_mean(name, siblings), where
-    )
+        fix = f"Give ~{path} to delete it whatever its value."
+        return Fault(path, value, rule, fix, where, ways=({path: LEFT_OUT},))
+    rule, near = "there is nothing to delete", nearest(name, siblings)
+    way = dict.fromkeys([path, *([join(path.rpartition(".")[0], near)] if near else [])], LEFT_OUT)
+    return Fault(path, value or "(missing)", rule, did_you_mean(name, siblings), where, ways=(way,))

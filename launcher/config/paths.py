@@ -8,6 +8,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
+from launcher.base.errors import LEFT_OUT
 from launcher.contract.config import LaunchConfig, PluginChoice
 from launcher.typed.read import Source, join
 from launcher.typed.scalars import scalar
@@ -120,7 +121,11 @@ def _with(owner: Any, names: Sequence[str], value: Any) -> Any:
     before = _inner(owner, name)
     new = _with({} if before is None else before, rest, value) if rest else value
     if isinstance(owner, Mapping):
-        return {**owner, name: new}
+        others = {key: item for key, item in owner.items() if key != name}
+        return others if new == LEFT_OUT else {**others, name: new}
     if isinstance(owner, PluginChoice) and name != "name":
-        return dataclasses.replace(owner, options={**owner.options, name: new})
+        return dataclasses.replace(owner, options=_with(owner.options, names, value))
+    if new == LEFT_OUT:
+        item = owner.__dataclass_fields__[name]
+        new = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
     return dataclasses.replace(owner, **{name: new})

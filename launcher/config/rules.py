@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from launcher.base.errors import Fault, nearest
+from launcher.base.errors import LEFT_OUT, Fault, nearest, offer
 from launcher.base.files import safe_name
 from launcher.config.paths import walk
 from launcher.config.site_rules import secret_variable_faults, site_faults
@@ -26,6 +26,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _AS_WRITTEN = ("site.setup", "site.node_env", "site.scratch", "site.env", "model.options", "data.options")
 """Settings whose texts others read: shells, and functions of the user."""
+_PATHS = (
+    *("run.dir", "run.root", "train.init_from", "data.source", "data.cache_dir"),
+    *("device.measured_in", "report.baseline"),
+)
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=/|$)")
 _FOLLOWED_STEPS = 2
 """Steps after a start during which the activation memory is measured."""
 _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
@@ -37,10 +42,17 @@ def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
         # Line breaks and the like would break a job script or a log.
         if isinstance(value, str) and not value.isprintable():
             printable = "".join(letter for letter in value if letter.isprintable())
-            yield Fault(path, repr(value), "holds a control character", f"Write {printable!r}.")
+            rule = "holds a control character"
+            yield Fault(path, repr(value), rule, f"Write {printable!r}.", ways=({path: printable},))
         if isinstance(value, str) and "${" in value and not path.startswith(_AS_WRITTEN):
             rule = "is taken as it is written here, and nothing expands its ${...}"
             yield Fault(path, value, rule, "Write what it stands for.")
+        # A shell replaces it, unless the path stood in single quotes or in a file.
+        elif path in _PATHS and isinstance(value, str) and (variable := _VARIABLE.match(value)):
+            rule = "no variable is replaced in this path"
+            at_home = f"~{value[variable.end() :]}"
+            ways = ({path: at_home},) if variable[1] == "HOME" else ()
+            yield Fault(path, value, rule, "" if ways else "Write the folder itself.", ways=ways)
     for names, rules in _RULES:
         if all(name in parts for name in names):
             yield from rules(*(parts[name] for name in names))
@@ -49,17 +61,16 @@ def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
 def _name_rules(name: str) -> Iterator[Fault]:
     if not _NAME.fullmatch(name):
         rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
-        yield Fault("name", name, rule, f"Set name={safe_name(name)}.")
+        yield Fault("name", name, rule, ways=({"name": safe_name(name)},))
 
 
 def _target_rules(part: ModelConfig | DataConfig) -> Iterator[Fault]:
     group, target, options = "model" if isinstance(part, ModelConfig) else "data", part.target, part.options
     if target is None and options:
-        yield Fault(
-            f"{group}.options", options, f"has no effect without {group}.target", f"Remove {group}.options."
-        )
+        path, rule = f"{group}.options", f"has no effect without {group}.target"
+        yield Fault(path, options, rule, f"Remove {path}.", ways=({path: LEFT_OUT},))
     if target is not None and not _TARGET.fullmatch(target):
-        fix = f"Set {group}.target=my_package.my_module:my_function."
+        fix = "Write my_package.my_module:my_function."
         yield Fault(f"{group}.target", target, "must be package.module:function", fix)
 
 
@@ -69,47 +80,51 @@ def _device_rules(device: DeviceConfig) -> Iterator[Fault]:
             near = nearest(name, _NUMBER_FORMATS)
             rule = f"{name} is not one of {', '.join(_NUMBER_FORMATS)}"
             fix = f"Did you mean {near}?" if near else "Remove it."
-            yield Fault(f"device.peak_flops.{name}", device.peak_flops[name], rule, fix)
+            path, value = f"device.peak_flops.{name}", device.peak_flops[name]
+            way = {path: LEFT_OUT} | ({f"device.peak_flops.{near}": value} if near else {})
+            yield Fault(path, value, rule, fix, ways=(way,))
 
 
 def _decay_rules(optim: OptimConfig) -> Iterator[Fault]:
     if optim.decay == "constant" or optim.decay_steps is None or optim.decay_steps > optim.warmup_steps:
         return
     rule = f"ends the decay before it begins, after the {optim.warmup_steps} steps of optim.warmup_steps"
-    fix = f"Set optim.decay_steps={optim.warmup_steps + 1} or more."
-    yield Fault("optim.decay_steps", optim.decay_steps, rule, fix)
+    ways = ({"optim.decay_steps": optim.warmup_steps + 1}, {"optim.decay_steps": None})
+    yield Fault("optim.decay_steps", optim.decay_steps, rule, ways=ways)
 
 
 def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Fault]:
     if train.eval_batches and not data.eval_fraction:
         rule = "nothing is left to evaluate on while data.eval_fraction is 0"
-        fix = "Set train.eval_batches=0, or data.eval_fraction=0.05."
-        yield Fault("train.eval_batches", train.eval_batches, rule, fix)
+        ways = ({"train.eval_batches": 0}, {"data.eval_fraction": 0.05})
+        yield Fault("train.eval_batches", train.eval_batches, rule, ways=ways)
 
 
 def _measure_rules(train: TrainConfig, report: ReportConfig) -> Iterator[Fault]:
     if report.warmup_steps >= train.num_steps:
         rule = f"leaves none of the {train.num_steps} steps of train.num_steps to measure"
         rule = rule if train.num_steps > 1 else "leaves nothing of the one step of train.num_steps to measure"
-        fix = f"Set report.warmup_steps={train.num_steps // 2}, or a larger train.num_steps."
-        yield Fault("report.warmup_steps", report.warmup_steps, rule, fix)
+        ways = ({"report.warmup_steps": train.num_steps // 2},)
+        fix = f"{offer(ways)[:-1]}, or a larger train.num_steps."
+        yield Fault("report.warmup_steps", report.warmup_steps, rule, fix, ways=ways)
 
 
 def _claims_rules(report: ReportConfig, parallel: ParallelConfig, fusion: FusionConfig) -> Iterator[Fault]:
     if not report.claims:
         return
-    fix = "Set report.claims=false"
+    off = {"report.claims": False}
     if parallel.pp == 1:
         rule = "measures pipeline schedules, and parallel.pp is 1"
-        yield Fault("report.claims", "true", rule, f"{fix}, or a larger parallel.pp.")
+        yield Fault(
+            "report.claims", "true", rule, "Set report.claims=false, or a larger parallel.pp.", ways=(off,)
+        )
     if fusion.compile != "none":
         rule = "tracks what each operation saves for the backward, and fusion.compile fuses operations"
-        yield Fault("report.claims", "true", rule, f"{fix} or fusion.compile=none.")
+        yield Fault("report.claims", "true", rule, ways=(off, {"fusion.compile": "none"}))
     if report.warmup_steps < _FOLLOWED_STEPS:
         rule = "includes the second step, which report.claims slows down"
-        yield Fault(
-            "report.warmup_steps", report.warmup_steps, rule, f"Set report.warmup_steps={_FOLLOWED_STEPS}."
-        )
+        ways = ({"report.warmup_steps": _FOLLOWED_STEPS},)
+        yield Fault("report.warmup_steps", report.warmup_steps, rule, ways=ways)
 
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (

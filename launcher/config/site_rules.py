@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import starmap
 from typing import Any
 
-from launcher.base.errors import Fault
+from launcher.base.errors import LEFT_OUT, Fault, as_override
 from launcher.base.redaction import HIDDEN, holds_login, is_secret_path, is_secret_variable
 from launcher.config.paths import walk
 from launcher.contract.site import SiteConfig, time_s
@@ -41,8 +42,11 @@ def secret_variable_faults(site: SiteConfig) -> Iterator[Fault]:
             yield Fault(path, HIDDEN, rule, f"{fix}; the value is taken from where you submit.")
         elif path.endswith(f".{name}") and is_secret_variable(name):
             rule = "looks like a secret, and its value would be written into the job's script"
-            fix = f"Set it where you submit, and give its name: site.secrets=[{name}]."
-            yield Fault(path, HIDDEN, rule, fix)
+            way = {"site.secrets": [*site.secrets, name]}
+            fix = (
+                f"Set it where you submit, and give its name: {' '.join(starmap(as_override, way.items()))}."
+            )
+            yield Fault(path, HIDDEN, rule, fix, ways=({path: LEFT_OUT, **way},))
 
 
 def _variables(site: SiteConfig) -> Iterator[tuple[str, str]]:
@@ -62,17 +66,22 @@ def site_faults(site: SiteConfig) -> Iterator[Fault]:
     for group, memory in {"site": site.memory_per_node, **roles}.items():
         if memory is not None and not _MEMORY.fullmatch(memory):
             rule = "must be a whole number with K, M, G or T (M where none is given)"
-            yield Fault(f"{group}.memory_per_node", memory, rule, "Write 64G, or null to ask for none.")
+            path = f"{group}.memory_per_node"
+            ways = ({path: "64G"}, {path: None})
+            yield Fault(path, memory, rule, "Write 64G, or null to ask for none.", ways=ways)
     if site.cpu_bind is not None and not _BINDING.fullmatch(site.cpu_bind):
         rule = "must be what srun's --cpu-bind takes: none, sockets, cores, threads, ldoms, rank or a map"
-        yield Fault("site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default.")
+        ways = ({"site.cpu_bind": "cores"}, {"site.cpu_bind": None})
+        yield Fault(
+            "site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default.", ways=ways
+        )
     if site.gpu_request == "gres_typed" and site.gpu_type is None:
         rule = "requests GPUs by type, and site.gpu_type is null"
         fix = "Set site.gpu_type, or site.gpu_request=gres."
-        yield Fault("site.gpu_request", site.gpu_request, rule, fix)
+        yield Fault("site.gpu_request", site.gpu_request, rule, fix, ways=({"site.gpu_request": "gres"},))
     if site.gpu_request != "gres_typed" and site.gpu_type is not None:
         rule = f"has no effect while site.gpu_request is {site.gpu_request}"
-        yield Fault("site.gpu_type", site.gpu_type, rule, "Set site.gpu_request=gres_typed.")
+        yield Fault("site.gpu_type", site.gpu_type, rule, ways=({"site.gpu_request": "gres_typed"},))
 
 
 def _time_faults(limit: str | None) -> Iterator[Fault]:
@@ -80,7 +89,8 @@ def _time_faults(limit: str | None) -> Iterator[Fault]:
         rule = (
             "must be a time as Slurm takes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS, UNLIMITED"
         )
-        yield Fault("site.time_limit", limit, rule, "Write 12:30:00, or 1-12:30:00 with days.")
+        fix, ways = "Write 12:30:00, or 1-12:30:00 with days.", ({"site.time_limit": "12:30:00"},)
+        yield Fault("site.time_limit", limit, rule, fix, ways=ways)
 
 
 def _variable_faults(site: SiteConfig) -> Iterator[Fault]:
@@ -90,7 +100,8 @@ def _variable_faults(site: SiteConfig) -> Iterator[Fault]:
         if not _VARIABLE.fullmatch(name):
             yield Fault(path, name, "is not the name of a variable", "Use letters, digits and _.")
         elif name in RANK_VARIABLES:
-            yield Fault(path, name, "is set by the job for every rank", f"Remove {name}.")
+            fix, ways = f"Remove {name}.", ({path: LEFT_OUT},) if path.endswith(name) else ()
+            yield Fault(path, name, "is set by the job for every rank", fix, ways=ways)
         elif name in first:
             yield Fault(path, name, f"is given already as {first[name]}", "Remove one of them.")
         first.setdefault(name, path)
@@ -100,8 +111,10 @@ def _container_faults(site: SiteConfig) -> Iterator[Fault]:
     mounts = list(site.container_mounts)
     if mounts and site.container_image is None:
         rule = "has no effect without site.container_image"
-        yield Fault("site.container_mounts", mounts, rule, "Set site.container_image, or remove the mounts.")
+        fix, ways = "Set site.container_image, or remove the mounts.", ({"site.container_mounts": LEFT_OUT},)
+        yield Fault("site.container_mounts", mounts, rule, fix, ways=ways)
     for index, mount in enumerate(mounts):
         if not _MOUNT.fullmatch(mount):
             rule = "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS, without commas"
-            yield Fault(f"site.container_mounts[{index}]", mount, rule, "Write /scratch:/scratch.")
+            path = f"site.container_mounts[{index}]"
+            yield Fault(path, mount, rule, "Write /scratch:/scratch.", ways=({path: "/scratch:/scratch"},))

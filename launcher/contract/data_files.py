@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.base.errors import ConfigError, Fault
+from launcher.base.errors import ConfigError, Fault, offer
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
 
@@ -136,10 +136,11 @@ def sample_faults(
     faults, name = [], config.data.target or config.data.name
     if num_training < global_size:
         rule = f"needs as many samples; the training part of {name} has {num_training}"
-        ways = [f"batch.global_size={num_training} or less"] if num_training else []
-        ways += ["a smaller batch.seq_length"] if config.data.target is None else []
-        fix = f"Set {', '.join(ways)}, or give more data." if ways else "Give more data."
-        faults.append(Fault("batch.global_size", global_size, rule, fix))
+        ways = ({"batch.global_size": num_training},) if num_training else ()
+        texts = [f"batch.global_size={num_training} or less"] if num_training else []
+        texts += ["a smaller batch.seq_length"] if config.data.target is None else []
+        fix = f"Set {', '.join(texts)}, or give more data." if texts else "Give more data."
+        faults.append(Fault("batch.global_size", global_size, rule, fix, ways=ways))
     batches = config.train.eval_batches
     if num_evaluation < batches * global_size:
         rule = (
@@ -147,8 +148,9 @@ def sample_faults(
             f"the evaluation part of {name} (data.eval_fraction={config.data.eval_fraction:g}) "
             f"has {num_evaluation}"
         )
-        fix = f"Set train.eval_batches={num_evaluation // global_size}, or a larger data.eval_fraction."
-        faults.append(Fault("train.eval_batches", batches, rule, fix))
+        ways = ({"train.eval_batches": num_evaluation // global_size},)
+        fix = f"{offer(ways)[:-1]}, or a larger data.eval_fraction."
+        faults.append(Fault("train.eval_batches", batches, rule, fix, ways=ways))
     return faults
 
 
@@ -157,8 +159,10 @@ def _at_path(source: str) -> list[Path]:
     found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
     files = sorted(Path(match) for match in found if os.path.isfile(match))
     if not files:
-        fix = f"Set data.source={source.rstrip('/')}/**." if os.path.isdir(path) else "Check the path."
-        raise _fault(source, f"no such file, relative to {Path.cwd()}", fix)
+        rule, folder = f"no such file, relative to {Path.cwd()}", f"{source.rstrip('/')}/**"
+        if os.path.isdir(path):
+            raise ConfigError([Fault("data.source", source, rule, ways=({"data.source": folder},))])
+        raise _fault(source, rule, "Check the path.")
     return files
 
 

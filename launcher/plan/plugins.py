@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from launcher.base import registry
-from launcher.base.errors import Fault, LauncherError, PluginError, did_you_mean
+from launcher.base.errors import Fault, LauncherError, PluginError, did_you_mean, left_out, nearest
 from launcher.base.registry import Plugin, PluginRecord
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
@@ -83,7 +83,7 @@ def parallel_faults(config: LaunchConfig) -> list[Fault]:
     applying = applying_parallels(config)
     rule = "has no effect here: it does not apply to this configuration, or another takes its place"
     faults = [
-        Fault(f"{_EXTRAS}.{name}", plain(options), rule, f"Remove {_EXTRAS}.{name}.")
+        left_out(f"{_EXTRAS}.{name}", plain(options), rule)
         for name, options in config.parallel.plugins.items()
         if name not in applying
     ]
@@ -155,7 +155,8 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
         known = registry.plugins(kind.entry_group)
         if name not in known:
             rule = f"no {kind.__name__.lower()} of that name is installed"
-            faults.append(Fault(path, name, rule, did_you_mean(name, known)))
+            ways = ({path: near},) if (near := nearest(name, known)) else ()
+            faults.append(Fault(path, name, rule, did_you_mean(name, known), ways=ways))
         else:
             found = _option_faults(registry.load(kind, name), name, options_path, options, sources)
             faults += [_with_owner(fault, path, kind) for fault in found]
@@ -178,10 +179,7 @@ def _option_faults(
 ) -> list[Fault]:
     declared = getattr(plugin, "Config", None)
     if declared is None:
-        return [
-            Fault(f"{path}.{key}", value, f"{name}{_HAS_NONE}", f"Remove {path}.{key}.")
-            for key, value in options.items()
-        ]
+        return [left_out(f"{path}.{key}", value, f"{name}{_HAS_NONE}") for key, value in options.items()]
     reading = Reading(sources)
     read(declared, options, reading, path)
     return reading.faults
@@ -195,7 +193,8 @@ def _with_owner(fault: Fault, choice: str, kind: type[Plugin]) -> Fault:
     owners = [name for name in registry.plugins(kind.entry_group) if key in _option_names(kind, name)]
     if not owners or kind is Parallel:
         return fault
-    return replace(fault, fix=f"It belongs to {choice.removesuffix('.name')}={' or '.join(owners)}.")
+    names, chosen = " or ".join(owners), choice.removesuffix(".name")
+    return replace(fault, fix=f"It belongs to {chosen} {names}.")
 
 
 def _option_names(kind: type[Plugin], name: str) -> frozenset[str]:

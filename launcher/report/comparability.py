@@ -27,7 +27,7 @@ def incomparable(config: LaunchConfig, reference: LaunchConfig, name: str) -> It
     rule = "and a speedup compares runs of the same model, data, precision, sequence length and device"
     found = differences(plain(config), plain(reference), _REQUIRED, NOT_COMPUTED)
     for path, given, other in sorted(found, key=itemgetter(0)):
-        yield Fault(path, given, f"{name} has {other}, {rule}", f"Compare with a run of {path}={given}.")
+        yield Fault(path, given, f"{name} has {other}, {rule}", "Compare with one that has the same.")
 
 
 def noted_differences(run: Run, reference: Run) -> list[str]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from launcher.base.errors import ConfigError, Fault, did_you_mean
-from launcher.typed.hints import hint
+from launcher.base.errors import LEFT_OUT, ConfigError, Fault, did_you_mean, nearest
+from launcher.typed.hints import Hint, hint
 from launcher.typed.scalars import NO_VALUE, WRONG, describe, read_scalar
 
 T = TypeVar("T")
@@ -91,11 +91,14 @@ class Reading:
     texts: dict[str, str] = field(default_factory=dict)
     """What was read as text, by config path: as it was typed, even where it looks like a number."""
 
-    def fault(self, path: str, given: Any, allowed: str, fix: str = "") -> Any:
+    def fault(
+        self, path: str, given: Any, allowed: str, fix: str = "", ways: tuple[Mapping[str, Any], ...] = ()
+    ) -> Any:
         """Records a fault; returns the sentinel for a value that could not be read."""
         source = self.sources.get(path)
         written = source.text if source and source.text is not None else given
-        self.faults.append(Fault(path, written, allowed, fix, source.where if source else ""))
+        where = source.where if source else ""
+        self.faults.append(Fault(path, written, allowed, fix, where, ways=ways))
         return WRONG
 
     def text(self, path: str) -> str | None:
@@ -170,11 +173,22 @@ def _fields(cls: Any, values: Mapping[str, Any], path: str, reading: Reading) ->
     extra = {str(key): item for key, item in values.items() if key not in known or key == rest}
     items: dict[str, Any] = {} if rest is None else {rest: extra}
     for key in extra if rest is None else ():
-        reading.fault(join(path, key), extra[key], UNKNOWN, did_you_mean(key, known))
+        reading.fault(join(path, key), extra[key], UNKNOWN, *_meant(cls, path, key, extra[key]))
     for name, item in known.items():
         if name != rest:
             items[name] = _field(item, field_types(cls)[name], values, path, reading)
     return items
+
+
+def _meant(cls: Any, path: str, key: str, value: Any) -> Hint:
+    """The setting that an unknown one is meant to be: of the group, or of one of its groups."""
+    known = field_types(cls)
+    groups = {name: getattr(kind, "__dataclass_fields__", ()) for name, kind in known.items()}
+    inner = [join(name, key) for name, fields in groups.items() if key in fields]
+    near = nearest(key, known) or (inner[0] if len(inner) == 1 else None)
+    if near is None:
+        return did_you_mean(key, known), ()
+    return f"Did you mean {near}?", ({join(path, key): LEFT_OUT, join(path, near): value},)
 
 
 def _field(
@@ -206,7 +220,7 @@ def _value(kind: Any, value: Any, path: str, reading: Reading) -> Any:
     base, *bounds = get_args(kind) if origin is Annotated else (kind,)
     parsed = read_scalar(base, value, text)
     if parsed is WRONG or any(parsed not in bound for bound in bounds):
-        return reading.fault(path, value, f"must be {describe(kind)}", hint((kind,), value, text))
+        return reading.fault(path, value, f"must be {describe(kind)}", *hint(path, (kind,), value, text))
     if base is str:
         reading.texts[path] = parsed
     return parsed
@@ -216,7 +230,8 @@ def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any
     written = reading.text(path) if isinstance(value, str) and value else value
     if types.NoneType in kinds and str in kinds and written in NO_VALUE:
         why = f"{written} is a text only in quotes" if written else "this one is empty"
-        return reading.fault(path, value, f"must be text or null, and {why}", "Write null for no value.")
+        fix, ways = "Write null for no value.", ({path: None},)
+        return reading.fault(path, value, f"must be text or null, and {why}", fix, ways)
     # `null` is no value before it is a text, so None is tried first.
     for kind in sorted(kinds, key=lambda kind: kind is not types.NoneType):
         attempt = Reading(reading.sources)
@@ -228,7 +243,7 @@ def _union(kinds: Sequence[Any], value: Any, path: str, reading: Reading) -> Any
         if _takes(kind, value):
             return _value(kind, value, path, reading)
     allowed = " or ".join(describe(kind) for kind in kinds)
-    return reading.fault(path, value, f"must be {allowed}", hint(kinds, value, reading.text(path)))
+    return reading.fault(path, value, f"must be {allowed}", *hint(path, kinds, value, reading.text(path)))
 
 
 def _takes(kind: Any, value: Any) -> bool:
@@ -246,7 +261,8 @@ def _is_mapping(kind: Any) -> bool:
 def _tuple(kind: Any, value: Any, path: str, reading: Reading) -> Any:
     arguments = get_args(kind)
     if not isinstance(value, Sequence) or isinstance(value, str):
-        return reading.fault(path, value, f"must be {describe(kind)}", "Write it in [ ].")
+        ways = ({path: [value]},) if len(arguments) == 1 or arguments[-1] is Ellipsis else ()
+        return reading.fault(path, value, f"must be {describe(kind)}", "Write it in [ ].", ways)
     kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
     if len(kinds) != len(value):
         fix = f"Give {len(kinds)} items in [ ]."
@@ -276,7 +292,8 @@ def join(path: str, key: Any) -> str:
 def _example(kind: Any) -> str:
     """An example of a missing scalar, as ``=NUMBER``; empty for a group or a list."""
     if types.NoneType in get_args(kind):
-        return "=null for no value"
+        (first, *_) = (one for one in get_args(kind) if one is not types.NoneType)
+        return f"{_example(first)}, or null for no value"
     base = get_args(kind)[0] if get_origin(kind) in (Annotated, Union, types.UnionType) else kind
     base = get_args(base)[0] if get_origin(base) is Annotated else base
     if get_origin(base) is Literal:

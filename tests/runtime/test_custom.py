@@ -124,7 +124,7 @@ def loss_of(output: Tensor, targets: Tensor) -> Tensor:
 
 REFUSED = {
     r"layer 0 \(0\) is BatchNorm2d, which mixes .*Use GroupNorm or": nn.Sequential(nn.BatchNorm2d(1)),
-    r"layer 0 is Dropout\(0\.5\), which draws other numbers .*Set its p=0": nn.Dropout(0.5),
+    r"layer 0 is Dropout\(0\.5\), which draws other numbers .*Set its probability to 0": nn.Dropout(0.5),
 }
 
 
@@ -249,7 +249,7 @@ def test_prints_of_the_user_do_not_spoil_the_answer(
     assert json.loads(out)["layers"][0]["output_shape"] == [64]
 
 
-def test_a_model_that_is_refused_says_so_in_one_line(
+def test_a_model_that_is_refused_says_all_that_is_wrong_as_data(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = ask(monkeypatch, capsys, cnn(model=built_by(monkeypatch, lambda: None)))
@@ -271,6 +271,19 @@ def test_every_layer_that_is_refused_is_named(
     code, out, _ = ask(monkeypatch, capsys, cnn(model=model))
     starts = [fault["allowed"].partition(" draws ")[0] for fault in json.loads(out)]
     assert (code, starts) == (1, ["layer 0 (Noise)", "layer 2 (Noise)"])
+
+
+def test_every_kind_of_layer_that_is_refused_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [nn.BatchNorm2d(1), nn.Dropout(0.5)]
+    model = built_by(monkeypatch, lambda: SimpleNamespace(layers=layers, loss=loss_of))
+    code, out, _ = ask(monkeypatch, capsys, cnn(model=model))
+    assert code == 1
+    assert [fault["allowed"].partition(",")[0] for fault in json.loads(out)] == [
+        "layer 0 is BatchNorm2d",
+        "layer 1 is Dropout(0.5)",
+    ]
 
 
 def test_text_gives_a_users_model_a_row_of_tokens(

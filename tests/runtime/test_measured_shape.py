@@ -24,6 +24,13 @@ def build(width):
 def no_layers(width):
     return []
 
+def layers_that_mix(width):
+    layers = [torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)]
+    return SimpleNamespace(layers=layers, loss=torch.nn.functional.cross_entropy)
+
+def broken(width):
+    raise OSError("there are no weights")
+
 class Linear(torch.nn.Linear):
     def split_with(self, deferral):
         self.deferral = deferral
@@ -70,13 +77,17 @@ def test_layers_that_can_put_their_weight_gradients_off_say_how_much(roots):
     assert [layer.weight_flops for layer in shape["split_layers"].layers] == [2 * 4 * 3, 0, 2 * 3 * 2]
 
 
-def test_a_model_that_cannot_be_built_is_refused_with_the_reason(roots):
-    job = config("my_layers:no_layers")
-    with pytest.raises(
-        PlanError,
-        match=r"model\.target=my_layers:no_layers: must return an object",
-    ):
-        measured_shape(job, roots)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_layers", r"^model\.target=my_layers:no_layers: must return an object with `layers`"),
+        ("broken", r"^model\.target=my_layers:broken: .* not be measured: OSError: there are no weights\.$"),
+        ("layers_that_mix", r"(?s)^2 faults:.*layer 0 is BatchNorm1d.*GroupNorm.*layer 1 is Dropout"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused_with_every_reason(roots, name, message):
+    with pytest.raises(PlanError, match=message):
+        measured_shape(config(f"my_layers:{name}"), roots)
 
 
 def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path):

@@ -290,10 +290,17 @@ def test_a_custom_model_cannot_be_split():
     shape = ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
     with pytest.raises(
         LauncherError,
-        match=r"parallel\.tp=2: the layers that model\.target builds are whole and cannot be split\. "
-        r"Set parallel\.tp=1\. Spread it along dp and pp\.",
+        match=r"parallel\.tp=2: the layers that model\.target builds are whole: they spread along "
+        r"dp and pp alone\. Set parallel\.tp=1\.",
     ):
         build(custom({"tp": 2}), inputs=PlanInputs(shape=shape))
+
+
+def test_layers_of_a_users_own_are_recomputed_whole_or_not_at_all():
+    shape = ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
+    message = r"a user's own can be recomputed whole\. Set parallel\.recompute=full or none\."
+    with pytest.raises(LauncherError, match=message):
+        build(custom({"recompute": "selective"}), inputs=PlanInputs(shape=shape))
 
 
 LAYERS = tuple(

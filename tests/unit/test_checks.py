@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.base.errors import PlanError, PluginError
 from launcher.contract.config import PluginChoice, PrecisionConfig
+from launcher.plan import plugins
 from launcher.plan.build import build
 from launcher.typed.read import Source
 from launcher_plugins.schedules.interleaved_1f1b import InterleavedConfig
@@ -144,7 +146,7 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused():
 
 def test_a_target_beside_a_built_in_family_is_refused():
     assert refusal(launch_config(model={"target": "mine:build"})) == [
-        "model.target=mine:build: has no effect on family gpt. Set model.family=custom or model.target=null."
+        "model.target=mine:build: has no effect on family gpt. Set model.target=null."
     ]
 
 
@@ -154,7 +156,7 @@ NO_SIZES = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"
 def test_a_custom_family_needs_a_target():
     assert refusal(launch_config(model={**NO_SIZES, "family": "custom"})) == [
         "model.target=null: family custom is built by a function of yours. "
-        "Set model.target=package.module:function."
+        "Give model.target, as package.module:function."
     ]
 
 
@@ -317,8 +319,15 @@ def test_options_that_a_plugin_does_not_declare_are_refused():
     )
     assert refusal(config) == [
         "parallel.schedule_options.depth=2: 1f1b has no options. Remove parallel.schedule_options.depth.",
-        "architecture.servers=[1]: not a setting here. It belongs to architecture=parameter_server.",
+        "architecture.servers=[1]: not a setting here. It belongs to architecture parameter_server.",
     ]
+
+
+def test_two_plugins_that_would_both_make_the_update_are_refused(monkeypatch):
+    both = dict.fromkeys(("mine", "zero"), SimpleNamespace(update="module:make"))
+    monkeypatch.setattr(plugins, "applying_parallels", lambda config: both)
+    (fault,) = plugins.parallel_faults(launch_config())
+    assert "mine and zero would each make the update of the parameters, which one can do." in str(fault)
 
 
 # Precision and memory
@@ -349,7 +358,7 @@ def test_model_states_that_do_not_fit_are_refused_with_the_largest_part_and_ways
     assert re.match(
         r"device\.memory_bytes=80000000000: a rank of pp_rank 0 needs 14\d GB \(weights 16\.1 GB, gradients "
         r"32\.1 GB, optimizer 96\.4 GB, activations .*\) and its device has 80\.0 GB; the largest part is "
-        r"optimizer\. Set parallel\.tp=2 or 4, or parallel\.pp=2 or 4\. A smaller model needs less, too\.",
+        r"optimizer \(a smaller model needs less\)\. Set parallel\.tp=2 or 4, or parallel\.pp=2 or 4\.",
         fault,
     )
 
@@ -357,10 +366,9 @@ def test_model_states_that_do_not_fit_are_refused_with_the_largest_part_and_ways
 def test_activations_that_do_not_fit_are_refused_with_their_own_ways_out():
     config = launch_config(batch={"global_size": None, "micro_size": 64}, device={"memory_bytes": 20_000_000})
     (fault,) = refusal(config)
-    assert "the largest part is activations" in fault
     assert fault.endswith(
-        "Set batch.micro_size=16, or parallel.recompute=full, or parallel.tp=4, or parallel.pp=4. "
-        "A shorter batch.seq_length needs less, too."
+        "the largest part is activations (a shorter batch.seq_length needs less). "
+        "Set batch.micro_size=16, or parallel.recompute=full, or parallel.tp=4, or parallel.pp=4."
     )
 
 

@@ -158,7 +158,7 @@ def test_the_report_of_a_run_that_asks_ends_with_the_table(run: Run) -> None:
     [
         (["parallel.pp=1"], "report.claims=true: measures pipeline schedules, and parallel.pp is 1. "
          "Set report.claims=false, or a larger parallel.pp."),
-        (["fusion.compile=block"], "fuses operations. Set report.claims=false or fusion.compile=none."),
+        (["fusion.compile=block"], "fuses operations. Set report.claims=false, or fusion.compile=none."),
         (["report.warmup_steps=1"], "report.warmup_steps=1: includes the second step, which report.claims "
          "slows down. Set report.warmup_steps=2."),
     ],

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.base import registry, resources
-from launcher.base.errors import ConfigError, LauncherError
-from launcher.config.overrides import quoted
+from launcher.base.errors import ConfigError, LauncherError, as_override
 from launcher.contract.config import LaunchConfig
 from launcher.typed.read import field_types, plain
 from tests.helpers.configs import compose_sound
@@ -182,16 +181,16 @@ def test_override_is_accepted(write: Write, word: str, path: str, value: object)
         (r"\parallel.tp=4", "starts with a backslash, as when a line continuation is pasted."),
         (r"\parallel.tp=4", "Give parallel.tp=4."),
         ("parallel.tp:=4", "parallel.tp:=4: has a stray colon before the =. Give parallel.tp=4."),
-        ("parallel.tp=", "Give parallel.tp=VALUE, or parallel.tp=null for no value."),
+        ("parallel.tp=", "parallel.tp=(nothing): has no value after the =. Give parallel.tp=VALUE."),
+        ("run.dir=", "Give run.dir=VALUE, or run.dir=null for no value."),
         ("parallel.tp", "an override is written key=value. Give parallel.tp=VALUE."),
         ("=4", "an override is written key=value. Give KEY=4."),
         ("a b=4", "a b=4: is not a valid key: letters, digits and _, joined by dots."),
         ("parallel.tp=1,2", "parallel.tp=1,2: these are several values, and one run takes one. "
-         "Give one value, or use trireme sweep. A list is written 'parallel.tp=[1,2]', "
-         "one text 'parallel.tp=\"1,2\"'."),
+         "Give one value, or use trireme sweep."),
         ("parallel.tp=choice(1,2)", "these are several values, and one run takes one. Give one value, "
          "or use trireme sweep."),
-        ("run.dir=node01,node02", "A list is written 'run.dir=[node01,node02]'"),
+        ("run.dir=node01,node02", "One text is written 'run.dir=\"node01,node02\"'."),
         ("+parallel.tp=4", "is set already, and + only adds. Give parallel.tp=4."),
         ("~parallel.tpp", "parallel.tpp=(missing): there is nothing to delete. Did you mean tp?"),
         ("model=lama3_8b", "model=lama3_8b: no such file in the group model. Did you mean llama3_8b? "
@@ -218,7 +217,7 @@ def test_every_bad_override_is_reported_at_once() -> None:
 )
 def test_pasted_suggestion_gives_the_text_itself(write: Write, value: str) -> None:
     write("bare.yaml", "run: {dir: null}\n")
-    (word,) = shlex.split(quoted(f"run.dir={value}"))
+    (word,) = shlex.split(as_override("run.dir", value))
     assert compose_sound("./bare.yaml", [word]).values["run"]["dir"] == value
 
 

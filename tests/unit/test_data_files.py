@@ -53,7 +53,7 @@ def test_a_missing_path_says_where_it_was_looked_for() -> None:
 
 
 def test_a_folder_is_refused_with_the_pattern_of_its_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"Set data.source={tmp_path}/**.")):
+    with pytest.raises(ConfigError, match=re.escape(f"Set 'data.source={tmp_path}/**'.")):
         find_files(str(tmp_path))
 
 

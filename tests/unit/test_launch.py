@@ -277,7 +277,7 @@ def test_every_setting_of_a_cluster_is_refused_where_nothing_is_reserved(capsys)
     assert main(["run", "quickstart", "site.partition=gpu", "+site.env.A=b"]) == 2
     error = capsys.readouterr().err
     assert "site.partition=gpu: has no effect on a run on this machine" in error
-    assert "Leave out site.env=, or use trireme submit." in error
+    assert "Leave out site.env, or use trireme submit." in error
 
 
 SQUEUE = """#!/bin/bash

@@ -101,7 +101,7 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
         ("run.root", "a\0b", "run.root='a\\x00b': holds a control character. Write 'ab'."),
         ("executor.extra", ["a\tb"], "executor.extra[0]='a\\tb': holds a control character. Write 'ab'."),
         ("model.target", "my.module", "model.target=my.module: must be package.module:function. "
-         "Set model.target=my_package.my_module:my_function."),
+         "Write my_package.my_module:my_function."),
         ("data.target", "os.system('x'):f", "data.target=os.system('x'):f: must be package.module:function."),
         ("model.options", {"a": 1}, "model.options={'a': 1}: has no effect without model.target. "
          "Remove model.options."),
@@ -137,7 +137,7 @@ def test_rule_inside_a_group_is_held(quickstart: Composed, path: str, value: Any
         (["run.root=\"\""], 'run.root="": must be text that is neither empty nor None.'),
         (["name=None"], "name=None: None is a text only in quotes. Write null for no value. [override"),
         (["+data.options.limit=None", "data.target=a:b"], "limit=None: None is a text only in quotes."),
-        (["~run.dir"], "run.dir=(missing): this setting is required. Give run.dir=null for no value. "
+        (["~run.dir"], "this setting is required. Give run.dir=TEXT, or null for no value. "
          "[override ~run.dir]"),
         (["run.timeout_s=1e300"], "run.timeout_s=1e300: must be a finite number from 1 to 1000000. "
          "Write 1000000."),

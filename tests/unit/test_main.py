@@ -65,13 +65,13 @@ def test_the_version_is_that_of_the_distribution(capsys):
 )
 def test_a_recipe_where_a_verb_should_stand_is_answered_with_the_command(word, command, capsys):
     assert main([word, "parallel.tp=2"]) == 2
-    assert capsys.readouterr().err == f"unknown verb {word!r}. Did you mean: {command}?\n"
+    assert capsys.readouterr().err == f"unknown verb {word!r}. Did you mean: {command} parallel.tp=2?\n"
 
 
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("--config-name", "A recipe is a word of its own: trireme run RECIPE."),
+        ("--config-name", "A recipe is a word of its own, without the flag: quickstart."),
         ("--verison", "Did you mean --version?"),
         ("-x", "Known: --version, --help."),
     ],

@@ -155,7 +155,14 @@ def test_the_published_name_of_a_schedule_is_its_name(trireme):
         pytest.param("run.dir=a#b", "paste 'run.dir=\"a#b\"'.", id="a_hash_in_a_value"),
         pytest.param("data.source=n[01-03]", "paste 'data.source=\"n[01-03]\"'.", id="a_list_of_nodes"),
         pytest.param(
-            "data.source=n1,n2", "A list is written 'data.source=[n1,n2]'", id="a_comma_without_brackets"
+            "data.source=n1,n2",
+            "One text is written 'data.source=\"n1,n2\"'.",
+            id="a_comma_in_a_text",
+        ),
+        pytest.param(
+            "optim.betas=0.9,0.99",
+            "A list is written 'optim.betas=[0.9,0.99]'.",
+            id="a_comma_without_brackets",
         ),
         pytest.param("++run.dir=['a\\','b']", "cannot be parsed as an override", id="a_trailing_backslash"),
         pytest.param("\\parallel.tp=4", "as when a line continuation is pasted", id="a_pasted_backslash"),

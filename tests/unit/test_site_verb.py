@@ -1,11 +1,12 @@
 """`trireme site`: a site written from what the cluster and a person say, with stand-ins for both."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.base.errors import JobError, LauncherError
-from launcher.cli.cluster import site_dialog
+from launcher.cli.cluster import site, site_dialog
 from launcher.cli.cluster.site_dialog import ask_person
 from launcher.cli.main import main
 from launcher.config.load import load
@@ -224,6 +225,52 @@ def test_a_person_who_mistypes_is_asked_again(monkeypatch, capsys):
 def test_an_input_that_ends_writes_nothing(monkeypatch):
     with pytest.raises(LauncherError, match="the input ended before every question was answered"):
         asked(monkeypatch, CHOICE, "gpuu")
+
+
+@pytest.fixture
+def person(cluster, monkeypatch):
+    """Gives the answers of a person at a terminal; an error among them is raised."""
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(site, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
+
+    def answers(*queue):
+        left = iter(queue)
+
+        def reply(prompt):
+            answer = next(left)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(site_dialog, "input", reply, raising=False)
+
+    return answers
+
+
+def test_an_answer_that_cannot_be_is_asked_for_again_and_the_others_are_kept(person, tmp_path, capsys):
+    person("gpu", "physics", "-", "soon", "gpus_per_node", "lots", "00:30:00", "64G")
+    assert main(["site", "init", "alps"]) == 0
+    out = capsys.readouterr().out
+    assert "site.time_limit=soon: must be a time as Slurm takes it" in out
+    assert "site.memory_per_node=lots: must be a whole number with K, M, G or T" in out
+    assert written(tmp_path, "alps") == [
+        "account: physics",
+        "partition: gpu",
+        'time_limit: "00:30:00"',
+        'memory_per_node: "64G"',
+    ]
+
+
+@pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt(), 130), (EOFError(), 2)])
+def test_questions_that_are_left_can_be_gone_on_with(person, tmp_path, capsys, end, code):
+    person("gpu", "maths", "-", "", end)
+    assert main(["site", "init", "alps"]) == code
+    *_, last = capsys.readouterr().out.splitlines()
+    told, _, command = last.partition(": ")
+    assert told == "To go on with these answers"
+    person("none", "")
+    assert main(command.split()[1:]) == 0
+    assert written(tmp_path, "alps")[:3] == ["account: maths", "partition: gpu", 'time_limit: "1-00:00:00"']
 
 
 # The check

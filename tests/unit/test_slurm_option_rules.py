@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base.errors import PlanError
+from launcher.base.errors import PlanError, as_override
 from launcher.contract.site import SiteConfig
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
@@ -169,7 +169,8 @@ def test_the_example_of_an_option_can_be_given_and_what_it_does_not_take_cannot(
     wrong = "" if takes.pattern == ".+" else "soon?"
     (fault,) = told(**{name: wrong})
     shown = wrong or '""'
-    assert fault == f"site.options.{name}={shown}: {takes.rule}. Write site.options.{name}={takes.example}."
+    word = as_override(f"site.options.{name}", takes.example)
+    assert fault == f"site.options.{name}={shown}: {takes.rule}. Set {word}."
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def test_the_beginning_of_a_name_is_refused_as_sbatch_takes_it_for_the_name(name
 
 def test_an_option_that_needs_a_value_does_not_stand_alone():
     (fault,) = told(**{"mail-type": True})
-    assert fault.endswith("Write site.options.mail-type=END,FAIL.")
+    assert fault.endswith("Set 'site.options.mail-type=\"END,FAIL\"'.")
 
 
 def test_what_hides_the_id_of_the_job_or_its_state_is_refused():

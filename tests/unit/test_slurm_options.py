@@ -91,7 +91,7 @@ def test_ranks_that_fill_fewer_nodes_than_asked_for_are_refused(make_plan):
     plan = make_plan("executor=slurm", "cluster.nodes=2")
     with pytest.raises(
         PlanError,
-        match=r"cluster\.nodes=2: 2 ranks fill 1 node of 8 .* Set cluster\.nodes=1 or cluster\.dev\w+=1\.",
+        match=r"cluster\.nodes=2: 2 ranks fill 1 node of 8 .* Set cluster\.nodes=1, or cluster\.dev\w+=1\.",
     ):
         render(plan, Path(REQUEST.run_dir))
 

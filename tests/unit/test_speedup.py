@@ -214,7 +214,7 @@ def test_runs_that_differ_in_what_they_compute_are_refused(tmp_path, base, group
         ConfigError, match=rf"{group}\.{setting}=.*: base has {other}, and a speedup"
     ) as caught:
         compare([run_dir], base)
-    assert f"Compare with a run of {group}.{setting}={given}. [run]" in str(caught.value)
+    assert "Compare with one that has the same. [run]" in str(caught.value)
 
 
 def test_every_difference_is_reported_at_once(tmp_path, base):

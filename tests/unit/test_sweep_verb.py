@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.app import lifecycle
+from launcher.app.sweep import planning
+from launcher.base.errors import ConfigError, LauncherError
 from launcher.base.files import read_json
 from launcher.cli.main import main
 from launcher.contract.job import JobState
@@ -216,6 +218,26 @@ def test_when_no_point_can_run_nothing_is_made_and_the_reasons_are_counted(sweep
     assert f"\n     points: {', '.join(points)}\n" in output
     assert sweep.starts == []
     assert not sweep.folder.exists()
+
+
+def test_a_point_that_is_refused_without_a_setting_at_fault_is_told_as_one_of_the_sweep(capsys, monkeypatch):
+    def refuse(*_):
+        raise LauncherError("the plugin is broken")
+
+    monkeypatch.setattr(planning, "make_plan", refuse)
+    assert main(["sweep", "plan", "quickstart", "parallel.pp=1,2"]) == 2
+    assert "  2  sweep=pp=1: the plugin is broken" in capsys.readouterr().out
+
+
+def test_points_are_started_in_one_way():
+    plans = [{"plan": {"config": {"executor": {"name": name}}}} for name in ("torchrun", "slurm")]
+    points = [
+        json.loads(json.dumps(plan), object_hook=lambda item: SimpleNamespace(**item)) for plan in plans
+    ]
+    with pytest.raises(
+        ConfigError, match=r"executor\.name=slurm,torchrun: the points .* Choose one executor\."
+    ):
+        planning.starts_here(points)
 
 
 def test_no_sweep_is_written_over_another(sweep, capsys):

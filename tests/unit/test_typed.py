@@ -127,7 +127,7 @@ def test_text_decides_the_value(name: str, text: str, meaning: Any) -> None:
         ("path", "None", "must be text that is neither empty nor None", "Leave it out for its default."),
         ("choice", "BF16", "must be fp32 or bf16", "Did you mean bf16?"),
         ("choice", "int8", "must be fp32 or bf16", ""),
-        ("auto_count", "0", "must be a whole number of at least 1 or auto", "Write 1."),
+        ("auto_count", "0", "must be a whole number of at least 1 or auto", "Write auto."),
         ("limit", "None", "must be a whole number of at least 1 or null", "Write null for no value."),
         ("rate", "nan", "must be a finite number", ""),
         ("rate", "inf", "must be a finite number", ""),

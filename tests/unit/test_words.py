@@ -121,11 +121,22 @@ def test_an_action_that_is_not_known_is_refused_with_the_known_ones(words, messa
         parse("recipe", words)
 
 
-@pytest.mark.parametrize("flag", ["--config-name", "-cn", "--config-path=x", "--config-dir"])
-def test_a_recipe_given_as_hydra_takes_it_is_refused_with_what_to_write(flag):
-    message = rf"unknown flag {flag}\. A recipe is a word of its own: trireme run RECIPE\."
-    with pytest.raises(LauncherError, match=message):
-        parse("run", [flag, "quickstart"])
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--config-name", "my own"], "A recipe is a word of its own, without the flag: 'my own'."),
+        (["-cn", "quickstart"], "A recipe is a word of its own, without the flag: quickstart."),
+        (["--config-name=quickstart"], "A recipe is a word of its own, without the flag: quickstart."),
+        (["--config-name"], "A recipe is a word of its own, without the flag: RECIPE."),
+        (["--config-path=x"], "A recipe is given by its path, such as ./FOLDER/RECIPE.yaml."),
+        (["--dry-run"], "trireme plan RECIPE starts nothing."),
+        (["--cfg", "job"], "trireme recipe show prints what a recipe says."),
+    ],
+)
+def test_a_flag_of_hydra_or_of_another_verb_is_refused_with_what_to_type(words, hint):
+    with pytest.raises(LauncherError) as refused:
+        parse("run", words)
+    assert str(refused.value) == f"unknown flag {words[0]}. {hint}"
 
 
 @pytest.mark.parametrize("flag", ["--multirun", "-m"])

@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any
 
 from launcher.app.sweep.point import Point
-from launcher.base.errors import ConfigError, Fault
+from launcher.base.errors import AsTyped, ConfigError, Fault
 from launcher.config.override_grammar import alternatives
 from launcher.config.overrides import split
 from launcher.config.paths import walk
@@ -81,7 +81,8 @@ def grid(
     if not faults and section is None and not axes:
         rule = "gives no setting several values"
         example = "Write some as key=A,B, such as parallel.pp=1,2."
-        faults.append(Fault(SECTION, " ".join(words) or "(nothing)", rule, example))
+        ways = ({"parallel.pp": AsTyped("1,2")},)
+        faults.append(Fault(SECTION, " ".join(words) or "(nothing)", rule, example, ways=ways))
     count = sum(math.prod(len(axis.values) for axis in axes) for axes in products)
     if not faults and count > MAX_POINTS:
         rule = f"a sweep has at most {MAX_POINTS} points"

@@ -12,9 +12,9 @@ from launcher.base import resources
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import check_new, write_new
 from launcher.cli.arguments import one_recipe
-from launcher.cli.cluster.site_dialog import ask_person, given_answers, site_yaml
+from launcher.cli.cluster.site_dialog import ask_until_sound, given_answers, site_yaml
 from launcher.contract.config import SUBMITTING_EXECUTOR
-from launcher.contract.executor import Executor
+from launcher.contract.executor import Executor, SiteSurvey
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _SMALL = ("parallel.pp=1", "cluster.devices_per_node=1", "report.baseline=none")
@@ -53,18 +53,24 @@ def _init(given: Namespace) -> int:
     answers = given_answers(given.overrides)
     print(*survey.facts, sep="\n")
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
-    while (question := survey.question(answers)) is not None:
-        answers[question.setting] = ask_person(question) if is_asked else question.proposal
-        if question.is_required and answers[question.setting] is None:
-            example = f"trireme site init {name} {question.setting}={question.choices[0]}"
-            fix = f"Give one of {', '.join(question.choices)}: {example}"
-            raise ConfigError([Fault(f"site.{question.setting}", "null", "the cluster has no default", fix)])
-    text = site_yaml(name, survey, answers)
+    text = (ask_until_sound if is_asked else _proposed)(name, survey, answers)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_new(path, text, "out")
     print(f"\n{text}\nwrote {path}")
     print(f"  trireme site check {name}\n  trireme submit quickstart site={name}")
     return 0
+
+
+def _proposed(name: str, survey: SiteSurvey, answers: dict[str, str | None]) -> str:
+    """The file of the site with what is proposed where nothing is given."""
+    while (question := survey.question(answers)) is not None:
+        answers[question.setting] = question.proposal
+        if question.is_required and question.proposal is None:
+            path, choices = f"site.{question.setting}", question.choices
+            example = f"trireme site init {name} {question.setting}={choices[0]}"
+            fix, ways = f"Give one of {', '.join(choices)}: {example}", ({path: choices[0]},)
+            raise ConfigError([Fault(path, "null", "the cluster has no default", fix, ways=ways)])
+    return site_yaml(name, survey, answers)
 
 
 def _check_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, get_origin
 
@@ -38,6 +39,33 @@ def given_answers(overrides: Sequence[str]) -> dict[str, str | None]:
     if faults:
         raise ConfigError(faults)
     return answers
+
+
+def ask_until_sound(name: str, survey: SiteSurvey, answers: Mapping[str, str | None]) -> str:
+    """The file of the site by a person's answers; those that cannot be are asked for again. Where the
+    questions end before that, says how to go on with the answers so far.
+
+    Raises:
+        LauncherError: when the input ends, or a refused answer is to no question.
+    """
+    known = dict(answers)
+    try:
+        while True:
+            while (question := survey.question(known)) is not None:
+                known[question.setting] = ask_person(question)
+            try:
+                return site_yaml(name, survey, known)
+            except ConfigError as error:
+                refused = {fault.path.removeprefix("site.") for fault in error.faults}
+                kept = {key: value for key, value in known.items() if key not in refused}
+                if survey.question(kept) is None:
+                    raise
+                print(error)
+                known = kept
+    except (KeyboardInterrupt, LauncherError):
+        given = (f"{key}={'null' if value is None else value}" for key, value in known.items())
+        print(f"\nTo go on with these answers: {shlex.join(['trireme', 'site', 'init', name, *given])}")
+        raise
 
 
 def ask_person(question: SiteQuestion) -> str | None:

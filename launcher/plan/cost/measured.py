@@ -70,7 +70,8 @@ def measured_faults(job: JobShape, run: MeasuredRun | LauncherError | None) -> l
         return []
     named = ", ".join(f"{name} ({there} there, {here} here)" for name, there, here in differing)
     rule = f"measured other work: {named}"
-    return [Fault(_PATH, path, rule, "Give a run that differs in nothing of that.", ways=({_PATH: None},))]
+    fix = f"Give a run that differs in nothing of that, or {_PATH}=null."
+    return [Fault(_PATH, path, rule, fix, ways=({_PATH: None},))]
 
 
 def with_measured_times(job: JobShape, run: MeasuredRun | LauncherError | None) -> JobShape:

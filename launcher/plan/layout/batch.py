@@ -119,12 +119,12 @@ def length_faults(shape: PipelineShape, batch: BatchConfig) -> Iterator[Fault]:
     if p * v * m > MAX_FORWARDS:
         rule = (
             f"pp * num_chunks * num_microbatches = {p} * {v} * {m} = {p * v * m} forwards are more than "
-            f"the {MAX_FORWARDS} that can be planned"
+            f"the {MAX_FORWARDS} that can be planned; global_size counts samples, not tokens"
         )
         ways = [{_COUNT: max(_SHORT_FORWARDS // (p * v), 1)}]
         if batch.global_size is not None and batch.global_size % batch.seq_length == 0:
             ways.insert(0, {"batch.global_size": batch.global_size // batch.seq_length})
-        yield Fault(_COUNT, m, rule, "global_size counts samples, not tokens.", ways=tuple(ways))
+        yield Fault(_COUNT, m, rule, ways=tuple(ways))
 
 
 def explained(fault: Fault, config: LaunchConfig, sizes: BatchPlan, sources: Mapping[str, Source]) -> Fault:

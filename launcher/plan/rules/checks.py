@@ -54,12 +54,14 @@ def _custom_faults(model: ModelConfig) -> list[Fault]:
     faults = []
     if model.target is None:
         rule = "family custom is built by a function of yours"
-        faults.append(Fault("model.target", "null", rule, "Set model.target=package.module:function."))
+        faults.append(Fault("model.target", "null", rule, "Give model.target, as package.module:function."))
     for name in _SIZES:
         if (value := getattr(model, name)) is not None:
             rule = "has no effect on a model of family custom, whose layers come from model.target"
+            way = {f"model.{name}": None}
+            ways = (way, {**way, f"model.options.{name}": value})
             fix = f"Set model.{name}=null, or pass it as model.options.{name}."
-            faults.append(Fault(f"model.{name}", value, rule, fix))
+            faults.append(Fault(f"model.{name}", value, rule, fix, ways=ways))
     return faults
 
 
@@ -75,9 +77,8 @@ def _model_faults(model: ModelConfig) -> list[Fault]:
     faults = []
     if model.target is not None:
         rule = f"has no effect on family {model.family}"
-        faults.append(
-            Fault("model.target", model.target, rule, "Set model.family=custom or model.target=null.")
-        )
+        ways = ({"model.target": None}, {"model.family": "custom"})
+        faults.append(Fault("model.target", model.target, rule, ways=ways))
     for name in _SIZES:
         if getattr(model, name) is None and name not in _OPTIONAL:
             faults.append(
@@ -136,8 +137,8 @@ def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> li
     faults = []
     if device.attainable_fraction == 0:
         rule = "must be greater than 0"
-        ways = ({"device.attainable_fraction": 0.5},)
-        faults.append(Fault("device.attainable_fraction", 0, rule, ways=ways))
+        half = {"device.attainable_fraction": 0.5}
+        faults.append(Fault("device.attainable_fraction", 0, rule, ways=(half,)))
     faults += _tf32_faults(precision, device, sources)
     if precision.compute == "fp16" and not precision.master_weights:
         rule = "Adam's second moments are squares of gradients, which vanish in fp16"
@@ -146,11 +147,11 @@ def _precision_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> li
     if precision.compute not in device.peak_flops:
         known = sorted(set(device.peak_flops) & {"fp32", "bf16", "fp16"})
         rule = f"{device.name} states no peak for it in device.peak_flops ({', '.join(known)})"
-        fix = f"Give device.peak_flops.{precision.compute}."
-        if known:
-            is_of_group = _is_of_group("precision.compute", sources)
-            fix = f"Set {'precision' if is_of_group else 'precision.compute'}={known[0]}."
-        faults.append(Fault("precision.compute", precision.compute, rule, fix))
+        fix = "" if known else f"Give device.peak_flops.{precision.compute}."
+        ways: tuple[Mapping[str, str], ...] = tuple({"precision.compute": name} for name in known)
+        if known and _is_of_group("precision.compute", sources):
+            fix, ways = f"Set precision={known[0]}.", ({"precision": known[0]},)
+        faults.append(Fault("precision.compute", precision.compute, rule, fix, ways=ways))
     if precision.gradients not in gradient_formats(precision):
         allowed = " or ".join(gradient_formats(precision))
         rule = f"weights in {precision.compute} have gradients in {allowed}"
@@ -181,7 +182,7 @@ def _tf32_faults(
     if not rule:
         return []
     if _is_of_group("precision.tf32", sources):
-        return [Fault("precision.tf32", "true", rule, "Set precision=fp32.")]
+        return [Fault("precision.tf32", "true", rule, "Set precision=fp32.", ways=({"precision": "fp32"},))]
     return [Fault("precision.tf32", "true", rule, ways=({"precision.tf32": False},))]
 
 

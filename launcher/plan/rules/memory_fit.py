@@ -54,8 +54,8 @@ def memory_faults(memory: Sequence[MemoryPlan], job: JobShape, chosen: Chosen) -
     states, activations = list(_state_ways(job, chosen)), list(_activation_ways(job))
     is_state = largest in fullest.states_bytes
     ways = states + activations if is_state else activations + states
-    smaller = "A smaller model" if is_state else "A shorter batch.seq_length"
-    return [Fault("device.memory_bytes", limit, rule, f"{smaller} needs less, too.", ways=tuple(ways))]
+    rule += f" ({'a smaller model' if is_state else 'a shorter batch.seq_length'} needs less)"
+    return [Fault("device.memory_bytes", limit, rule, ways=tuple(ways))]
 
 
 def state_faults(job: JobShape, chosen: Chosen) -> list[Fault]:

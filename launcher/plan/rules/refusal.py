@@ -9,7 +9,7 @@ from launcher.contract.config import LaunchConfig
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 from launcher.plan.rules.checks import with_sources
 from launcher.plan.rules.memory_fit import memory_faults, predict, state_faults
-from launcher.plan.rules.search import Validate, with_fixes
+from launcher.plan.rules.search import Validate, together, with_fixes
 from launcher.typed.read import Source
 
 _MAX_TRIED_FORWARDS = 70_000
@@ -21,12 +21,15 @@ def refusal(
 ) -> PlanError:
     """What is raised for faults; each offers only what no rule refuses and what fits into memory."""
 
-    def validate(candidate: LaunchConfig) -> Sequence[Fault]:
-        found = examine(candidate, sources, inputs)
-        return state_faults(found.shape, found.chosen) if isinstance(found, CheckedJob) else found
+    found = tuple(faults)
 
-    fitting = with_fixes(config, faults, validate, _memory_validation(sources, inputs))
-    return PlanError(with_sources(fitting, sources))
+    def validate(candidate: LaunchConfig) -> Sequence[Fault]:
+        checked = examine(candidate, sources, inputs)
+        return state_faults(checked.shape, checked.chosen) if isinstance(checked, CheckedJob) else checked
+
+    last_validate = _memory_validation(sources, inputs)
+    fitting = with_fixes(config, found, validate, last_validate)
+    return PlanError(with_sources(fitting, sources), together(config, found, validate, last_validate))
 
 
 def _memory_validation(sources: Mapping[str, Source], inputs: PlanInputs) -> Validate:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from launcher.base.errors import Fault, LauncherError
@@ -46,7 +46,33 @@ def with_fixes(
     what ``validate`` finds nothing wrong with.
     """
     search = _Search(config=config, before=tuple(faults), validate=validate, last_validate=last_validate)
-    return tuple(search.resolved(fault) if fault.ways else fault for fault in search.before)
+    return tuple(search.resolved(fault) if fault.ways and not fault.fix else fault for fault in search.before)
+
+
+def together(
+    config: LaunchConfig, faults: Sequence[Fault], validate: Validate, last_validate: Validate
+) -> Way:
+    """One way out of several faults: the first of them is mended, then what is left of the others.
+
+    Empty where there is none, or only one fault.
+    """
+    way: dict[str, Any] = {}
+    for _ in faults if len(faults) > 1 else ():
+        fault = faults[0]
+        if not fault.fix:
+            (fault,) = with_fixes(config, [fault], validate, last_validate)
+        # Another file of a group is read before there is a configuration to change.
+        if not fault.ways or any(is_dataclass(value_at(config, path)) for path in fault.ways[0]):
+            return {}
+        way |= fault.ways[0]
+        config = changed(config, fault.ways[0])
+        try:
+            faults = validate(config) or last_validate(config)
+        except LauncherError:
+            return {}
+        if not faults:
+            return way
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +111,7 @@ class _Search:
         if ways:
             return replace(fault, ways=ways)
         none = f"No change of up to {MAX_SETTINGS} settings was found that every rule accepts."
-        return replace(fault, ways=(), fix=f"{none} {fault.fix}".rstrip())
+        return replace(fault, ways=(), fix=none)
 
     def _needed(self, way: Way) -> Way:
         """A way without the values that are set anyhow; empty when it sets what does not exist."""

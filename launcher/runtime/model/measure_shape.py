@@ -51,7 +51,7 @@ def main() -> int:
             sample, num_samples = first_input(data, batch)
             shape = replace(describe(model, sample, DTYPES[precision.compute]), num_samples=num_samples)
     except ConfigError as error:
-        print(json.dumps([plain(fault) for fault in error.faults], default=str))
+        print(json.dumps([vars(fault) for fault in error.faults], default=str))
         return 1
     except LauncherError as error:
         print(error, file=sys.stderr)

@@ -198,7 +198,7 @@ def _layer_faults(model: ModelConfig, index: int, layer: nn.Module) -> list[Faul
             faults.append(Fault("model.target", model.target, rule, "Use GroupNorm or LayerNorm."))
         if isinstance(module, _DropoutNd) and module.p > 0:
             rule = f"{what}({module.p:g}), which draws other numbers on every rank"
-            faults.append(Fault("model.target", model.target, rule, "Set its p=0."))
+            faults.append(Fault("model.target", model.target, rule, "Set its probability to 0."))
     return faults
 
 
@@ -213,5 +213,5 @@ def _check_owner(model: ModelConfig, index: int, layer: nn.Module, stage: int) -
         if owner != stage:
             rule = f"stages {owner} and {stage} share the parameter layers.{index}.{name}"
             fix = "Set parallel.pp=1, or give each layer its own parameters."
-            raise ConfigError([Fault("model.target", model.target, rule, fix)])
+            raise ConfigError([Fault("model.target", model.target, rule, fix, ways=({"parallel.pp": 1},))])
         param.owner_stage = stage  # type: ignore[attr-defined]

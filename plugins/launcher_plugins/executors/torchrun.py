@@ -205,9 +205,11 @@ def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
         others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
         rule = f"starts ranks on this machine only, and cluster.nodes={config.cluster.nodes}"
         fits = num_ranks <= config.cluster.devices_per_node
+        ways = ({"cluster.nodes": 1},) if fits else ()
         fix = "Set cluster.nodes=1, or choose" if fits else "Choose"
         hint = f": {others}" if others else ""
-        yield Fault("executor.name", "torchrun", rule, f"{fix} an executor that reserves machines{hint}.")
+        fix += f" an executor that reserves machines{hint}."
+        yield Fault("executor.name", "torchrun", rule, fix, ways=ways)
 
 
 def _fresh_rendezvous(run_dir: str) -> str:
@@ -267,8 +269,9 @@ def restart_faults(config: LaunchConfig, max_restarts: int) -> Iterator[Fault]:
     """A fault of restarts without a checkpoint to resume from."""
     if max_restarts and not config.train.checkpoint_interval:
         rule = "a restart would have nothing to resume from, since train.checkpoint_interval is 0"
-        fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}, or "
-        yield Fault("executor.max_restarts", max_restarts, rule, f"{fix}executor.max_restarts=0.")
+        interval = {"train.checkpoint_interval": max(1, config.train.num_steps // 10)}
+        ways = (interval, {"executor.max_restarts": 0})
+        yield Fault("executor.max_restarts", max_restarts, rule, ways=ways)
 
 
 def restart_notes(config: LaunchConfig, max_restarts: int) -> Iterator[str]:

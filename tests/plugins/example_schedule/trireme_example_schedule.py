@@ -29,7 +29,7 @@ class Eager1F1B:
         """Refuses more than one model chunk per rank."""
         if shape.num_chunks > 1:
             rule = "eager_1f1b runs one model chunk per pipeline rank"
-            yield Fault("parallel.num_chunks", shape.num_chunks, rule, "Set parallel.num_chunks=1.")
+            yield Fault("parallel.num_chunks", shape.num_chunks, rule, ways=({"parallel.num_chunks": 1},))
 
     def actions(self, shape: PipelineShape, pp_rank: int) -> Iterable[Action]:
         """Warm-up, steady pairs, cool-down."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from launcher.base.errors import Fault
+from launcher.base.errors import Fault, offer
 from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
 from launcher.typed.read import read_unless
@@ -60,20 +60,21 @@ def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
     limit_s = config.site.time_limit_s
     if save_signal(config) and limit_s <= settings.save_lead_s:
         rule = f"the ranks would be asked to stop as they start, since site.time_limit is {limit}"
-        fix = f"Set executor.save_lead_s={int(limit_s // 4)}, or a longer site.time_limit."
-        yield Fault("executor.save_lead_s", settings.save_lead_s, rule, fix)
+        ways = ({"executor.save_lead_s": int(limit_s // 4)},)
+        fix = f"{offer(ways)[:-1]}, or a longer site.time_limit."
+        yield Fault("executor.save_lead_s", settings.save_lead_s, rule, fix, ways=ways)
     if settings.continuation == "chain" and not saves(config):
         rule = "a job would have nothing to resume from, since train.checkpoint_interval is 0"
-        fix = f"Set train.checkpoint_interval={max(1, config.train.num_steps // 10)}."
-        yield Fault("executor.continuation", "chain", rule, fix)
+        ways = ({"train.checkpoint_interval": max(1, config.train.num_steps // 10)},)
+        yield Fault("executor.continuation", "chain", rule, ways=ways)
     yield from restart_faults(config, settings.max_restarts)
     most = settings.max_starts - 1
     rule = f"there are at most executor.max_starts={settings.max_starts} starts"
     if settings.continuation == "none":
         rule, most = "nothing starts the ranks again with executor.continuation=none", 0
     if settings.max_restarts > most:
-        fix = f"Set executor.max_restarts={most}."
-        yield Fault("executor.max_restarts", settings.max_restarts, rule, fix)
+        ways = ({"executor.max_restarts": most},)
+        yield Fault("executor.max_restarts", settings.max_restarts, rule, ways=ways)
 
 
 def continuation_notes(config: LaunchConfig) -> Iterator[str]:

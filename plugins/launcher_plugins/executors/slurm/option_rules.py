@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from launcher.base.errors import Fault, LauncherError, nearest
+from launcher.base.errors import LEFT_OUT, Fault, LauncherError, left_out, nearest
 from launcher.contract.config import LaunchConfig
 from launcher.contract.site import SiteConfig, time_s
 from launcher_plugins.executors.slurm.continuation import SlurmConfig, save_signal
@@ -217,20 +217,28 @@ def option_faults(site: SiteConfig) -> Iterator[Fault]:
         path = f"site.options.{name}"
         if not _OPTION.fullmatch(name):
             rule = "is not an option's name: small letters, digits and dashes, none in front"
-            yield Fault(path, value, rule, f"Write {name.strip('-').replace('_', '-').lower()}.")
+            right = name.strip("-").replace("_", "-").lower()
+            yield Fault(path, value, rule, f"Write {right}.", ways=(_renamed(name, right, value),))
         elif name in OWN_SETTINGS:
             rule = f"is set by {OWN_SETTINGS[name]} and cannot be given here too"
-            yield Fault(path, value, rule, f"Set {OWN_SETTINGS[name]}, and remove {path}.")
+            fix = f"Set {OWN_SETTINGS[name]}, and remove {path}."
+            yield Fault(path, value, rule, fix, ways=({path: LEFT_OUT},))
         elif name in NOT_ALLOWED:
-            yield Fault(path, value, f"--{name} {NOT_ALLOWED[name]}", f"Remove {path}.")
+            yield left_out(path, value, f"--{name} {NOT_ALLOWED[name]}")
         elif name in PASSED_ON:
             if not (takes := PASSED_ON[name]).allows(value):
-                yield Fault(path, value, takes.rule, f"Write {path}={takes.example}.")
+                yield Fault(path, value, takes.rule, ways=({path: takes.example},))
         elif match := next(
             (known for known in sorted(KNOWN) if known.startswith(name)), nearest(name, KNOWN)
         ):
             # sbatch takes the beginning of a name for the name.
-            yield Fault(path, value, "sbatch has no such option", f"Did you mean {match}?")
+            rule, ways = "sbatch has no such option", (_renamed(name, match, value),)
+            yield Fault(path, value, rule, f"Did you mean {match}?", ways=ways)
+
+
+def _renamed(name: str, other: str, value: str | int | bool) -> Mapping[str, str | int | bool]:
+    """A change to an option of another name with the same value."""
+    return {f"site.options.{name}": LEFT_OUT, f"site.options.{other}": value}
 
 
 def clash_faults(config: LaunchConfig, *, asks_for_devices: bool) -> Iterator[Fault]:
@@ -241,24 +249,30 @@ def clash_faults(config: LaunchConfig, *, asks_for_devices: bool) -> Iterator[Fa
     for first, second in EXCLUDING:
         if first in given and second in given:
             rule = f"excludes site.options.{first}"
-            yield Fault(f"site.options.{second}", given[second], rule, "Remove one of them.")
+            path = f"site.options.{second}"
+            ways = tuple({f"site.options.{name}": LEFT_OUT} for name in (second, first))
+            yield Fault(path, given[second], rule, "Remove one of them.", ways=ways)
     for name, setting in BESIDE.items():
         other = getattr(site, setting.removeprefix("site."))
         if name in given and other is not None:
-            fix = f"Remove it, or set {setting}=null."
-            yield Fault(f"site.options.{name}", given[name], f"excludes {setting}={other}", fix)
+            path, fix = f"site.options.{name}", f"Remove it, or set {setting}=null."
+            without = {setting: None}
+            rule = f"excludes {setting}={other}"
+            yield Fault(path, given[name], rule, fix, ways=({path: LEFT_OUT}, without))
     for name in ("cpus-per-gpu", "mem-per-gpu"):
         if name in given and not asks_for_devices:
             rule = "is counted per GPU, and the job asks for none (site.gpu_request, device.kind)"
-            yield Fault(f"site.options.{name}", given[name], rule, f"Remove site.options.{name}.")
+            yield left_out(f"site.options.{name}", given[name], rule)
     if "batch" in given and site.constraint is None:
         rule = "must be a part of site.constraint, which is null"
-        yield Fault("site.options.batch", given["batch"], rule, "Set site.constraint, or remove it.")
+        fix, ways = "Set site.constraint, or remove it.", ({"site.options.batch": LEFT_OUT},)
+        yield Fault("site.options.batch", given["batch"], rule, fix, ways=ways)
     yield from _shortest_time_faults(config)
     binding = site.cpu_bind or ""
     if config.executor.settings(SlurmConfig).starter == "torchrun" and re.search("rank|map|mask", binding):
         rule = "binds each task to a processor, and executor.starter=torchrun has one task for a whole node"
-        yield Fault("site.cpu_bind", binding, rule, "Set site.cpu_bind=cores, or executor.starter=srun.")
+        ways = ({"site.cpu_bind": "cores"}, {"executor.starter": "srun"})
+        yield Fault("site.cpu_bind", binding, rule, ways=ways)
 
 
 def _shortest_time_faults(config: LaunchConfig) -> Iterator[Fault]:

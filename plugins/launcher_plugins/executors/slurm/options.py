@@ -39,13 +39,14 @@ def node_layout(config: LaunchConfig, world_size: int) -> NodeLayout | Fault:
     nodes, devices = config.cluster.nodes, config.cluster.devices_per_node
     if world_size > devices and world_size % devices:
         rule = f"{world_size} ranks do not fill whole nodes of {devices} devices"
-        way = f"Set cluster.devices_per_node={world_size // nodes}." if world_size % nodes == 0 else ""
-        return Fault("cluster.devices_per_node", devices, rule, way or "Choose a number that divides them.")
+        ways = ({"cluster.devices_per_node": world_size // nodes},) if world_size % nodes == 0 else ()
+        fix = "" if ways else "Choose a number that divides them."
+        return Fault("cluster.devices_per_node", devices, rule, fix, ways=ways)
     needed = -(-world_size // devices)
     if needed != nodes:
         rule = f"{world_size} ranks fill {needed} node{'s' if needed > 1 else ''} of {devices} devices"
-        way = f" or cluster.devices_per_node={world_size // nodes}" if world_size % nodes == 0 else ""
-        return Fault("cluster.nodes", nodes, rule, f"Set cluster.nodes={needed}{way}.")
+        spread = ({"cluster.devices_per_node": world_size // nodes},) if world_size % nodes == 0 else ()
+        return Fault("cluster.nodes", nodes, rule, ways=({"cluster.nodes": needed}, *spread))
     return NodeLayout(num_nodes=nodes, ranks_per_node=min(world_size, devices))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.base.arithmetic import divisors
-from launcher.base.errors import Fault, nearest
+from launcher.base.errors import LEFT_OUT, Fault, nearest
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
 from launcher.contract.plan import RolePlan
@@ -55,12 +55,13 @@ def role_faults(config: LaunchConfig, roles: Sequence[RolePlan]) -> Iterator[Fau
         elif name in others and others[name] > site.ranks_per_node and others[name] % site.ranks_per_node:
             rule = f"{others[name]} ranks do not fill whole nodes of {site.ranks_per_node}"
             near = min(divisors(others[name]), key=lambda size: abs(size - site.ranks_per_node))
-            fix = f"Set {path}.ranks_per_node={near}."
-            yield Fault(f"{path}.ranks_per_node", site.ranks_per_node, rule, fix)
+            ways = ({f"{path}.ranks_per_node": near},)
+            yield Fault(f"{path}.ranks_per_node", site.ranks_per_node, rule, ways=ways)
     starter = config.executor.settings(SlurmConfig).starter
     if starter == "torchrun" and others.keys() & config.site.roles.keys():
         rule = "torchrun starts equal nodes, and roles have nodes of their own (site.roles)"
-        yield Fault("executor.starter", "torchrun", rule, "Set executor.starter=srun, or site.roles={}.")
+        srun, nowhere = {"executor.starter": "srun"}, {"site.roles": LEFT_OUT}
+        yield Fault("executor.starter", "torchrun", rule, ways=(srun, nowhere))
 
 
 def role_notes(config: LaunchConfig, roles: Sequence[RolePlan]) -> Iterator[str]:

@@ -39,8 +39,8 @@ class TensorParallel(Parallel):
         """The split sizes must be multiples of tp; a user's own layers cannot be split."""
         model, tp = job.config.model, job.mesh.tp
         if model.family == "custom":
-            rule = "the layers that model.target builds are whole and cannot be split"
-            yield Fault("parallel.tp", tp, rule, "Spread it along dp and pp.", ways=({"parallel.tp": 1},))
+            rule = "the layers that model.target builds are whole: they spread along dp and pp alone"
+            yield Fault("parallel.tp", tp, rule, ways=({"parallel.tp": 1},))
             return
         sizes = {"num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads, "ffn_size": model.ffn_size}
         known = {name: size for name, size in sizes.items() if size is not None}

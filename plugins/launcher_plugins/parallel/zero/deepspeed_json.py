@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.base.errors import Fault
+from launcher.base.errors import LEFT_OUT, Fault
 from launcher.contract.config import LaunchConfig
 from launcher.contract.strategy import FP32_BYTES
 from launcher_plugins.parallel.zero.deepspeed_keys import key_fault
@@ -140,7 +140,8 @@ def _way_out(key: str, source: str | None) -> str:
 
 
 def _fault(key: str, value: Any, rule: str, fix: str) -> Fault:
-    return Fault(f"{OPTIONS}.{key}", _shown(value), rule, fix)
+    path = f"{OPTIONS}.{key}"
+    return Fault(path, _shown(value), rule, fix, ways=({path: LEFT_OUT},))
 
 
 def _shown(value: Any) -> Any:

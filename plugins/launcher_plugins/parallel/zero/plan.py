@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from launcher.base import registry
+from launcher.base.errors import left_out
 from launcher.contract.config import DEFAULT_ARCHITECTURE, DEFAULT_SCHEDULE, LaunchConfig
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import (
@@ -64,7 +65,7 @@ class ZeroParallel(Parallel):
             yield Fault("parallel.zero_offload", "true", rule, ways=ways)
         for key, value in parallel.zero_options.items():
             path = f"parallel.zero_options.{key}"
-            yield Fault(path, value, rule, f"Remove {path}.")
+            yield left_out(path, value, rule)
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """What cannot be split, what DeepSpeed cannot do, and a user's keys that contradict the recipe."""
