@@ -39,11 +39,6 @@ class Status:
     hostname: str = ""
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether there is such a file, and it can be read."""
-        return bool(self.changed)
-
-    @property
     def is_active(self) -> bool:
         """Whether the run had not ended."""
         return self.phase in ACTIVE
@@ -79,16 +74,21 @@ class Status:
         )
 
 
+class BrokenStatus(Status):
+    """That of a file that cannot be read: nothing is known of the run."""
+
+
 def read_status(path: Path) -> Status:
     """The status in a file; one that is missing or broken is that of a run that has failed, and says why."""
     values = read_json(path)
     if not values:
         is_there = os.path.lexists(path)
-        return Status(reason=f"broken: {path.name} holds no record" if is_there else f"it has no {path.name}")
+        broken = BrokenStatus(reason=f"broken: {path.name} holds no record")
+        return broken if is_there else Status(reason=f"it has no {path.name}")
     reading = Reading()
     known = {field.name: values[field.name] for field in fields(Status) if field.name in values}
     status = read(Status, known, reading)
-    return status or Status(reason=f"broken: {path.name}: {reading.faults[0]}")
+    return status or BrokenStatus(reason=f"broken: {path.name}: {reading.faults[0]}")
 
 
 def status_now(phase: RunPhase, started: str, since_s: float | None) -> Status:

@@ -26,7 +26,7 @@ from launcher.base.files import read_json, safe_name, write_whole
 from launcher.base.resources import home_folder
 from launcher.contract.config import RunConfig
 from launcher.contract.job import CHECKPOINTS, JobState, checkpoint_name, records_name
-from launcher.runs.status import RunPhase, Status, read_status, status_now
+from launcher.runs.status import BrokenStatus, RunPhase, Status, read_status, status_now
 from launcher.typed.read import plain
 
 SUBFOLDERS = ("logs", "metrics", "exit")
@@ -218,7 +218,7 @@ def check_idle(directory: RunDirectory) -> None:
         JobError: naming its job or process.
     """
     status = directory.status()
-    if not status.is_recorded and os.path.lexists(directory.status_file):
+    if isinstance(status, BrokenStatus):
         raise JobError(f"{directory.path}: it is not known whether the run has ended. {status.reason}")
     if status.is_active and (job := read_json(directory.handle).get("id")):
         raise JobError(

@@ -31,7 +31,7 @@ _MOST_ALIKE = 2
 """Refusals by one rule that one process follows: a further one is the same code with other numbers."""
 _OVERRIDE = re.compile(r"(?<![\w.~])[a-z_]+(\.\w+)*=[\"'\[{]?[a-z0-9](?!\S*\|)")
 
-Plan = Callable[[str, Sequence[str]], Any]
+Plan = Callable[..., Any]
 
 
 def watch() -> None:
@@ -146,9 +146,9 @@ def _following(plan: Plan) -> Plan:
     done: Counter[Any] = Counter()
 
     @functools.wraps(plan)
-    def make_plan(recipe: str, overrides: Sequence[str]) -> Any:
+    def make_plan(recipe: str, overrides: Sequence[str], *others: Any) -> Any:
         try:
-            return plan(recipe, overrides)
+            return plan(recipe, overrides, *others)
         except ConfigError as error:
             check(error, plan, recipe, overrides, done)
             vars(error)["is_followed"] = True

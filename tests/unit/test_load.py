@@ -107,7 +107,7 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
          "Remove model.options."),
         ("data.options", {"a": 1}, "has no effect without data.target. Remove data.options."),
         ("optim.decay_steps", 10, "optim.decay_steps=10: ends the decay before it begins, after the 10 steps "
-         "of optim.warmup_steps. Set optim.decay_steps=11 or more."),
+         "of optim.warmup_steps. Set optim.decay_steps=11 or null."),
         ("device.peak_flops", {"bf61": 1e12}, "device.peak_flops.bf61=1000000000000.0: bf61 is not one of "
          "fp32, tf32, bf16, fp16. Did you mean bf16?"),
         ("batch.global_size", "16", "batch.global_size=16: must be a whole number of at least 1 or null. "

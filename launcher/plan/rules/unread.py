@@ -65,7 +65,9 @@ def _unread(config: LaunchConfig, sources: Mapping[str, Source]) -> Iterator[tup
             own = values.get(leaf, value_at(config, leaf))
             if own is not None and own != condition.neutral:
                 shown = own if given[leaf].text is None else given[leaf].text
-                yield Fault(leaf, shown, rule, _fix(condition), given[leaf].where), given[leaf].layer < cause
+                ways = tuple({condition.path: value} for value in condition.values if condition.is_read)
+                fault = Fault(leaf, shown, rule, _fix(condition), given[leaf].where, ways=ways)
+                yield fault, given[leaf].layer < cause
 
 
 def _fix(condition: Condition) -> str:
