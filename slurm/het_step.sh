@@ -21,7 +21,8 @@ for ((component = 0; component < components; component++)); do
   echo "trireme: ranks from $rank on $hosts_of_component"
   rank=$((rank + ranks_of_component[component]))
 done
-end_components "$(cat "$run/logs/executor.log" 2>/dev/null | wc -c)" >/dev/null 2>&1 &
+told=$(cat "$run/logs/executor.log" 2>/dev/null | wc -c) # before srun can tell more
+end_components "$told" >/dev/null 2>&1 &
 guard=$!
 start_ranks srun "${words[@]:1}"
 kill "$guard" 2>/dev/null

@@ -57,7 +57,7 @@ def refuse_other_than_text(source: str, files: Sequence[Path]) -> None:
     more = f", and {counted(len(others) - 1, 'more file')} of it no text either" if len(others) > 1 else ""
     rule = f"{file} is {kind}{more}, and data.tokenizer=bytes trains on the bytes of text"
     extract = "Decompress it" if kind == "compressed" else "Write its text to .txt files"
-    own = "set data=custom data.target=module:Class to a dataset of your own that reads it."
+    own = "choose data custom and set data.target to a dataset of your own that reads it."
     fix = f"{extract} and set data.source to that, or {own}"
     raise _fault(source, rule, fix)
 

@@ -66,8 +66,8 @@ def resumed_directory(run: RunConfig, plan_text: str, others: Sequence[Fault] = 
     ]
     faults = [*others]
     if changed:
-        fix = f"Give the settings it was started with, or another run.dir. Changed: {', '.join(changed)}."
-        rule = "cannot resume: these settings change what is trained"
+        rule = f"cannot resume: settings that change what is trained differ: {', '.join(changed)}"
+        fix = "Give those that it was started with, or another run.dir."
         faults.insert(0, Fault("run.dir", run.dir, rule, fix))
     if faults:
         raise ConfigError(faults)

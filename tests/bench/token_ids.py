@@ -36,11 +36,12 @@ def measure(rank: int, repeats: int, cache: str) -> dict[str, list[float]]:
     )
     ctx = make_context(plan.rank(0), torch.device("cpu"))
     steps, trainer = Loader(ctx).steps(0), Trainer(ctx)
-    check = microbatches.check_ids
+    reading = vars(microbatches)
+    check = reading["check_ids"]
     found: dict[str, list[float]] = {"with": [], "without": [], "step": []}
     for repeat in range(2 * repeats + 2):
         name = ("with", "without")[(repeat + repeat // 2) % 2]  # which is the first turns
-        microbatches.check_ids = check if name == "with" else lambda *given: None
+        reading["check_ids"] = check if name == "with" else lambda *given: None
         start = time.perf_counter()
         batch = next(steps)
         read = time.perf_counter()
@@ -48,7 +49,7 @@ def measure(rank: int, repeats: int, cache: str) -> dict[str, list[float]]:
             found[name].append(read - start)
         trainer.step(repeat, batch)
         found["step"].append(time.perf_counter() - read)
-    microbatches.check_ids = check
+    reading["check_ids"] = check
     return found
 
 

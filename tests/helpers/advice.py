@@ -30,6 +30,8 @@ NOTES = "TRIREME_TEST_FAULT_PLACES"
 _MOST_ALIKE = 2
 """Refusals by one rule that one process follows: a further one is the same code with other numbers."""
 _OVERRIDE = re.compile(r"(?<![\w.~])[a-z_]+(\.\w+)*=[\"'\[{]?[a-z0-9](?!\S*\|)")
+_COMMAND = re.compile(r"trireme (run|submit) .*")
+"""A whole command to type."""
 
 Plan = Callable[..., Any]
 
@@ -124,7 +126,8 @@ def _note_places() -> None:
         make(self, *args, **kwargs)
         frame = sys._getframe(1)
         if "/tests/" not in frame.f_code.co_filename:
-            assert not _OVERRIDE.search(self.fix) or self.ways, f"tells what is not in its ways: {self}"
+            text = _COMMAND.sub("", self.fix)
+            assert not _OVERRIDE.search(text) or self.ways, f"tells what is not in its ways: {self}"
         for caller in (frame, frame.f_back, frame.f_back and frame.f_back.f_back):
             if caller is not None and (place := (caller.f_code.co_filename, caller.f_lineno)) not in known:
                 known.add(place)

@@ -49,9 +49,8 @@ def test_resume_takes_the_directory_and_sets_the_last_attempt_aside(interrupted)
 def test_resume_with_other_settings_names_them_with_both_values(interrupted):
     with pytest.raises(
         ConfigError,
-        match=r"run\.dir=.*/mine: cannot resume: these settings change what is trained\. Give the settings "
-        r"it was started with, or another run\.dir\. "
-        r"Changed: seed \(0 -> null\), train\.num_steps \(40 -> 30\)\.$",
+        match=r"run\.dir=.*/mine: cannot resume: settings that change what is trained differ: "
+        r"seed \(0 -> null\), train\.num_steps \(40 -> 30\)\. Give those",
     ):
         resume(interrupted.path, num_steps=30, parallel={"tp": 2})
 
@@ -181,7 +180,7 @@ def test_steps_that_change_the_learning_rates_before_are_another_training(
     interrupted, before, after, num_steps, told
 ):
     interrupted.write("plan.json", json.dumps(plan(optim=before)))
-    with pytest.raises(ConfigError, match=rf"Changed: .*{re.escape(told)}"):
+    with pytest.raises(ConfigError, match=rf"is trained differ: .*{re.escape(told)}"):
         resume(interrupted.path, num_steps=num_steps, optim=after)
 
 

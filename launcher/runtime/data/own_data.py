@@ -17,6 +17,7 @@ import random
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -126,14 +127,16 @@ class OwnData:
             return value.long() if value.dtype in _WIDENED else value
         if value.is_floating_point() or value.shape != (length,):
             rule = f"{what} is {_form(value)}; the model takes batch.seq_length={length} token ids"
-            fix = f"Return whole numbers of shape [{length}]"
+            fix, way = f"Return whole numbers of shape [{length}].", {}
             if value.dim() == 1 and not value.is_floating_point():
-                fix += f", or set batch.seq_length={len(value)}"
-            raise self._refusal(rule, f"{fix}.")
+                way = {"batch.seq_length": len(value)}
+                fix = f"{fix[:-1]}, or set batch.seq_length={len(value)}."
+            raise self._refusal(rule, fix, way)
         return value.long()
 
-    def _refusal(self, rule: str, fix: str) -> ConfigError:
-        return ConfigError([Fault("data.target", self._target, rule, fix)])
+    def _refusal(self, rule: str, fix: str, way: Mapping[str, Any] = MappingProxyType({})) -> ConfigError:
+        ways = (dict(way),) if way else ()
+        return ConfigError([Fault("data.target", self._target, rule, fix, ways=ways)])
 
 
 def _packed(samples: Sequence[Tensor]) -> Packed:

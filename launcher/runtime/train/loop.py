@@ -140,9 +140,8 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     if ctx.replicas is None:
         saver.check_writable()
     first_step = restore(ctx, trainer.update, root, note) if resume else _load_initial_weights(trainer)
-    if config.train.init_from is not None and not resume and ctx.plan.rank == 0:
-        original = Path(config.train.init_from).expanduser() / CONFIG
-        write_whole(run_dir / ORIGINAL, original.read_text(encoding="utf-8"))  # what an export keeps of it
+    if not resume and ctx.plan.rank == 0:
+        _keep_initial_config(config.train.init_from, run_dir)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
     writer = RecordWriter(run_dir / "metrics", header)
@@ -216,6 +215,13 @@ def _load_initial_weights(trainer: Trainer) -> int:
         pretrained = Pretrained(folder, plan.config.model, plan.batch.seq_length)
         trainer.update.load(pretrained.read)
     return 0
+
+
+def _keep_initial_config(folder: str | None, run_dir: Path) -> None:
+    """Keeps the config.json of pretrained weights, from which an export takes what training has not changed."""
+    if folder is not None:
+        original = Path(folder).expanduser() / CONFIG
+        write_whole(run_dir / ORIGINAL, original.read_text(encoding="utf-8"))
 
 
 def _evaluate_and_save(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:
