@@ -71,6 +71,7 @@ start_again() {
 
 # Ends the job of a run that is finished. No later start of it does anything: see start.sh.
 finish() {
+  touch "$run/exit/finished"
   cancel_rest
   exit 0
 }

@@ -433,3 +433,24 @@ def test_the_plan_says_how_long_a_run_that_hangs_takes_to_fail(make_plan):
 def test_a_chain_is_as_many_jobs_as_starts(make_plan):
     assert Slurm().render(make_plan(*TWO_BY_TWO, *SAVES, *CHAIN), REQUEST).num_jobs == 3
     assert Slurm().render(make_plan(*TWO_BY_TWO, *SAVES), REQUEST).num_jobs == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_run_that_is_killed_where_nothing_is_saved_is_not_finished(stage_that_waits, number):
+    run = stage_that_waits
+    process = run.start(ASKED=str(run.folder / "asked"))
+    wait_until(lambda: (run.run_dir / "setting-up").exists())
+    process.send_signal(number)
+    run.end(process)
+    assert run.done.returncode == -number
+    assert run.record() == f'{{"job": "41", "exit_code": {128 + number}}}\n'
+    (run.run_dir / "go").touch()
+    assert run.once(FAILS="", SLURM_RESTART_COUNT="1") == 0
+    assert (run.run_dir / "logs" / "starts").read_text() == "41.0\n41.1\n"
+
+
+@pytest.fixture
+def stage_that_waits(tmp_path, make_plan):
+    """A job whose own set-up takes until it is told to go on."""
+    words = (*TWO_BY_TWO, 'site.setup=[\': >"$run/setting-up"; until [ -e "$run/go" ]; do sleep 0.1; done\']')
+    return Life(tmp_path, make_plan(*words))

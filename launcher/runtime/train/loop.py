@@ -218,7 +218,7 @@ def _load_initial_weights(trainer: Trainer) -> int:
 
 
 def _keep_initial_config(folder: str | None, run_dir: Path) -> None:
-    """Keeps the config.json of pretrained weights, from which an export takes what training has not changed."""
+    """Keeps the config.json of pretrained weights: an export takes from it what training does not change."""
     if folder is not None:
         original = Path(folder).expanduser() / CONFIG
         write_whole(run_dir / ORIGINAL, original.read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 mkdir -p "$run/logs"
 before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
-if [ -n "$before" ] && grep -qs '"exit_code": 0}' "$run/exit/job.json"; then
+if [ -e "$run/exit/finished" ]; then
   echo "trireme: the run is finished, so job $job_id has nothing to start"
   exit 0
 fi
@@ -53,6 +53,13 @@ end_record() {
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
 }
 trap 'end_record $?' EXIT
+# A signal that ends this shell would put 0 into that record.
+end_by() {
+  end_record $((128 + $1))
+  trap - EXIT "$1"
+  kill -"$1" $$
+}
+for signal in 1 10 12 15; do trap "end_by $signal" "$signal"; done # HUP, USR1, USR2, TERM
 [ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"
 
 export PYTHONPATH='/runs/a b/lib'${PYTHONPATH:+:$PYTHONPATH}
@@ -204,6 +211,7 @@ start_again() {
 
 # Ends the job of a run that is finished. No later start of it does anything: see start.sh.
 finish() {
+  touch "$run/exit/finished"
   cancel_rest
   exit 0
 }
