@@ -18,10 +18,14 @@ _SECRET_KEY = re.compile(
 _OTHER_KEY = re.compile("cache|dict|foreign|group|map|partition|primary|public|query|sort")
 """Words before ``KEY`` with which also a variable holds none."""
 _TEXT_TOKEN = re.compile(
-    "added|begin|blank|[be]os|class|cls|cont|end|extra|fim|first|image|infix|last|mask|middle|newline|next|num"
-    "|of|pad|prefix|prompt|role|sep|special|start|stop|suffix|unk"
+    "added|begin|blank|[be]o[st]|class|cls|cont|end|extra|fim|first|image|infix|input|last|mask|max|middle|min"
+    "|new|newline|next|num|of|output|pad|prefix|prompt|role|sep|special|start|stop|suffix|target|text|total"
+    "|train|unk|vocab"
 )
 """Words before ``token`` that name one of a text."""
+_SECRET_TOKENS = re.compile("access|api|auth|bearer|github|gitlab|hf|hub|refresh|secret|session|wandb")
+"""Words before ``tokens`` that make them secrets: else they are counts, or the data themselves."""
+_TOKEN_LIST = re.compile(r"(?<![\w-])tokens\[", re.I)
 _LOGIN = re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]+(?=@)")
 """User and password in a URL."""
 _KEY = re.compile(r"(?<![\w.-])([\w.-]*\w)['\"]?\s*[:=]\s*")
@@ -42,13 +46,14 @@ def is_secret_variable(name: str) -> bool:
 def names_secret(key: str) -> bool:
     """Whether a setting of this name is expected to hold a secret: by its last words, whole ones.
 
-    >>> [names_secret(key) for key in ("api-key", "apiKey", "my-token", "secret_key", "pwd", "tokens")]
+    >>> [names_secret(key) for key in ("api-key", "apiKey", "my-token", "hf_tokens", "secret_key", "pwd")]
     [True, True, True, True, True, True]
-    >>> [names_secret(key) for key in ("eos_token", "num_tokens", "TURKEY", "sort_key", "secrets_file")]
+    >>> [names_secret(key) for key in ("eos_token", "max_tokens", "TURKEY", "sort_key", "secrets_file")]
     [False, False, False, False, False]
     """
     *_, before, last = ("", "", *_words(key))
-    is_token = last in ("token", "tokens") and not _TEXT_TOKEN.fullmatch(before)
+    is_token = last == "token" and not _TEXT_TOKEN.fullmatch(before)
+    is_token |= last == "tokens" and bool(_SECRET_TOKENS.fullmatch(before))
     is_key = last in ("key", "keys") and bool(_SECRET_KEY.fullmatch(before))
     return is_token or is_key or bool(_SECRET.fullmatch(last))
 
@@ -59,8 +64,9 @@ def is_secret_path(path: str) -> bool:
     >>> [is_secret_path(path) for path in ("data.tokens[0]", "hub.credentials.user", "site.secrets[0]")]
     [True, True, False]
     """
-    names_variables = path.startswith("site.secrets")
-    return not names_variables and any(map(names_secret, re.split(r"[.\[\]]+", path)))
+    if path.startswith("site.secrets"):  # names of variables
+        return False
+    return bool(_TOKEN_LIST.search(path)) or any(map(names_secret, re.split(r"[.\[\]]+", path)))
 
 
 def holds_login(text: str) -> bool:
@@ -100,8 +106,8 @@ def hide_secrets(text: str) -> str:
     text = _LOGIN.sub(rf"\1:{HIDDEN}", text)
     shown, end = [], 0
     for key in _KEY.finditer(text):
-        value = _VALUE.match(text, key.end()) if key.start() >= end and is_secret_path(key[1]) else None
-        if value is not None:
+        value = _VALUE.match(text, key.end()) if key.start() >= end else None
+        if value is not None and is_secret_path(f"{key[1]}[0]" if value[0].startswith("[") else key[1]):
             shown += [text[end : key.end()], HIDDEN]
             end = value.start() + len(value[0].rstrip(".,;:"))
     return "".join([*shown, text[end:]])

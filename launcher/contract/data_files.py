@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.base.errors import ConfigError, Fault, offer
+from launcher.base.files import json_object
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
 
@@ -25,6 +25,8 @@ _NOT_TEXT = {
 """What is in files that are no text, by their suffix."""
 _NUM_SNIFFED = 8192
 """Bytes of a file that show what it is."""
+_LONGEST_RECORD = 1 << 20
+"""Bytes of a line that is looked at for being a record."""
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\3\4")
 """How gzip, bzip2, xz, zstd and zip begin."""
 
@@ -73,16 +75,14 @@ def _other_than_text(file: Path) -> str | None:
         start = opened.read(_NUM_SNIFFED)
     if start.startswith(_COMPRESSED):
         return "compressed"
-    return "binary" if b"\0" in start else "JSON records" if _is_record(start) else None
+    return "binary" if b"\0" in start else "JSON records" if _is_record(file) else None
 
 
-def _is_record(start: bytes) -> bool:
-    """Whether the first of several lines is a whole JSON object."""
-    first, newline, _ = start.partition(b"\n")
-    try:
-        return bool(newline) and isinstance(json.loads(first), dict)
-    except ValueError:
-        return False
+def _is_record(file: Path) -> bool:
+    """Whether the first two lines are JSON objects, each whole."""
+    with file.open("rb") as opened:
+        lines = [opened.readline(_LONGEST_RECORD) for _ in range(2)]
+    return all(line.startswith(b"{") and json_object(line) is not None for line in lines)
 
 
 def num_bytes(files: Sequence[Path]) -> int:

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -32,6 +33,7 @@ from launcher.runtime.data.reader import Reader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.contexts import make_config
 from tests.helpers.contexts import make_context as alone
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, train
 from tests.helpers.own_data import SEQ, SHIFT, SHORTER, Numbers, config_of, data_of, loader_of
@@ -110,7 +112,7 @@ def leave_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_comparison_sees_items_that_each_rank_draws_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = one_device()
     leave_generators_alone(monkeypatch)
-    monkeypatch.setattr(microbatches, "refuse_other_items", lambda plan, reader: None)
+    monkeypatch.setattr(microbatches, "refuse_other_items", lambda *given: None)
     with pytest.raises(AssertionError) as caught:
         assert_equal(train(drawn(parallel={"pp": 2})), expected)
     assert not isinstance(caught.value, RankError)
@@ -312,3 +314,23 @@ def is_running(process: int) -> bool:
 def test_an_item_that_is_wrong_later_ends_the_step_that_needs_it(reader: Reader) -> None:
     with pytest.raises(ConfigError, match="item 64 raised IndexError: off the end"):
         reader.read([(0, 64)], inputs=True, targets=True)
+
+
+class Converted:
+    """Each item is made by a program that is told to end."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        with subprocess.Popen(["sleep", "60"]) as program:
+            program.terminate()
+        return torch.tensor([program.returncode]), torch.tensor([index])
+
+
+def test_a_program_that_an_item_starts_ends_when_it_is_told_to() -> None:
+    data = {"source": None, "target": f"{__name__}:Converted", "options": {}}
+    reader = Reader(make_config(model={"family": "custom"}, data=data))
+    inputs, _ = reader.read([(0, 3)], inputs=True, targets=False)
+    reader.close()
+    assert inputs.tolist() == [[-signal.SIGTERM]]

@@ -82,6 +82,9 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"text": "To be"}', "JSON records"),
         ("a.json", b'{"text": "To be"}\n{"text": "or not"}\n', "JSON records"),
+        pytest.param("long.txt", b'{"text": "' + b"To be " * 2000 + b'"}\n{}\n', "JSON records", id="long"),
+        ("babel.json", b'{"presets": ["env"]}\n', None),
+        pytest.param("deep.json", b'{"a":' * 100_000 + b"\n", None, id="deep"),
         ("tokens.BIN", b"To be", "binary"),
         ("a.parquet", b"PAR1", "binary"),
         ("tokens", bytes([65, 0, 66, 0]), "binary"),

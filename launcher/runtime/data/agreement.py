@@ -9,8 +9,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.units import counted
+from launcher.contract.heartbeat import PEERS
 from launcher.contract.plan import RankPlan
 from launcher.runtime.data.reader import Reader
+from launcher.runtime.measure.clock import Clock
 
 _NUM_COMPARED = 8
 """Items that are read for it, spread over the dataset."""
@@ -18,7 +20,7 @@ _KEY = "own_data"
 """In the store of the process group."""
 
 
-def refuse_other_items(plan: RankPlan, reader: Reader) -> None:
+def refuse_other_items(plan: RankPlan, reader: Reader, clock: Clock) -> None:
     """Compares a user's own dataset with that of the first trainer, which reads it in any layout.
 
     Goes through the store of the process group: ranks of some architectures share no other collective.
@@ -35,7 +37,8 @@ def refuse_other_items(plan: RankPlan, reader: Reader) -> None:
     if plan.rank == first:
         store.set(_KEY, json.dumps([length, mine]))
         return
-    num_theirs, theirs = json.loads(store.get(_KEY))
+    with clock.doing(PEERS):
+        num_theirs, theirs = json.loads(store.get(_KEY))
     if num_theirs != length:
         rule = f"rank {plan.rank} has {counted(length, 'sample')}, rank {first} {num_theirs}"
         raise ConfigError([Fault("data.target", target, rule, "Read the same files on every rank.")])

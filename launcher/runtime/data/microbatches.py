@@ -76,7 +76,7 @@ class Loader:
         data = ctx.config.data
         if data.target is not None:
             self._reader = Reader(ctx.config)
-            refuse_other_items(ctx.plan, self._reader)
+            refuse_other_items(ctx.plan, self._reader, ctx.clock)
         cache = Path(data.cache_dir).expanduser() if data.cache_dir else user_cache()
         return open_samples(ctx.config, self._batch.global_size, cache, self._reader)
 

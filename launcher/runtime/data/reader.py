@@ -113,7 +113,7 @@ def _serve(config: LaunchConfig, pipe: Connection, parent: int) -> NoReturn:
     try:
         end_with(parent)
         for number in _FOR_THE_RANK:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda *_: None)  # one that is ignored would be so in what an item starts
         if torch.get_num_threads() > 1:  # OpenMP's threads do not outlive a fork
             torch.set_num_threads(1)
         faulthandler.register(signal.SIGALRM, file=2)

@@ -163,8 +163,8 @@ def _in_fp32(tensor: Tensor) -> Tensor:
 def _prepared(layer: nn.Module, index: int, ctx: RankContext) -> nn.Module:
     """The layer on the rank's device, sharded where the run shards weights, with every parameter marked as
     unsharded under its global name."""
-    layer = layer.to(ctx.device)
     cast_parameters(layer, DTYPES[ctx.config.precision.compute])
+    layer = layer.to(ctx.device)
     split_with(layer, ctx.split_backward)
     for name, param in layer.named_parameters():
         if hasattr(param, "global_slice"):

@@ -24,4 +24,5 @@ def init_process_group(backend: str, process: ProcessRank, timeout: timedelta) -
     else:
         found, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
         store = PrefixStore(rendezvous_key(), found)
+    store.set_timeout(timeout)  # torch leaves that of a store that it is given as it is
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -218,9 +218,11 @@ def _fresh_rendezvous(run_dir: str) -> str:
     path = Path(run_dir) / "rendezvous"
     path.unlink(missing_ok=True)  # that of an earlier start
     with path.open("w") as file, suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return str(path)
-    return str(Path(tempfile.mkdtemp(prefix="trireme-")) / "rendezvous")
+    handle, name = tempfile.mkstemp(prefix="trireme-")  # the last rank removes it
+    os.close(handle)
+    return name
 
 
 def _process(handle: JobHandle) -> subprocess.Popen[bytes]:

@@ -120,8 +120,13 @@ rendezvous=$SLURM_JOB_ID.$restart
 # The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
 # the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.
 rm -f "$run/rendezvous"
-if [ "$nodes" = 1 ] && [ "$components" = 1 ] && flock "$run/rendezvous" true 2>/dev/null; then
-  export TRIREME_RENDEZVOUS_FILE=$run/rendezvous GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
+is_alone=no
+if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then
+  is_alone=yes
+  export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
+fi
+if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
+  export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
   meet=(--rdzv-backend=trireme-one-host)
   echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
 else
