@@ -132,6 +132,13 @@ REFUSED = {
 }
 
 
+def test_a_layer_that_mixes_formats_is_refused_where_there_are_two() -> None:
+    assert shape_of("uncast").layers
+    rule = r"layer 3 \(Uncast\) mixes formats where parameters are in bfloat16: .*x \+ self\.table\.to"
+    with pytest.raises(ConfigError, match=rf"^model\.target=own_layers:Made: {rule}"):
+        shape_of("uncast", "bf16")
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_layer_that_is_not_a_function_of_its_input_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=rf"^model\.target=own_layers:Made: layer 3 {REFUSED[kind]}"):

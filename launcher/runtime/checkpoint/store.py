@@ -94,7 +94,7 @@ def _read_marker(folder: Path) -> dict[str, Any]:
     """What the marker of a checkpoint says; earlier versions wrote no checksums.
 
     Raises:
-        JobError: when it, or an index, is not as it was written.
+        JobError: when it is not as it was written.
     """
     marker: dict[str, Any] = json.loads((folder / _MARKER).read_bytes())
     if marker["version"] != VERSION:
@@ -102,10 +102,20 @@ def _read_marker(folder: Path) -> dict[str, Any]:
     expected, digests = marker.pop("sha256", None), marker.get("indices", {})
     if expected != (_digest(marker) if digests else None):
         raise JobError(f"{folder / _MARKER} is damaged: its SHA-256 is not the recorded one")
-    for name, digest in digests.items():
-        if not (folder / name).exists() or sha256_of(folder / name) != digest:
-            raise JobError(f"{folder / name} is missing or damaged: its SHA-256 is not the recorded one")
     return marker
+
+
+def _read_index(path: Path, digest: str | None) -> dict[str, Any]:
+    """The index of a shard.
+
+    Raises:
+        JobError: when it is missing, or not as it was written.
+    """
+    text = path.read_bytes() if path.exists() else b""
+    if digest is not None and hashlib.sha256(text).hexdigest() != digest:
+        raise JobError(f"{path} is missing or damaged: its SHA-256 is not the recorded one")
+    index: dict[str, Any] = json.loads(text)
+    return index
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -149,11 +159,11 @@ class Checkpoint:
         self.step: int = marker["step"]
         self._pieces: dict[str, list[StoredPiece]] = defaultdict(list)
         self._unverified: dict[Path, str] = {}
-        indices = sorted(folder.glob(_INDICES))
-        if len(indices) != marker["num_shards"]:
-            raise JobError(f"{folder} has {len(indices)} of {marker['num_shards']} shards")
-        for path in indices:
-            index, shard = json.loads(path.read_text(encoding="utf-8")), path.with_suffix(".safetensors")
+        digests = marker.get("indices") or dict.fromkeys(path.name for path in folder.glob(_INDICES))
+        if len(digests) != marker["num_shards"]:
+            raise JobError(f"{folder} has {len(digests)} of {marker['num_shards']} shards")
+        for name, digest in sorted(digests.items()):
+            index, shard = _read_index(folder / name, digest), (folder / name).with_suffix(".safetensors")
             self._unverified[shard] = index["sha256"]
             for piece in index["pieces"]:
                 offset, shape = tuple(piece["offset"]), tuple(piece["shape"])

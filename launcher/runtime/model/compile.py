@@ -25,7 +25,10 @@ def layer_calls(layers: Sequence[nn.Module], config: LaunchConfig) -> list[Calla
     if config.fusion.compile == "none":
         return list(layers)
     _configure(len(layers), config)
-    return [torch.compile(layer, dynamic=False) for layer in layers]
+    return [
+        layer if getattr(layer, "is_left_uncompiled", False) else torch.compile(layer, dynamic=False)
+        for layer in layers
+    ]
 
 
 def _configure(num_layers: int, config: LaunchConfig) -> None:

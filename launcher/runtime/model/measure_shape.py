@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from dataclasses import replace
 from typing import Any, cast
@@ -37,6 +38,9 @@ from launcher.runtime.model.repeatable import (
 from launcher.runtime.model.stage import message_elements, message_tensors
 from launcher.runtime.model.user_model import cast_parameters, fp32_parameters, load_custom
 from launcher.typed.read import plain, read_or_raise
+
+_OTHER_FORMAT = re.compile(r"same dtype|scalar type|should be the same")
+"""In torch's errors for operands of two formats."""
 
 
 def main() -> int:
@@ -109,7 +113,7 @@ def describe(model: ModelConfig, sample: Tensor, compute: torch.dtype = torch.fl
             cut_at = index if is_reached or shape.num_trained_parameters else cut_at
             shapes[:num_cut] = map(_untrained, shapes[:num_cut])
         given, is_reached = output, needs_gradient
-    if faults:
+    if faults := faults or _format_faults(model, sample, compute):
         raise ConfigError(faults)
     return ModelShape(
         family="custom",
@@ -161,6 +165,24 @@ def _measured(
     differing = list(differences(layer, given, output, generators))
     layer.zero_grad()
     return output, shape, differing
+
+
+def _format_faults(model: ModelConfig, sample: Tensor, compute: torch.dtype) -> list[Fault]:
+    """The first layer that cannot compute with its parameters in the compute format: its buffers keep theirs,
+    so that what it adds to its input may be in another one than its parameters."""
+    given: Any = sample.to(compute) if sample.is_floating_point() else sample
+    for index, layer in enumerate(load_custom(model, seed=0).layers):
+        cast_parameters(layer, compute)
+        try:
+            with torch.no_grad():
+                given = layer(given)
+        except RuntimeError as error:
+            if not _OTHER_FORMAT.search(str(error)):  # a CPU computes less in such formats than a GPU
+                break
+            fix = "Cast what it holds to the format of its input, as in x + self.table.to(x.dtype)."
+            what = f"mixes formats where parameters are in {str(compute).removeprefix('torch.')}: {error}"
+            return [_fault(model, index, layer, what, fix)]
+    return []
 
 
 def _fault(model: ModelConfig, index: int, layer: nn.Module, what: str, fix: str = "") -> Fault:

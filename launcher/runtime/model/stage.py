@@ -104,6 +104,9 @@ def message_elements(tensor: TensorShape, compute: torch.dtype) -> int:
 class Pack(nn.Module):
     """Tensors -> one message [micro, elements], of which each sample has a row."""
 
+    is_left_uncompiled = True
+    """Compiled code may change bits that are no numbers of the compute format."""
+
     def __init__(self, tensors: Sequence[TensorShape], compute: torch.dtype) -> None:
         super().__init__()
         self._tensors, self._compute = tensors, compute
@@ -137,6 +140,9 @@ class Pack(nn.Module):
 
 class Unpack(nn.Module):
     """One message [micro, elements] -> the tensors that `Pack` was given."""
+
+    is_left_uncompiled = True
+    """Compiled code may change bits that are no numbers of the compute format."""
 
     def __init__(self, tensors: Sequence[TensorShape], compute: torch.dtype) -> None:
         super().__init__()

@@ -172,6 +172,18 @@ class Positions(nn.Module):
         return self.scale(self.linear(x + angles.to(x.dtype)))
 
 
+class Uncast(nn.Module):
+    """Adds a table in fp32 to its input, whatever the format of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(LENGTH).float()[:, None])
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x + self.table)
+
+
 class Scale(nn.Module):
     """x [..., width] times a weight that is next to 1."""
 
@@ -208,6 +220,7 @@ class Made:
             "centred": Centred,
             "positions": lambda: Positions(keeps_scale=True),
             "buffer of positions": lambda: Positions(keeps_scale=False),
+            "uncast": Uncast,
             "recurrent": lambda: nn.LSTM(WIDTH, WIDTH, batch_first=True),
         }
         if kind != "harmless":
