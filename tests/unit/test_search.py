@@ -50,6 +50,7 @@ REFUSED = [
 """Command lines that `trireme plan` refuses."""
 _SET = re.compile(r" Set (.+?)\.(?= |$)")
 _WAY = re.compile(r"[\w.]+=\S+(?: [\w.]+=\S+)*")
+_UNSAFE = re.compile(r"[*{\[]")
 
 
 PASTED = [REFUSED[0], f"{LLAMA3_70B} batch.global_size=10", f"{LLAMA3_405B} parallel.layers_per_stage=even"]
@@ -74,14 +75,20 @@ def paths_left(config, sources):
     return set()
 
 
+def _whole(path, other):
+    """An override of which only the value is repeated, unless it stands in quotes."""
+    return other if other[0] == "'" else f"{path}={other}"
+
+
 def printed_ways(fault):
     """Every change that the text of a fault offers, as words to type."""
     ways = []
     for offers in _SET.findall(str(fault)):
         for offer in offers.split(", or "):
             first, *others = offer.split(" or ")
-            path = first.partition("=")[0]
-            ways += [first.split(" "), *([f"{path}={other}"] for other in others)]
+            path = shlex.split(first)[0].partition("=")[0]
+            ways += [shlex.split(first), *(shlex.split(_whole(path, other)) for other in others)]
+            assert not _UNSAFE.search(offer) or offer[0] == "'", f"a shell would expand {offer}"
     assert all(_WAY.fullmatch(" ".join(way)) for way in ways), f"no words to type: {ways}"
     return ways
 
