@@ -43,7 +43,7 @@ FOLLOWED = {
         "the model has 568 parameters to train, and each server holds some of them. Set architecture.ser"
     ),
     "data.source=$HOME/x.txt": "no variable is replaced in this path. Set data.source=~/x.txt.",
-    "run.root=$SCRATCH/x": "no variable is replaced in this path. Write the folder itself.",
+    "run.root=$SCRATCH/x": "no variable is replaced in this path. Write what it stands for.",
     "parallel.tp=3 parallel.pp=3 batch.global_size=7": "All at once: ",
     "parallel.schedule=interleaved_1f1b parallel.pp=3 batch.global_size=10 parallel.tp=3": "All at once: ",
 }
