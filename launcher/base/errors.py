@@ -69,13 +69,17 @@ def offer(ways: Iterable[Mapping[str, Any]]) -> str:
 
     >>> offer([{"parallel.pp": 4}, {"parallel.pp": 2}, {"parallel.pp": 3, "parallel.dp": "auto"}])
     'Set parallel.pp=4 or 2, or parallel.pp=3 parallel.dp=auto.'
+    >>> print(offer([{"optim.betas": [0.9, 0.95]}, {"optim.betas": [0.9, 0.99]}]))
+    Set 'optim.betas=[0.9,0.95]' or 'optim.betas=[0.9,0.99]'.
     """
     singles: dict[str, list[str]] = {}
     texts: list[list[str]] = []
     for way in ways:
         (path, value), *more = way.items()
         if not more and path in singles:
-            singles[path].append(_typed(value))
+            word = as_override(path, value)
+            # A word in quotes is one with its path.
+            singles[path].append(word if word[0] in "'~" else word.partition("=")[2])
             continue
         texts.append([" ".join(starmap(as_override, way.items()))])
         if not more:
@@ -98,7 +102,8 @@ def as_override(path: str, value: Any) -> str:
         return shlex.quote(f"{key}={value}")
     if not isinstance(value, str) or _PLAIN.fullmatch(value):
         word = f"{key}={_typed(value)}"
-        return shlex.quote(word) if "*" in word else word
+        # Shells expand braces, brackets and stars, and no ~ in quotes.
+        return shlex.quote(word) if re.search(r"[*{[]", word) else word
     return shlex.quote(f"{key}={quoted(value)}")
 
 
@@ -172,7 +177,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed after the = of an override; a group in quotes, as shells expand braces."""
+    """A value as it is typed after the = of an override, in the grammar of overrides."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_typed, value))}]"
     if isinstance(value, Mapping):

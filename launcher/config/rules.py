@@ -30,7 +30,9 @@ _PATHS = (
     *("run.dir", "run.root", "train.init_from", "data.source", "data.cache_dir"),
     *("device.measured_in", "report.baseline"),
 )
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?(?=/|$)")
+_NODE_PATHS = re.compile(r"site\.(python|container_mounts\[\d+\])")
+"""Settings that hold paths in which ~ stands for no folder, either."""
+_VARIABLE = re.compile(r"(?<![^/:])\$([A-Za-z_]\w*)(?![^/:])")
 _FOLLOWED_STEPS = 2
 """Steps after a start during which the activation memory is measured."""
 _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
@@ -48,14 +50,20 @@ def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
             rule = "is taken as it is written here, and nothing expands its ${...}"
             yield Fault(path, value, rule, "Write what it stands for.")
         # A shell replaces it, unless the path stood in single quotes or in a file.
-        elif path in _PATHS and isinstance(value, str) and (variable := _VARIABLE.match(value)):
-            rule = "no variable is replaced in this path"
-            at_home = f"~{value[variable.end() :]}"
-            ways = ({path: at_home},) if variable[1] == "HOME" else ()
-            yield Fault(path, value, rule, "" if ways else "Write the folder itself.", ways=ways)
+        elif isinstance(value, str) and (path in _PATHS or _NODE_PATHS.fullmatch(path)):
+            yield from _variable_faults(path, value)
     for names, rules in _RULES:
         if all(name in parts for name in names):
             yield from rules(*(parts[name] for name in names))
+
+
+def _variable_faults(path: str, value: str) -> Iterator[Fault]:
+    names = _VARIABLE.findall(value)
+    is_at_home = path in _PATHS and names == ["HOME"] and value.startswith("$")
+    ways = ({path: value.replace("$HOME", "~", 1)},) if is_at_home else ()
+    if names:
+        fix = "" if ways else "Write what it stands for."
+        yield Fault(path, value, "no variable is replaced in this path", fix, ways=ways)
 
 
 def _name_rules(name: str) -> Iterator[Fault]:

@@ -17,7 +17,7 @@ RANK_VARIABLES = frozenset(
 )
 """Variables that the job sets for its ranks."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MEMORY = re.compile(r"\d+[KMGT]?")
+_MEMORY = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
 _BINDING = re.compile(
     r"((quiet|verbose),)?(none|sockets|cores|threads|ldoms|rank|rank_ldom|(map|mask)_(cpu|ldom):[0-9a-fx,]+)"
 )

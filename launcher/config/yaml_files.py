@@ -145,6 +145,8 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
     if "escape" in problem:
         return "in double quotes a \\ begins an escape. Write the text in single quotes."
     if "mapping values are not allowed" in problem:
+        if ":" not in line[0][: mark.column]:
+            return "it is indented further than the line before. Give both the same indentation."
         return "a second colon in one line. Write a text that holds one in quotes."
     return problem or str(error)
 

@@ -7,6 +7,7 @@ work, and advice that is made not to.
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.app.planning import make_plan
-from launcher.base.errors import AsTyped, ConfigError, Fault, PlanError
+from launcher.base.errors import AsTyped, ConfigError, Fault, PlanError, as_override, offer
 from launcher.cli.main import main
 from launcher.config.overrides import refused_fault
 from tests.helpers import advice
@@ -43,7 +44,7 @@ FOLLOWED = {
         "the model has 568 parameters to train, and each server holds some of them. Set architecture.ser"
     ),
     "data.source=$HOME/x.txt": "no variable is replaced in this path. Set data.source=~/x.txt.",
-    "run.root=$SCRATCH/x": "no variable is replaced in this path. Write the folder itself.",
+    "run.root=$SCRATCH/x": "no variable is replaced in this path. Write what it stands for.",
     "parallel.tp=3 parallel.pp=3 batch.global_size=7": "All at once: ",
     "parallel.schedule=interleaved_1f1b parallel.pp=3 batch.global_size=10 parallel.tp=3": "All at once: ",
 }
@@ -66,6 +67,15 @@ def test_a_list_is_offered_only_where_one_is_taken(value):
     with pytest.raises(ConfigError) as refused:
         make_plan("quickstart", [f"parallel.zero_stage={value}"])
     assert "[" not in str(refused.value).partition(":")[2].partition(" [override")[0]
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"rope_type": "llama3", "factor": 8.0}, "*.txt", "~/a b", "~/a"])
+def test_a_shell_takes_what_is_advised_as_one_word_and_as_it_is(value, tmp_path):
+    (tmp_path / "a.b=1").touch()  # what an open [1,2] would match
+    told = offer([{"a.b": 0}, {"a.b": value}]).removeprefix("Set a.b=0 or ").removesuffix(".")
+    word = told if told[0] == "'" else f"a.b={told}"
+    expanded = subprocess.check_output(["bash", "-c", f"printf '%s\\n' {word}"], cwd=tmp_path, text=True)
+    assert [expanded.rstrip("\n")] == shlex.split(as_override("a.b", value))
 
 
 def test_a_path_below_the_home_folder_is_taken_as_it_is_typed():

@@ -356,6 +356,10 @@ def test_file_given_without_its_path_is_hinted(write: Write) -> None:
         ("a: @b\n", "ours.yaml:1: not YAML: a text cannot begin with @. Write it in quotes."),
         ('a: "\\${B}"\n', "ours.yaml:1: not YAML: in double quotes a \\ begins an escape. Write the text in"),
         ("a: b: c\n", "ours.yaml:1: not YAML: a second colon in one line. Write a text that"),
+        ("a: http://b: c\n", "ours.yaml:1: not YAML: a second colon in one line."),
+        ("a:\n  b: c: d\n", "ours.yaml:2: not YAML: a second colon in one line."),
+        ("a: 1\n  b: 2\n", "ours.yaml:2: not YAML: it is indented further than the line before. Give both"),
+        ("a:\n  b: c\n    d: e: f\n", "ours.yaml:3: not YAML: it is indented further than the line before."),
         ("defaults: [_self_, /base]\nseed: 3\n", "defaults[1]=/base: comes after _self_, so its values would "
          "take the place of those that this file sets. Put _self_ last. [ours.yaml:1]"),
         ("a: 1\n---\nb: 1\n", "ours.yaml:2: not YAML: but found another document"),

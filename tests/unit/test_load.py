@@ -87,6 +87,27 @@ def test_name_unfit_for_a_file_is_refused_with_the_nearest(
     assert faults(quickstart, "name", name) == [f"name={shown}: {rule}. Set name={safe}. [ours.yaml:3]"]
 
 
+@pytest.mark.parametrize("mount", ["/scratch/$USER:/data", "/data:/data/$USER:ro", "$WORK:/data"])
+def test_a_variable_in_a_mount_is_refused(quickstart: Composed, mount: str) -> None:
+    site = {**quickstart.values["site"], "container_image": "x.sqsh", "container_mounts": ["/a:/b", mount]}
+    rule = "no variable is replaced in this path. Write what it stands for."
+    assert f"site.container_mounts[1]={mount}: {rule}" in "".join(faults(quickstart, "site", site))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("run.root", "/scratch/a$b/cost$"),
+        ("site.scratch", "/scratch/$USER"),
+        ("site.node_env", {"CACHE": "/scratch/$USER"}),
+    ],
+)
+def test_a_dollar_that_is_no_variable_or_is_replaced_on_the_node_is_kept(
+    quickstart: Composed, path: str, value: Any
+) -> None:
+    assert load(with_value(quickstart, path, value), quickstart.sources)
+
+
 @pytest.mark.parametrize("name", ["no", "1f1b", "llama3_8b.v2", "a-b"])
 def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
     sources = {**quickstart.sources, "name": Source(where="ours.yaml:3", text=name)}
@@ -100,6 +121,12 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
         ("data.source", "x\r", "data.source='x\\r': holds a control character. Write 'x'."),
         ("run.root", "a\0b", "run.root='a\\x00b': holds a control character. Write 'ab'."),
         ("executor.extra", ["a\tb"], "executor.extra[0]='a\\tb': holds a control character. Write 'ab'."),
+        ("run.root", "/scratch/$USER/runs", "run.root=/scratch/$USER/runs: no variable is replaced in this "
+         "path. Write what it stands for. [ours.yaml:3]"),
+        ("run.root", "$HOME/runs", "no variable is replaced in this path. Set run.root=~/runs."),
+        ("run.root", "$HOME/$USER", "no variable is replaced in this path. Write what it stands for."),
+        ("site.python", "$HOME/bin/python", "site.python=$HOME/bin/python: no variable is replaced in this "
+         "path. Write what it stands for."),
         ("model.target", "my.module", "model.target=my.module: must be package.module:function. "
          "Write my_package.my_module:my_function."),
         ("data.target", "os.system('x'):f", "data.target=os.system('x'):f: must be package.module:function."),
@@ -143,7 +170,7 @@ def test_rule_inside_a_group_is_held(quickstart: Composed, path: str, value: Any
          "Write 1000000."),
         (["run.timeout_s=1e-9"], "run.timeout_s=1e-9: must be a finite number from 1 to 1000000. Write 1."),
         (["seed=18446744073709551615"], "A whole number has at most 19 digits."),
-        (["+site.env.HF_TOKEN=abc123"], "Set it where you submit, and give its name: site.secrets=[HF"),
+        (["+site.env.HF_TOKEN=abc123"], "Set it where you submit, and give its name: 'site.secrets=[HF"),
         (["cluster.nodes=00"], "Write 1."),
         (["report.baseline=None"], "report.baseline=None: None is a text only in quotes. "
          "Write none for no value."),

@@ -11,9 +11,9 @@ import pytest
 from launcher.app.planning import make_plan
 from launcher.base.errors import Fault, LauncherError, PlanError
 from launcher.config.load import load
-from launcher.config.paths import changed
+from launcher.config.paths import changed, value_at
 from launcher.plan.build import build
-from launcher.plan.rules.search import MAX_OFFERS, with_fixes
+from launcher.plan.rules.search import MAX_OFFERS, together, with_fixes
 from tests.helpers.configs import compose_sound, launch_config
 
 LLAMA3_8B, LLAMA3_70B = "llama3_8b_tp4_dp2_8xh100", "llama3_70b_tp8_pp4_64xh100"
@@ -50,6 +50,7 @@ REFUSED = [
 """Command lines that `trireme plan` refuses."""
 _SET = re.compile(r" Set (.+?)\.(?= |$)")
 _WAY = re.compile(r"[\w.]+=\S+(?: [\w.]+=\S+)*")
+_UNSAFE = re.compile(r"[*{\[]")
 
 
 PASTED = [REFUSED[0], f"{LLAMA3_70B} batch.global_size=10", f"{LLAMA3_405B} parallel.layers_per_stage=even"]
@@ -74,14 +75,20 @@ def paths_left(config, sources):
     return set()
 
 
+def _whole(path, other):
+    """An override of which only the value is repeated, unless it stands in quotes."""
+    return other if other[0] == "'" else f"{path}={other}"
+
+
 def printed_ways(fault):
     """Every change that the text of a fault offers, as words to type."""
     ways = []
     for offers in _SET.findall(str(fault)):
         for offer in offers.split(", or "):
             first, *others = offer.split(" or ")
-            path = first.partition("=")[0]
-            ways += [first.split(" "), *([f"{path}={other}"] for other in others)]
+            path = shlex.split(first)[0].partition("=")[0]
+            ways += [shlex.split(first), *(shlex.split(_whole(path, other)) for other in others)]
+            assert not _UNSAFE.search(offer) or offer[0] == "'", f"a shell would expand {offer}"
     assert all(_WAY.fullmatch(" ".join(way)) for way in ways), f"no words to type: {ways}"
     return ways
 
@@ -183,6 +190,20 @@ def test_a_way_that_another_rule_refuses_is_joined_with_what_that_rule_proposes(
     config = launch_config()
     (fault,) = with_fixes(config, judge(config), judge, content)
     assert fault.ways == ({PP: 4, TP: 4},)
+
+
+@pytest.mark.parametrize("num_faults", [1, 2, 4, 5])
+def test_one_way_is_told_out_of_all_faults_however_many_there_are(num_faults):
+    wanted = {PP: 4, TP: 8, "batch.micro_size": 5, "batch.global_size": 35, "seed": 7}
+    rules = [
+        (path, lambda config, path=path: value_at(config, path) == wanted[path], [{path: wanted[path]}])
+        for path in [*wanted][:num_faults]
+    ]
+    judge = judged(*rules)
+    way = together(launch_config(), judge(launch_config()), judge, content)
+    assert way == (dict([*wanted.items()][:num_faults]) if num_faults > 1 else {})
+    hopeless = judged(*rules, ("name", lambda _: False, [{"name": "other"}]))
+    assert together(launch_config(), hopeless(launch_config()), hopeless, content) == {}
 
 
 def test_a_way_that_only_adds_to_another_is_left_out():

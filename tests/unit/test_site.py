@@ -65,7 +65,7 @@ def test_what_is_no_time_is_refused_with_the_forms(limit):
     )
 
 
-@pytest.mark.parametrize("memory", ["0", "64G", "500000"])
+@pytest.mark.parametrize("memory", ["0", "64G", "64GB", "64g", "500000"])
 def test_memory_is_a_number_with_a_unit(memory):
     assert told(memory_per_node=memory) == []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base.errors import PlanError, as_override
+from launcher.base.errors import PlanError
 from launcher.contract.site import SiteConfig
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
@@ -169,8 +169,7 @@ def test_the_example_of_an_option_can_be_given_and_what_it_does_not_take_cannot(
     wrong = "" if takes.pattern == ".+" else "soon?"
     (fault,) = told(**{name: wrong})
     shown = wrong or '""'
-    word = as_override(f"site.options.{name}", takes.example)
-    assert fault == f"site.options.{name}={shown}: {takes.rule}. Set {word}."
+    assert fault == f"site.options.{name}={shown}: {takes.rule}. Write it like {takes.example}."
 
 
 @pytest.mark.parametrize(
@@ -192,6 +191,9 @@ def test_the_example_of_an_option_can_be_given_and_what_it_does_not_take_cannot(
         ("propagate", "NOFILE,STACK"),
         ("switches", "1@3-00"),
         ("time-min", "2-12:30"),
+        ("tmp", "100GB"),
+        ("mem-per-cpu", "4gb"),
+        ("acctg-freq", "task=30,energy=5"),
     ],
 )
 def test_a_value_is_taken_in_every_form_that_sbatch_takes(name, value):
@@ -226,7 +228,29 @@ def test_the_beginning_of_a_name_is_refused_as_sbatch_takes_it_for_the_name(name
 
 def test_an_option_that_needs_a_value_does_not_stand_alone():
     (fault,) = told(**{"mail-type": True})
-    assert fault.endswith("Set 'site.options.mail-type=\"END,FAIL\"'.")
+    assert fault.endswith("Write it like END,FAIL.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way"),
+    [
+        ("contiguous", "yes", True),
+        ("exclusive", "No", False),
+        ("mem-per-cpu", "4 GB", "4GB"),
+        ("mail-type", "END, FAIL", "END,FAIL"),
+        ("dependency", "afterok:1?afterany:2", None),
+        ("dependency", "afterok:1 2", None),
+        ("mem-per-cpu", "4 GiB", None),
+        ("comment", True, None),
+        ("oom-kill-step", "no", None),
+    ],
+)
+def test_another_value_is_advised_only_where_it_means_the_same(name, value, way):
+    (fault,) = option_faults(replace(SiteConfig(), options={name: value}))
+    assert fault.ways == (() if way is None else ({f"site.options.{name}": way},))
+    assert ("Write it like" in str(fault)) == (way is None)
+    if way is not None:
+        assert told(**{name: way}) == []
 
 
 def test_what_hides_the_id_of_the_job_or_its_state_is_refused():
@@ -339,8 +363,27 @@ def test_a_mistyped_option_is_refused_with_the_nearest_one():
     ]
 
 
-def test_an_option_of_a_sites_own_plugin_is_passed_on():
-    assert told(**{"zfs-snapshot": "yes"}) == []
+@pytest.mark.parametrize(
+    "name", ["zfs-snapshot", "ear-cpufreq", "ear-policy", "gpufreq-min", "job-names-file"]
+)
+def test_an_option_of_a_sites_own_plugin_is_passed_on(name):
+    assert told(**{name: "yes"}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("mail-typ3", "mail-type"),
+        ("mailtype", "mail-type"),
+        ("mail-ttype", "mail-type"),
+        ("mal-type", "mail-type"),
+        ("cpu-ferq", "cpu-freq"),
+        ("cpuspertask", "cpus-per-task"),
+    ],
+)
+def test_a_typing_error_is_told_from_another_name(name, right):
+    (fault,) = told(**{name: "x"})
+    assert fault.endswith(f"Did you mean {right}?")
 
 
 def test_an_option_that_follows_from_a_setting_names_it():

@@ -60,7 +60,10 @@ def together(
     for _ in faults if len(faults) > 1 else ():
         fault = faults[0]
         if not fault.fix:
-            (fault,) = with_fixes(config, [fault], validate, last_validate)
+            search = _Search(
+                config=config, before=tuple(faults), validate=validate, last_validate=last_validate
+            )
+            fault = search.resolved(fault)
         # Another file of a group is read before there is a configuration to change.
         if not fault.ways or any(is_dataclass(value_at(config, path)) for path in fault.ways[0]):
             return {}

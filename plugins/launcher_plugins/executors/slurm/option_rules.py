@@ -73,6 +73,8 @@ NOT_ALLOWED = {
     "distribution": "would put ranks on other nodes than the plan does",
     "no-kill": "would keep a job that has lost a node, and cannot go on, from being started again",
 }
+_SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
+"""What is given for an option that takes no value, and what it means."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,13 @@ class Value:
             return not given or self.is_optional or not self.pattern
         return bool(self.pattern and re.fullmatch(self.pattern, given, re.IGNORECASE))
 
+    def meaning(self, given: str | bool) -> str | bool | None:
+        """The value that says what a refused one means; None where that is not known."""
+        if self.example == "true":
+            return _SWITCHES.get(str(given).lower())
+        unspaced = re.sub(r" +(?!\d)", "", str(given))  # digits would join
+        return unspaced if given is not True and self.allows(unspaced) else None
+
 
 def _list_of(words: str, *, separator: str = ",") -> str:
     return rf"(?:{words})(?:{separator}(?:{words}))*"
@@ -109,7 +118,7 @@ _FLAG = Value("", "takes no value", "true")
 _TEXT = Value(".+", "needs a value", "TEXT")
 _PYXIS = Value(".+", "needs a value, or none", "true", is_optional=True)
 _COUNT = Value(r"[1-9]\d*", "must be a whole number of at least 1", "1")
-_SIZE = Value(r"\d+[kmgt]?", "must be a whole number with K, M, G or T (M where none is given)", "4G")
+_SIZE = Value(r"\d+(?:[kmgt]b?)?", "must be a whole number with K, M, G or T (M where none is given)", "4G")
 _LENGTH = Value(_TIMES, "must be a time as sbatch takes it: minutes, HH:MM:SS or D-HH:MM:SS", "01:00:00")
 _MOMENT = Value(
     rf"now(?:[+-]\d+(?:seconds?|minutes?|hours?|days?|weeks?)?)?|(?:{_DAY})(?:[t -](?:{_HOUR}))?|{_HOUR}",
@@ -137,7 +146,9 @@ PASSED_ON: Mapping[str, Value] = {
     "begin": _MOMENT,
     "deadline": replace(_MOMENT, pattern=rf"(?!now$|now-){_MOMENT.pattern}", example="now+2days"),
     "acctg-freq": Value(
-        r"\d+|" + _list_of(r"(?:task|energy|network|filesystem)=\d+"), "must be TYPE=SECONDS", "task=30"
+        r"\d+|" + _list_of(r"(?:task|energy|network|filesystem)=\d+"),
+        "must be SECONDS, or TYPE=SECONDS",
+        "30",
     ),
     "core-spec": Value(r"\d+", "must be a whole number", "1"),
     "cpu-freq": Value(
@@ -211,7 +222,7 @@ def option_faults(site: SiteConfig) -> Iterator[Fault]:
     """Faults of ``site.options``, each by itself: options with a setting of their own, mistyped names, and
     values that sbatch does not take.
 
-    A name that is similar to no known one is passed on: a site's SPANK plugins add options.
+    A name that is not plainly a mistyped one is passed on: a site's SPANK plugins add options.
     """
     for name, value in site.options.items():
         path = f"site.options.{name}"
@@ -227,13 +238,28 @@ def option_faults(site: SiteConfig) -> Iterator[Fault]:
             yield left_out(path, value, f"--{name} {NOT_ALLOWED[name]}")
         elif name in PASSED_ON:
             if not (takes := PASSED_ON[name]).allows(value):
-                yield Fault(path, value, takes.rule, ways=({path: takes.example},))
-        elif match := next(
-            (known for known in sorted(KNOWN) if known.startswith(name)), nearest(name, KNOWN)
-        ):
-            # sbatch takes the beginning of a name for the name.
-            rule, ways = "sbatch has no such option", (_renamed(name, match, value),)
-            yield Fault(path, value, rule, f"Did you mean {match}?", ways=ways)
+                meant = takes.meaning(value)
+                ways = () if meant is None else ({path: meant},)
+                fix = "" if ways else f"Write it like {takes.example}."
+                yield Fault(path, value, takes.rule, fix, ways=ways)
+        elif match := _meant(name):
+            rule, fix = "sbatch has no such option", f"Did you mean {match}?"
+            yield Fault(path, value, rule, fix, ways=(_renamed(name, match, value),))
+
+
+def _meant(name: str) -> str | None:
+    """The option that a name begins, as sbatch completes it, or from which a typing error made it: one letter
+    that is wrong, missing or too many, transposed letters, or other dashes."""
+    if begun := next((known for known in sorted(KNOWN) if known.startswith(name)), None):
+        return begun
+    known = nearest(name, KNOWN)
+    given, right = name.replace("-", ""), (known or "").replace("-", "")
+    is_mistyped = sorted(given) == sorted(right) or any(
+        given[:at] == right[:at]
+        and (given[at + 1 :] in (right[at:], right[at + 1 :]) or given[at:] == right[at + 1 :])
+        for at in range(len(right) + 1)
+    )
+    return known if is_mistyped else None
 
 
 def _renamed(name: str, other: str, value: str | int | bool) -> Mapping[str, str | int | bool]:
