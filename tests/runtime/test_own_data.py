@@ -329,7 +329,7 @@ class Converted:
 
 
 def test_a_program_that_an_item_starts_ends_when_it_is_told_to() -> None:
-    data = {"source": None, "target": f"{__name__}:Converted", "options": {}}
+    data: dict[str, Any] = {"source": None, "target": f"{__name__}:Converted", "options": {}}
     reader = Reader(make_config(model={"family": "custom"}, data=data))
     inputs, _ = reader.read([(0, 3)], inputs=True, targets=False)
     reader.close()

@@ -25,7 +25,8 @@ def met(rank: int) -> tuple[float, int]:
     init_process_group("gloo", ProcessRank(rank=rank, local_rank=rank, world_size=2), TIMEOUT)
     ranks: list[Any] = [None, None]
     dist.all_gather_object(ranks, rank)
-    return _get_default_store().timeout.total_seconds(), sum(ranks)
+    store: Any = _get_default_store()
+    return store.timeout.total_seconds(), sum(ranks)
 
 
 def test_ranks_meet_in_a_file_and_wait_there_as_long_as_the_run_is_set_to(
