@@ -26,7 +26,7 @@ def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
     assert [name for name, _ in slurm.rendezvous()] == [f"{job}.{restart}" for restart in range(3)]
     assert len({address for _, address in slurm.rendezvous()}) == 3
     assert [words[5] == "--resume" for words in slurm.told()] == [False] * 4 + [True] * 8
-    assert [path.name for path in (run / "exit").iterdir()] == ["job.json"]
+    assert sorted(path.name for path in (run / "exit").iterdir()) == ["finished", "job.json"]
     log = (run / "logs" / "executor.log").read_text()
     assert log.count(f"trireme: requeues job {job} ") == 1
     assert log.count(f"trireme: leaves job {job} to Slurm") == 1
