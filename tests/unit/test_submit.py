@@ -336,6 +336,18 @@ def test_a_secret_in_a_changed_file_stops_the_submission_and_leaves_nothing(
     assert slurm.asked() == []
 
 
+def test_the_value_of_a_variable_that_site_secrets_names_is_looked_for_whoever_submits(
+    slurm, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("UNRELATED", CANARY)
+    words = ("bench", "collectives", "executor=slurm", *TWO[:2], f"+site.env.GREETING={CANARY}")
+    assert main([*words, "site.secrets=[UNRELATED]"]) == 2
+    error = capsys.readouterr().err
+    assert "would hold the value of UNRELATED." in error
+    assert CANARY not in error
+    assert ["sbatch", "--parsable"] not in slurm.asked()
+
+
 def test_a_secret_in_an_override_stops_the_submission(slurm, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     for words in (("--dry-run",), ()):
