@@ -177,6 +177,7 @@ def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Seque
     origin = origin_of(given.recipe, given.overrides, source_roots, secrets)
     for tree in origin.checkouts if given.require_clean else ():
         changed = ["changes to tracked files"] if tree.patch else []
+        changed += [f"{name} (not compared: see git diff)" for name in tree.uncompared]
         if changed + list(tree.untracked):
             listed = ", ".join([*changed, *tree.untracked][:5])
             raise LauncherError(f"--require-clean: {tree.root} has {listed}. Commit or remove them.")
@@ -223,6 +224,9 @@ def tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str
         if tree.patch:
             commit = (tree.commit or "")[:12]
             yield f"{tree.root} differs from commit {commit}; the job runs it as it is. The patch is kept."
+        if tree.uncompared:
+            names = ", ".join(tree.uncompared[:5]) + (", ..." if len(tree.uncompared) > 5 else "")
+            yield f"{tree.root}: git could not compare, and the patch leaves out: {names}."
     if copied:
         listed = ", ".join(sorted(copied)[:5]) + (", ..." if len(copied) > 5 else "")
         yield f"Copied although git does not track them: {listed}."

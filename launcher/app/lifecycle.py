@@ -201,7 +201,7 @@ def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
 
 @contextmanager
 def removed_unless_begun(directory: RunDirectory, *, is_new: bool = True) -> Iterator[None]:
-    """Leaves nothing of a new run that is refused before its first process; one that is resumed has failed."""
+    """Leaves nothing of a new run that is refused before its first process; a resumed one has failed."""
     try:
         yield
     except LauncherError:

@@ -220,8 +220,8 @@ def check_idle(directory: RunDirectory) -> None:
     status = directory.status()
     if isinstance(status, BrokenStatus):
         raise JobError(
-            f"{directory.path}: it is not known whether the run has ended. {status.reason.rstrip('.')}. See that "
-            f"no process and no job has it, then remove {directory.status_file}."
+            f"{directory.path}: it is not known whether the run has ended. {status.reason.rstrip('.')}. "
+            f"See that no process and no job has it, then remove {directory.status_file}."
         )
     if status.is_active and (job := read_json(directory.handle).get("id")):
         raise JobError(
