@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.app.lifecycle import PreparedRun, freeze_and_submit, prepared, train
+from launcher.app.lifecycle import PreparedRun, freeze_and_submit, prepared, removed_unless_begun, train
 from launcher.app.output import Output, shown
 from launcher.app.planning import one_device_plan
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
@@ -116,7 +115,8 @@ def train_baseline(plan: Plan, origin: Origin, stop: StopSignal, output: Output)
         JobError: when that fails.
     """
     run = prepared(plan, new_directory(plan.config.run, plan.config.name))
-    run.record(origin)
+    with removed_unless_begun(run.directory):
+        run.record(origin)
     path = run.directory.path
     output.say(f"baseline: the same training on one device, in {shown(path)}")
     state = train(run, stop, output)
@@ -139,9 +139,9 @@ def submit_baseline(
     path = directory.path
     try:
         run = PreparedRun(plan=plan, directory=directory, code=code or path, after=after)
-        handle, _ = freeze_and_submit(run, origin, untracked)
+        with removed_unless_begun(directory):
+            handle, _ = freeze_and_submit(run, origin, untracked)
     except LauncherError as error:
-        shutil.rmtree(path)
         return Baseline(message=f"no baseline: {error}")
     predicted = format_duration(plan.schedule.step_s * plan.config.train.num_steps)
     return Baseline(

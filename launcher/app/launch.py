@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from launcher.app.lifecycle import (
     freeze_and_submit,
     origin_of,
     prepared,
+    removed_unless_begun,
     report_end,
     train,
 )
@@ -63,7 +63,8 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     origin = origin_of(given.recipe, given.overrides)
     with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
-        run.record(origin)
+        with removed_unless_begun(directory, is_new=not given.resume):
+            run.record(origin)
         for note in (
             *planned.composed.notes,
             *plan.notes,
@@ -102,14 +103,8 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
     directory = run_directory(plan, given)
     run = prepared(plan, directory, resume=given.resume)
-    try:
+    with removed_unless_begun(directory, is_new=not given.resume):
         handle, copied = freeze_and_submit(run, origin, given.untracked)
-    except LauncherError:
-        if given.resume:
-            directory.write_status("failed")
-        else:  # nothing is left of a run that never was
-            shutil.rmtree(directory.path)
-        raise
     trees = tree_notes(origin.checkouts, copied)
     for note in (
         *planned.composed.notes,
@@ -182,6 +177,7 @@ def submitted_origin(given: Request, source_roots: Sequence[str], secrets: Seque
     origin = origin_of(given.recipe, given.overrides, source_roots, secrets)
     for tree in origin.checkouts if given.require_clean else ():
         changed = ["changes to tracked files"] if tree.patch else []
+        changed += [f"{name} (not compared: see git diff)" for name in tree.uncompared]
         if changed + list(tree.untracked):
             listed = ", ".join([*changed, *tree.untracked][:5])
             raise LauncherError(f"--require-clean: {tree.root} has {listed}. Commit or remove them.")
@@ -228,6 +224,9 @@ def tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str
         if tree.patch:
             commit = (tree.commit or "")[:12]
             yield f"{tree.root} differs from commit {commit}; the job runs it as it is. The patch is kept."
+        if tree.uncompared:
+            names = ", ".join(tree.uncompared[:5]) + (", ..." if len(tree.uncompared) > 5 else "")
+            yield f"{tree.root}: git could not compare, and the patch leaves out: {names}."
     if copied:
         listed = ", ".join(sorted(copied)[:5]) + (", ..." if len(copied) > 5 else "")
         yield f"Copied although git does not track them: {listed}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -167,9 +168,12 @@ def freeze_and_submit(
     ``untracked`` holds patterns.
 
     Raises:
-        LauncherError: when it cannot be submitted, or a secret would be written down.
+        LauncherError: when it cannot be submitted, a secret would be written down, or a variable that the
+            ranks are given is not set.
     """
     path = run.directory.path
+    named = secret_values(os.environ, run.plan.config.site.secrets)
+    origin = replace(origin, secrets={**origin.secrets, **named})
     copied = freeze(run.plan.source_roots, path, untracked, origin.secrets) if run.code == path else ()
     run.record(origin)
     return submit_recorded(run), copied
@@ -196,12 +200,26 @@ def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
 
 
 @contextmanager
+def removed_unless_begun(directory: RunDirectory, *, is_new: bool = True) -> Iterator[None]:
+    """Leaves nothing of a new run that is refused before its first process; a resumed one has failed."""
+    try:
+        yield
+    except LauncherError:
+        if is_new:
+            shutil.rmtree(directory.path)
+        else:
+            directory.write_status("failed")
+        raise
+
+
+@contextmanager
 def failed_unless_ended(directory: RunDirectory) -> Iterator[None]:
     """Records a run as failed when whatever is raised ends this process before the run: nobody else would."""
     try:
         yield
     except BaseException:
-        directory.write_status("failed")
+        if directory.path.is_dir():  # else it was removed, as it never was
+            directory.write_status("failed")
         raise
 
 

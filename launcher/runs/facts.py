@@ -26,6 +26,7 @@ _NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
 _NOTHING_FETCHED = {"GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0"}
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD")
 """Git would look into a submodule by a process of its own, with that one's settings."""
+_NO_FILTER = ("unspecified", "unset", "set")
 
 
 def environment_facts() -> dict[str, Any]:
@@ -63,6 +64,9 @@ class Checkout:
     """Files that neither the commit nor the patch holds."""
     patch: str
     """``git diff`` of the tracked files against the commit."""
+    uncompared: tuple[str, ...] = ()
+    """What the patch does not tell: files with a filter, which is not run, that may have changed; ``.``, all
+    of them, where git fails."""
 
 
 def checkouts(folders: Iterable[str] = ()) -> tuple[Checkout, ...]:
@@ -74,13 +78,31 @@ def checkouts(folders: Iterable[str] = ()) -> tuple[Checkout, ...]:
 
 def _checkout(root: str) -> Checkout:
     commit = git(root, ("rev-parse", "--verify", "--quiet", "HEAD"))
-    listed = git(root, ("ls-files", "--others", "--exclude-standard", "-z")) or ""
+    listed = git(root, ("ls-files", "--others", "--exclude-standard", "-z"))
+    changes = _changes(root) if commit else ("", ())
+    patch, uncompared = changes or ("", (".",))
     return Checkout(
         root=root,
         commit=commit.strip() if commit else None,
-        untracked=tuple(sorted(filter(None, listed.split("\0")))),
-        patch=(git(root, _DIFF) or "") if commit else "",
+        untracked=tuple(sorted(filter(None, (listed or "").split("\0")))),
+        patch=patch,
+        uncompared=(".",) if listed is None else uncompared,
     )
+
+
+def _changes(root: str) -> tuple[str, tuple[str, ...]] | None:
+    """The patch, and the changed files that it leaves out as they have a filter; None where git fails."""
+    listed = git(root, (*_DIFF, "--name-only", "--no-renames", "-z"))
+    names = tuple(filter(None, (listed or "").split("\0")))
+    if not names:
+        return None if listed is None else ("", ())
+    attributes = git(root, ("check-attr", "-z", "filter", "--", *names))
+    words = (attributes or "").split("\0")
+    filtered = tuple(
+        name for name, value in zip(words[::3], words[2::3], strict=False) if value not in _NO_FILTER
+    )
+    patch = git(root, (*_DIFF, "--", ".", *(f":(exclude,literal){name}" for name in filtered)))
+    return None if attributes is None or patch is None else (patch, filtered)
 
 
 def git(folder: str, words: Iterable[str]) -> str | None:
@@ -88,8 +110,10 @@ def git(folder: str, words: Iterable[str]) -> str | None:
     hook, a monitor, a filter of its files, a transport that fetches what is missing."""
     listed = _git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), _NOTHING_FETCHED)
     filters = dict.fromkeys(filter(None, (listed or "").split("\0")))
-    variables = {"GIT_CONFIG_COUNT": str(len(filters))}
-    for number, name in enumerate(filters):
+    inherited = os.environ.get("GIT_CONFIG_COUNT", "")
+    first = int(inherited) if inherited.isdecimal() else 0
+    variables = {"GIT_CONFIG_COUNT": str(first + len(filters))}
+    for number, name in enumerate(filters, first):
         variables[f"GIT_CONFIG_KEY_{number}"] = name
         variables[f"GIT_CONFIG_VALUE_{number}"] = "false" if name.endswith(".required") else ""
     return _git(folder, words, _NOTHING_FETCHED | variables)

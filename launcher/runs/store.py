@@ -215,11 +215,14 @@ def check_idle(directory: RunDirectory) -> None:
     """Refuses a run that has not ended.
 
     Raises:
-        JobError: naming its job or process.
+        JobError: naming its job or process, or what to do where neither is known.
     """
     status = directory.status()
     if isinstance(status, BrokenStatus):
-        raise JobError(f"{directory.path}: it is not known whether the run has ended. {status.reason}")
+        raise JobError(
+            f"{directory.path}: it is not known whether the run has ended. {status.reason.rstrip('.')}. "
+            f"See that no process and no job has it, then remove {directory.status_file}."
+        )
     if status.is_active and (job := read_json(directory.handle).get("id")):
         raise JobError(
             f"{directory.path} belongs to job {job}, which has not ended as far as is known. "

@@ -171,5 +171,11 @@ def test_a_number_that_is_no_follower_is_signalled_never(
 @pytest.mark.parametrize("how", ["pipe", "list", "empty"])
 def test_a_run_whose_state_cannot_be_read_is_not_taken_for_ended(how: str, run: Path) -> None:
     spoil(run / "status.json", how)
-    with pytest.raises(JobError, match=r"not known whether the run has ended\. broken: status\.json"):
+    file = run / "status.json"
+    with pytest.raises(
+        JobError, match=r"not known whether the run has ended\. broken: status\.json"
+    ) as refused:
         check_idle(RunDirectory(run))
+    assert str(refused.value).endswith(f"See that no process and no job has it, then remove {file}.")
+    file.unlink()
+    check_idle(RunDirectory(run))

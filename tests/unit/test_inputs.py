@@ -192,13 +192,13 @@ def test_a_damaged_record_is_none(text, tmp_path):
 ACCEPTED = "--resume --accept-changed-inputs"
 
 
-def test_the_command_is_that_of_the_run_as_it_was_typed(tmp_path):
+def test_the_command_is_that_of_the_run_as_it_was_typed_in_its_own_directory(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    job = {"recipe": "my lab/x.yaml", "overrides": ["a='b;c'", "run.dir=r"]}
+    job = {"recipe": "my lab/x.yaml", "overrides": ["a='b;c'", "run.dir=of/its/parent"]}
     (run / "job.json").write_text(json.dumps(job))
     words = """'my lab/x.yaml' 'a='"'"'b;c'"'"''"""
-    assert resume_command(run) == f"trireme run {words} run.dir=r {ACCEPTED}"
+    assert resume_command(run) == f"trireme run {words} run.dir={run} {ACCEPTED}"
     (run / "job.json").write_text(json.dumps(job | {"overrides": ["a=1"]}))
     assert resume_command(run) == f"trireme run 'my lab/x.yaml' a=1 run.dir={run} {ACCEPTED}"
     (run / "source").mkdir()

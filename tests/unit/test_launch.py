@@ -186,6 +186,23 @@ def test_no_secret_of_the_environment_reaches_the_run_directory(run, tmp_path, m
     assert not any("abc123secret" in text for text in texts)
 
 
+def test_a_secret_in_what_is_recorded_leaves_nothing_of_a_new_run_and_all_of_a_resumed_one(
+    run, tmp_path, monkeypatch
+):
+    words = (f"run.dir={tmp_path}/mine", "train.checkpoint_interval=5")
+    run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
+    run.start(*words, wants_baseline=False)
+    (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
+    monkeypatch.setenv("WANDB_API_KEY", "canary0123456789")
+    for where in ((), words):
+        with pytest.raises(JobError, match=r"plan\.json would hold the value of WANDB_API_KEY"):
+            run.start(*where, "name=canary0123456789", resume=bool(where), wants_baseline=False)
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert (tmp_path / "mine" / "checkpoints" / "step-00000005").is_dir()
+    assert read_json(tmp_path / "mine" / "status.json")["phase"] == "failed"
+    assert len(run.starts) == 1
+
+
 def test_the_same_directory_twice_is_refused_then_moved_aside(run, tmp_path, capsys):
     directory = f"run.dir={tmp_path}/mine"
     assert run.start(directory, wants_baseline=False) == 0

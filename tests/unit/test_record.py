@@ -13,6 +13,7 @@ from launcher.base.errors import JobError
 from launcher.base.files import read_json
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
+from launcher.runs import facts
 from launcher.runs.facts import Checkout, checkouts, environment_facts
 from launcher.runs.record import Origin, write_baseline, write_job
 from launcher.runs.render import render, shell_text
@@ -98,7 +99,13 @@ def test_the_state_of_the_sources_is_kept(make_plan, directory):
     plan = make_plan()
     write_job(directory, plan, render(plan, directory.path), origin(checkouts=(checkout,)))
     assert read_json(directory.job)["checkouts"] == [
-        {"root": "/src", "commit": "c0ffee", "patch": "checkout-0.patch", "untracked": ["new.py"]}
+        {
+            "root": "/src",
+            "commit": "c0ffee",
+            "patch": "checkout-0.patch",
+            "untracked": ["new.py"],
+            "uncompared": [],
+        }
     ]
     assert (directory.path / "checkout-0.patch").read_text() == "diff\n"
 
@@ -204,6 +211,53 @@ def test_of_what_a_repository_tells_git_to_run_nothing_is_run(hostile):
     (found,) = checkouts()
     assert found.untracked == (".gitattributes", "hooks/post-index-change")
     assert not hostile.exists(), hostile.read_text()
+
+
+@pytest.fixture
+def filtered(checkout_folder):
+    """A clean work tree with a filter that keeps content out of the commit; git has to look again."""
+    git(checkout_folder, "config", "filter.hide.clean", "tr a-z A-Z")
+    (checkout_folder / ".gitattributes").write_text("*.bin filter=hide\n")
+    (checkout_folder / "key.bin").write_text("plain\n")
+    (checkout_folder / "a.py").write_text("old\n")
+    git(checkout_folder, "add", ".")
+    git(checkout_folder, "commit", "-m", "first")
+    os.utime(checkout_folder / "key.bin", (1, 1))
+    return checkout_folder
+
+
+@pytest.mark.parametrize("new", ["old\n", "new\n"])
+def test_a_file_with_a_filter_is_named_and_never_in_the_patch(filtered, new):
+    (filtered / "a.py").write_text(new)
+    (found,) = checkouts()
+    assert found.uncompared == ("key.bin",)
+    assert "plain" not in found.patch
+    assert ("+new" in found.patch) == (new == "new\n")
+
+
+def test_a_file_with_a_filter_that_git_knows_as_unchanged_is_compared(filtered):
+    git(filtered, "status")
+    (found,) = checkouts()
+    assert (found.patch, found.uncompared) == ("", ())
+
+
+def test_settings_of_git_in_the_environment_stay(filtered, monkeypatch):
+    for name, value in {
+        "COUNT": "1",
+        "KEY_0": "core.excludesFile",
+        "VALUE_0": str(filtered / "none"),
+    }.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    (filtered / "none").write_text("*.log\nnone\n")
+    (filtered / "x.log").touch()
+    assert checkouts()[0].untracked == ()
+
+
+def test_a_tree_that_git_cannot_compare_is_not_taken_for_clean(checkout_folder, monkeypatch):
+    git(checkout_folder, "commit", "--allow-empty", "-m", "first")
+    real = facts.git
+    monkeypatch.setattr(facts, "git", lambda folder, words: None if "diff" in words else real(folder, words))
+    assert checkouts()[0].uncompared == (".",)
 
 
 def test_plain_git_runs_what_it_is_told(hostile):

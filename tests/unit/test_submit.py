@@ -17,7 +17,7 @@ from launcher.contract.inputs.record import Inputs, write_inputs
 from launcher.contract.inputs.user_code import code_digests
 from launcher.report.runs import read_plan
 from launcher.runs import freeze as freezing
-from launcher.runs.facts import checkouts
+from launcher.runs.facts import Checkout, checkouts
 from launcher.runs.store import RunDirectory
 
 COMMAND = """#!/bin/bash
@@ -336,6 +336,19 @@ def test_a_secret_in_a_changed_file_stops_the_submission_and_leaves_nothing(
     assert slurm.asked() == []
 
 
+def test_the_value_of_a_variable_that_site_secrets_names_is_looked_for_whoever_submits(
+    slurm, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("UNRELATED", CANARY)
+    slurm.set("COMPLETED")  # what is submitted all the same ends
+    words = ("bench", "collectives", "executor=slurm", *TWO[:2], f"+site.env.GREETING={CANARY}")
+    assert main([*words, "site.secrets=[UNRELATED]"]) == 2
+    error = capsys.readouterr().err
+    assert "would hold the value of UNRELATED." in error
+    assert CANARY not in error
+    assert ["sbatch", "--parsable"] not in slurm.asked()
+
+
 def test_a_secret_in_an_override_stops_the_submission(slurm, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", CANARY)
     for words in (("--dry-run",), ()):
@@ -373,6 +386,17 @@ def test_code_that_no_commit_holds_is_refused_where_that_is_asked_for(
     assert main(["submit", "quickstart", *MINE, *TWO, "--require-clean", "run.dir=other"]) == 2
     assert capsys.readouterr().err == (f"--require-clean: {tmp_path} has {found}. Commit or remove them.\n")
     assert not (tmp_path / "other").exists()
+
+
+def test_code_that_git_could_not_compare_is_refused_or_said(slurm, tmp_path, capsys, monkeypatch):
+    tree = Checkout(root="/src", commit="5a", untracked=(), patch="", uncompared=("key.bin",))
+    monkeypatch.setattr(lifecycle, "checkouts", lambda roots: (tree,))
+    assert main(["submit", "quickstart", *TWO, "--require-clean"]) == 2
+    assert "--require-clean: /src has key.bin (not compared: see git diff)." in capsys.readouterr().err
+    assert main(["submit", "quickstart", *TWO]) == 0
+    assert (
+        "note: /src: git could not compare, and the patch leaves out: key.bin.\n" in capsys.readouterr().out
+    )
 
 
 def test_a_job_whose_code_has_changed_is_resumed_when_told_to(slurm, work_tree, tmp_path, capsys):

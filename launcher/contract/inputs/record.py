@@ -80,7 +80,9 @@ def resume_command(run_dir: Path) -> str:
     if (run_dir.parent / "sweep.json").is_file():
         return shlex.join(("trireme", "sweep", "retry", str(run_dir.parent), ACCEPT))
     job = read_json(run_dir / "job.json")
-    overrides = job.get("overrides", [])
-    place = () if any(word.startswith("run.dir=") for word in overrides) else (f"run.dir={run_dir}",)
+    # A baseline is recorded with the overrides of its parent, and with that one's place.
+    overrides = [word for word in job.get("overrides", []) if word.lstrip("+").partition("=")[0] != "run.dir"]
     verb = "submit" if (run_dir / "source").is_dir() else "run"
-    return shlex.join(("trireme", verb, job.get("recipe", ""), *overrides, *place, "--resume", ACCEPT))
+    return shlex.join(
+        ("trireme", verb, job.get("recipe", ""), *overrides, f"run.dir={run_dir}", "--resume", ACCEPT)
+    )
