@@ -115,7 +115,7 @@ def train_baseline(plan: Plan, origin: Origin, stop: StopSignal, output: Output)
         JobError: when that fails.
     """
     run = prepared(plan, new_directory(plan.config.run, plan.config.name))
-    with removed_unless_begun(run.directory):
+    with removed_unless_begun(run.directory.path):
         run.record(origin)
     path = run.directory.path
     output.say(f"baseline: the same training on one device, in {shown(path)}")
@@ -139,7 +139,7 @@ def submit_baseline(
     path = directory.path
     try:
         run = PreparedRun(plan=plan, directory=directory, code=code or path, after=after)
-        with removed_unless_begun(directory):
+        with removed_unless_begun(path):
             handle, _ = freeze_and_submit(run, origin, untracked)
     except LauncherError as error:
         return Baseline(message=f"no baseline: {error}")

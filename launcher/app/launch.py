@@ -63,7 +63,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     origin = origin_of(given.recipe, given.overrides)
     with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
-        with removed_unless_begun(directory, is_new=not given.resume):
+        with removed_unless_begun(directory.path, is_new=not given.resume):
             run.record(origin)
         for note in (
             *planned.composed.notes,
@@ -103,7 +103,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
     directory = run_directory(plan, given)
     run = prepared(plan, directory, resume=given.resume)
-    with removed_unless_begun(directory, is_new=not given.resume):
+    with removed_unless_begun(directory.path, is_new=not given.resume):
         handle, copied = freeze_and_submit(run, origin, given.untracked)
     trees = tree_notes(origin.checkouts, copied)
     for note in (

@@ -200,15 +200,16 @@ def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
 
 
 @contextmanager
-def removed_unless_begun(directory: RunDirectory, *, is_new: bool = True) -> Iterator[None]:
-    """Leaves nothing of a new run that is refused before its first process; a resumed one has failed."""
+def removed_unless_begun(path: Path, *, is_new: bool = True) -> Iterator[None]:
+    """Leaves nothing of a new run or sweep that is refused before its first process; a resumed run has
+    failed."""
     try:
         yield
     except LauncherError:
         if is_new:
-            shutil.rmtree(directory.path)
+            shutil.rmtree(path)
         else:
-            directory.write_status("failed")
+            RunDirectory(path).write_status("failed")
         raise
 
 

@@ -47,10 +47,14 @@ TERMINAL = Output()
 """Says everything on the streams of this process."""
 
 
+def takes_control(stream: TextIO) -> bool:
+    """Whether a stream is a terminal on which a line can be redrawn."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def takes_color(stream: TextIO) -> bool:
     """Whether a stream is a terminal that shows colors (https://no-color.org)."""
-    wants_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream.isatty() and not wants_none
+    return takes_control(stream) and not os.environ.get("NO_COLOR")
 
 
 def shown(path: Path) -> str:

@@ -5,7 +5,6 @@ It reads what the reporting ranks append to their records, so it costs the ranks
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from launcher.app.output import takes_control
 from launcher.base.files import json_object, read_json
 from launcher.base.units import counted, format_count, format_duration
 from launcher.contract.job import RESUME_NOTE
@@ -132,7 +132,7 @@ class Progress:
         self.view = StepView(num_steps=num_steps, unit=unit)
         self._stream = stream
         self._clock = clock
-        self._is_live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_live = takes_control(stream)
         self._start = self._shown = clock()
         self._resumed, self._resumed_at = resumed, 0
         self._drawn = 0

@@ -135,5 +135,6 @@ def _end(directory: RunDirectory) -> None:
             f"See what it is, then end it: ps {status.pid}; kill {status.pid}"
         )
     if status.is_followed:
+        assert status.pid is not None, "a run is followed by a process"
         with suppress(ProcessLookupError):  # it has just ended
-            os.kill(status.pid or 0, signal.SIGTERM)  # the launcher that follows it ends the ranks
+            os.kill(status.pid, signal.SIGTERM)  # the launcher that follows it ends the ranks

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.app.baseline import Baseline, ensure_baseline, train_baseline
-from launcher.app.lifecycle import PreparedRun, failed_unless_ended, origin_of, stopped_text, train
+from launcher.app.lifecycle import (
+    PreparedRun,
+    failed_unless_ended,
+    origin_of,
+    removed_unless_begun,
+    stopped_text,
+    train,
+)
 from launcher.app.output import TERMINAL, Output, shown
 from launcher.app.request import Request
 from launcher.app.sweep.planning import PointRun, create_runs, new_sweep, plan_sweep, reset_runs, starts_here
@@ -66,11 +72,8 @@ def run_sweep(given: Request, output: Output = TERMINAL) -> SweepRun:
         sweep = submit_points(planned, given, output)
         return _submitted(sweep, sweep.points)
     sweep, origin = new_sweep(planned, output), origin_of(given.recipe)
-    try:
+    with removed_unless_begun(sweep.path):
         runs = create_runs(sweep, origin)
-    except LauncherError:
-        shutil.rmtree(sweep.path)  # nothing is left of a sweep that never was
-        raise
     code = train_points(sweep, runs, origin, output, wants_baseline=given.wants_baseline)
     return SweepRun(sweep=sweep, exit_code=code)
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from launcher.app.baseline import ensure_baseline, submit_baseline
 from launcher.app.launch import submitted_origin, tree_notes
-from launcher.app.lifecycle import PreparedRun, note_submitted, origin_of, submit_recorded
+from launcher.app.lifecycle import (
+    PreparedRun,
+    note_submitted,
+    origin_of,
+    removed_unless_begun,
+    submit_recorded,
+)
 from launcher.app.output import Output, shown
 from launcher.app.request import Request
 from launcher.app.sweep.planning import PointRun, create_runs, new_sweep, reset_runs
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.app.sweep.store import TASKS, Sweep
-from launcher.base.errors import JobError, LauncherError
+from launcher.base.errors import JobError
 from launcher.base.files import read_json
 from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
@@ -37,15 +42,12 @@ def submit_points(planned: PlannedSweep, given: Request, output: Output) -> Swee
     names = sorted({name for plan in plans for name in plan.config.site.secrets})
     origin = submitted_origin(given, roots, names)
     sweep = new_sweep(planned, output)
-    try:
+    with removed_unless_begun(sweep.path):
         copied = freeze(roots, sweep.path, given.untracked, origin.secrets)
         for note in tree_notes(origin.checkouts, copied):
             output.say(f"note: {note}")
         runs = create_runs(sweep, origin, sweep.path)
         ids = _submit(sweep, runs, at_once_of(planned.points, given), output)
-    except LauncherError:
-        shutil.rmtree(sweep.path)  # nothing is left of a sweep that never was
-        raise
     if given.wants_baseline:
         _settle_baselines(sweep, runs, origin, ids, output)
     return sweep

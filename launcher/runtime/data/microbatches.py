@@ -10,6 +10,7 @@ belongs to microbatch i of replica d as its sample j where  s = (i * dp + d) * m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -77,7 +78,7 @@ class Loader:
         if data.target is not None:
             self._reader = Reader(ctx.config)
             refuse_other_items(ctx.plan, self._reader, ctx.clock)
-        cache = Path(data.cache_dir).expanduser() if data.cache_dir else user_cache()
+        cache = Path(os.path.expanduser(data.cache_dir)) if data.cache_dir else user_cache()
         return open_samples(ctx.config, self._batch.global_size, cache, self._reader)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,7 +221,7 @@ def _load_initial_weights(trainer: Trainer) -> int:
 def _keep_initial_config(folder: str | None, run_dir: Path) -> None:
     """Keeps the config.json of pretrained weights: an export takes from it what training does not change."""
     if folder is not None:
-        original = Path(folder).expanduser() / CONFIG
+        original = Path(os.path.expanduser(folder)) / CONFIG
         write_whole(run_dir / ORIGINAL, original.read_text(encoding="utf-8"))
 
 

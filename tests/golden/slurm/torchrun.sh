@@ -70,10 +70,14 @@ export PYTHONUNBUFFERED=1
 [ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
   fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
 
+# Whether all ranks are on this node.
+is_alone=no
+if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then is_alone=yes; fi
+
 # The rendezvous address: that of the first node.
 find_address() {
   MASTER_ADDR=127.0.0.1
-  if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then return; fi
+  if [ "$is_alone" = yes ]; then return; fi
   local hosts
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
     hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
@@ -120,11 +124,7 @@ rendezvous=$SLURM_JOB_ID.$restart
 # The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
 # the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.
 rm -f "$run/rendezvous"
-is_alone=no
-if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then
-  is_alone=yes
-  export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
-fi
+if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo; fi
 if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
   export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
   meet=(--rdzv-backend=trireme-one-host)
