@@ -87,11 +87,6 @@ class SplitBackward:
         return None
 
 
-def can_split(layer: nn.Module) -> bool:
-    """Whether a user's layer, or a part of it, has weight gradients that can be deferred."""
-    return any(hasattr(module, METHOD) for module in layer.modules())
-
-
 def split_with(layer: nn.Module, deferral: SplitBackward) -> None:
     """Passes ``deferral`` to every part of a user's layer that takes it."""
     for module in layer.modules():
