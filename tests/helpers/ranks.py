@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ TIMEOUT_S = 60.0
 
 class RankError(AssertionError):
     """A rank raised; the text is its own traceback."""
+
+
+class Vanished(BaseException):
+    """Raised by a rank whose process ends here, without a result and while its peers still work."""
 
 
 def run_ranks(
@@ -49,10 +54,21 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         pipes = [fork.Pipe(duplex=False) for _ in range(num_ranks)]
+        all_answered = fork.Event()
         children = [
             fork.Process(
                 target=_child,
-                args=(rank, num_ranks, store, pipes[rank][1], timeout_s, before, function, args),
+                args=(
+                    rank,
+                    num_ranks,
+                    store,
+                    pipes[rank][1],
+                    all_answered,
+                    timeout_s,
+                    before,
+                    function,
+                    args,
+                ),
             )
             for rank in range(num_ranks)
         ]
@@ -62,6 +78,7 @@ def run_ranks(
         try:
             answers = [_answer(reader, rank, timeout_s) for rank, (reader, _) in enumerate(pipes)]
         finally:
+            all_answered.set()
             for child in children:
                 child.join(timeout=1)
                 child.kill()
@@ -89,6 +106,7 @@ def _child(
     num_ranks: int,
     store: Path,
     pipe: Connection,
+    all_answered: Event,
     timeout_s: float,
     before: Callable[[int], None],
     function: Callable[..., Any],
@@ -96,6 +114,7 @@ def _child(
 ) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what the parent left behind is neither collected nor counted here
+    stays = False
     try:
         before(rank)
         dist.init_process_group(
@@ -106,7 +125,12 @@ def _child(
             timeout=timedelta(seconds=timeout_s),
         )
         answer = ("", function(rank, *args))
+        stays = True  # a peer may still be connecting to it
+    except Vanished:
+        answer = ("", None)
     except BaseException:
         answer = (f"rank {rank}:\n{traceback.format_exc()}", None)
     pipe.send_bytes(pickle.dumps(answer))
+    if stays:
+        all_answered.wait(timeout_s)
     os._exit(0)  # without the destructors of a group whose peers may be gone

@@ -24,11 +24,7 @@ from tests.helpers.equality import CPU, NUM_STEPS, Trained, job
 from tests.helpers.ranks import run_ranks
 
 Work = Callable[[Trainer, Loader, int], Any]
-"""What a worker does between two steps, or instead of them; gets the step."""
-
-
-GONE = "gone"
-"""What a worker's work gives where its process ends."""
+"""What a worker does before a step; gets the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +95,8 @@ def rank_of_servers(
     first = restore(trainer.ctx, trainer.update, run_dir / "checkpoints") if resume else 0
     steps, done = loader.steps(first), []
     for step in range(first, num_steps):
-        if before_step is not None and before_step(trainer, loader, step) == GONE:
-            return None
+        if before_step is not None:
+            before_step(trainer, loader, step)
         done.append(trainer.step(step, next(steps)))
     assert ctx.replicas is not None, "workers are replicas"
     ctx.replicas.synchronize()

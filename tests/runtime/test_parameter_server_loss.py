@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,19 @@ from launcher_plugins.architectures.parameter_server.runtime.server import Serve
 from tests.helpers.equality import CPU, job
 from tests.helpers.halves import MODEL, first_half, losses_of, second_half, uninterrupted
 from tests.helpers.objects import substitute
-from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.ranks import RankError, Vanished, run_ranks
 from tests.helpers.server_simulation import Simulation
-from tests.helpers.servers import GONE, assert_same, rank_of_servers, records, serve_and_train, servers_job
+from tests.helpers.servers import assert_same, rank_of_servers, records, serve_and_train, servers_job
 
 STEPS = 4
 SOON_S = 15.0
 """Half of the timeout after which ranks give each other up."""
 
 
-def leave_early(trainer: Trainer, loader: Loader, step: int) -> str | None:
+def leave_early(trainer: Trainer, loader: Loader, step: int) -> None:
     """The second worker's process ends before its third step."""
-    return GONE if trainer.ctx.plan.rank == 1 and step == 2 else None
+    if trainer.ctx.plan.rank == 1 and step == 2:
+        raise Vanished
 
 
 def three_workers(**options: Any) -> Plan:
@@ -95,8 +95,10 @@ def test_a_server_that_is_gone_is_told_clearly_and_soon(
 
 def until_the_server_ends(rank: int, plan: Plan, run_dir: Path) -> None:
     """The server's process ends without a word to anybody."""
-    with suppress(EOFError):
+    try:
         rank_of_servers(rank, plan, run_dir, None, STEPS, False)
+    except EOFError:
+        raise Vanished from None
 
 
 # Checkpoints carry no architecture.
