@@ -7,15 +7,14 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.app.user_model import measured_shape, source_roots
+from launcher.app.user_model import is_seen_here, measured_code, source_roots
 from launcher.base.errors import LauncherError
 from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
-from launcher.contract.model.shape import ModelShape
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
-from launcher.plan.checked_job import PlanInputs, needs_shape
+from launcher.plan.checked_job import PlanInputs, needs_measuring
 from launcher.plan.cost.measured import MeasuredRun
 from launcher.runs.fingerprint import common_recompute
 from launcher.typed.read import NO_SOURCES, Source
@@ -53,22 +52,24 @@ def make_plan(recipe: str, overrides: Sequence[str], swept: Container[str] = ())
 def plan_inputs(
     config: LaunchConfig, roots: tuple[str, ...], sources: Mapping[str, Source] = NO_SOURCES
 ) -> PlanInputs:
-    """What the plan of a configuration has to know of a user's own model, and of a run that measured.
+    """What the plan of a configuration has to know of a user's own model and data, and of a run that
+    measured.
 
     Raises:
         PlanError: when the user's model or dataset cannot be made.
         PluginError: when a named plugin fails to load.
     """
-    shape: ModelShape | None = None
     measured: MeasuredRun | LauncherError | None = None
-    if needs_shape(config, sources):
-        shape = measured_shape(config, roots)
+    needs_code = needs_measuring(config, sources) and is_seen_here(config)
+    code = measured_code(config, roots) if needs_code else None
     if config.device.measured_in is not None:
         try:
             measured = measured_run(config.device.measured_in)
         except LauncherError as error:
             measured = error
-    return PlanInputs(shape=shape, measured=measured)
+    if code is None:
+        return PlanInputs(measured=measured)
+    return PlanInputs(shape=code.model, num_samples=code.num_samples, measured=measured)
 
 
 def measured_run(path: str) -> MeasuredRun:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from importlib.machinery import PathFinder
 
 from launcher.app.baseline import named_baseline
 from launcher.app.lifecycle import PreparedRun
@@ -122,22 +120,9 @@ def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
     if not is_here and site.container_image is not None:
         return []  # what the container holds is not seen from here
     has_other_packages = not is_here and site.python is not None
-    if data.target is not None:
-        return [] if has_other_packages else _target_faults(data.target, plan.source_roots)
-    assert data.source is not None, "a plan has data of one kind"
-    if data.source.startswith(PACKAGE) and has_other_packages:
-        return []
-    return text_faults(plan.config, plan.batch.global_size)
-
-
-def _target_faults(target: str, source_roots: tuple[str, ...]) -> list[Fault]:
-    """A fault of a user's own dataset whose module is nowhere; it is not imported."""
-    name = target.partition(":")[0].partition(".")[0]
-    beside = PathFinder.find_spec(name, source_roots)
-    if beside or any(finder.find_spec(name, None) for finder in sys.meta_path):  # editable installs have one
-        return []
-    rule = f"no module {name} is beside the recipe, in the current folder, or installed"
-    return [Fault("data.target", target, rule, f"Put {name}.py beside the recipe.")]
+    if data.source is None or (data.source.startswith(PACKAGE) and has_other_packages):
+        return []  # a user's own dataset is measured when it is planned
+    return text_faults(plan.config, plan.batch)
 
 
 def _baseline_faults(plan: Plan) -> list[Fault]:

@@ -1,20 +1,25 @@
-"""Asks a process of its own for the shape of a user's model, so that planning never imports torch."""
+"""Asks a process of its own what a user's model and data are like, so that planning never imports torch."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.machinery import PathFinder
 
 from launcher.base.errors import Fault, PlanError
+from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
-from launcher.contract.model.shape import ModelShape
+from launcher.contract.model.shape import Measured
 from launcher.typed.read import plain, read_or_raise
 
-_MODULE = "launcher.runtime.model.measure_shape"
+_MODULE = "launcher.runtime.process.measure"
+_LIMIT_S = 600.0
+"""Seconds that measuring may take."""
 
 
 def source_roots(config: LaunchConfig, folders: Sequence[str]) -> tuple[str, ...]:
@@ -24,35 +29,81 @@ def source_roots(config: LaunchConfig, folders: Sequence[str]) -> tuple[str, ...
     return tuple(dict.fromkeys(os.path.abspath(folder) for folder in folders))
 
 
-def measured_shape(config: LaunchConfig, roots: Sequence[str]) -> ModelShape:
-    """The shape of a user's own model on its data, with ``roots`` on the module path.
+def is_seen_here(config: LaunchConfig) -> bool:
+    """Whether what the ranks import is measured in this environment. A user's own model always is, as it
+    cannot be planned else; data that are in a container, or that another Python reads, are told by the ranks
+    alone."""
+    is_elsewhere = config.site.container_image is not None or config.site.python is not None
+    return config.model.family == "custom" or not is_elsewhere
+
+
+def measured_code(config: LaunchConfig, roots: Sequence[str]) -> Measured:
+    """What a user's own model and dataset are like, with ``roots`` on the module path.
 
     Raises:
-        PlanError: when the user's model or dataset cannot be made: with its faults, or with the last line of
+        PlanError: when one of them cannot be made, or not in time: with its faults, or with the last line of
             what it raised.
     """
-    sections = ("model", "data", "batch", "precision")
-    request = {name: plain(getattr(config, name)) for name in sections}
-    return _measure(json.dumps(request), tuple(roots))
+    if faults := list(_missing_modules(config, roots)):
+        raise PlanError(faults)
+    return _measure(request_of(config), tuple(roots))
+
+
+def request_of(config: LaunchConfig) -> str:
+    """What `launcher.runtime.process.measure` is asked: the same whatever the layout."""
+    is_own = config.model.family == "custom"
+    request = {
+        "model": plain(config.model) if is_own else None,
+        "data": plain(config.data),
+        "seq_length": config.batch.seq_length,
+        "compute": config.precision.compute if is_own else "fp32",
+    }
+    return json.dumps(request)
+
+
+def _missing_modules(config: LaunchConfig, roots: Sequence[str]) -> Iterator[Fault]:
+    """Faults of modules that are nowhere; none is imported."""
+    for path, target in (("model.target", config.model.target), ("data.target", config.data.target)):
+        name = (target or "").partition(":")[0].partition(".")[0]
+        beside = PathFinder.find_spec(name, roots)
+        if not target or beside or any(finder.find_spec(name, None) for finder in sys.meta_path):
+            continue  # editable installs have a finder of their own
+        rule = f"no module {name} is beside the recipe, in the current folder, or installed"
+        yield Fault(path, target, rule, f"Put {name}.py beside the recipe.")
 
 
 @cache
-def _measure(request: str, roots: Sequence[str]) -> ModelShape:
-    """The answer of the other process; the points of a sweep ask the same."""
+def _measure(request: str, roots: Sequence[str]) -> Measured:
+    """The answer of the other process; the points of a sweep and a baseline ask the same."""
     path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(  # noqa: S603 (our own module, no shell)
+    with subprocess.Popen(  # noqa: S603 (our own module, no shell)
         [sys.executable, "-m", _MODULE],
-        input=request,
         env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    if done.returncode:
-        if done.stdout:
-            found = json.loads(done.stdout)
-            raise PlanError(Fault(**fault | {"ways": tuple(fault["ways"])}) for fault in found)
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        rule = f"its shape could not be measured: {reason}"
-        raise PlanError([Fault("model.target", json.loads(request)["model"]["target"], rule)])
-    return read_or_raise(ModelShape, json.loads(done.stdout))
+        start_new_session=True,
+    ) as process:
+        try:
+            found, errors = process.communicate(request, timeout=_LIMIT_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # with what the user's code has started
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            rule = f"measuring took longer than {format_duration(_LIMIT_S)}, and was ended"
+            fix = "Do beforehand what takes so long, such as a download."
+            raise PlanError([_fault(request, rule, fix)]) from None
+    if process.returncode == 0:
+        return read_or_raise(Measured, json.loads(found))
+    if found:
+        raise PlanError(Fault(**fault | {"ways": tuple(fault["ways"])}) for fault in json.loads(found))
+    reason = (errors.strip().splitlines() or [f"the process ended with status {process.returncode}"])[-1]
+    raise PlanError([_fault(request, f"could not be measured: {reason}")])
+
+
+def _fault(request: str, rule: str, fix: str = "") -> Fault:
+    """A fault of the user's model, or where it has none, of the data."""
+    asked = json.loads(request)
+    name = "model" if asked["model"] else "data"
+    return Fault(f"{name}.target", asked[name]["target"], rule, fix)

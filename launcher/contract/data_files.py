@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from math import lcm
 from pathlib import Path
 
 from launcher.base.errors import ConfigError, Fault, offer
 from launcher.base.files import json_object
 from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
+from launcher.contract.plan import BatchPlan
 
 PACKAGE = "package:"
 """Prefix of a source inside an installed package."""
@@ -108,7 +110,7 @@ def num_windows(num_tokens: int, seq_length: int) -> int:
     return max(0, num_tokens - 1) // seq_length
 
 
-def text_faults(config: LaunchConfig, global_size: int) -> list[Fault]:
+def text_faults(config: LaunchConfig, batch: BatchPlan) -> list[Fault]:
     """The faults of ``data.source``: no text, or too little for a step or for the evaluations."""
     assert config.data.source is not None, "data of a user's own has no source"
     try:
@@ -120,38 +122,38 @@ def text_faults(config: LaunchConfig, global_size: int) -> list[Fault]:
     num_training = num_training_part(num_tokens, config.data.eval_fraction)
     parts = (num_training, num_tokens - num_training)
     training, evaluation = (num_windows(part, config.batch.seq_length) for part in parts)
-    return sample_faults(config, global_size, training, evaluation)
+    return list(sample_faults(config, batch, training, evaluation))
 
 
-def own_data_faults(config: LaunchConfig, global_size: int, num_samples: int) -> list[Fault]:
+def own_data_faults(config: LaunchConfig, batch: BatchPlan, num_samples: int) -> Iterator[Fault]:
     """The faults of a user's own dataset with too few samples."""
     num_training = num_training_part(num_samples, config.data.eval_fraction)
-    return sample_faults(config, global_size, num_training, num_samples - num_training)
+    yield from sample_faults(config, batch, num_training, num_samples - num_training)
 
 
 def sample_faults(
-    config: LaunchConfig, global_size: int, num_training: int, num_evaluation: int
-) -> list[Fault]:
+    config: LaunchConfig, batch: BatchPlan, num_training: int, num_evaluation: int
+) -> Iterator[Fault]:
     """The faults of too few samples for one step, or for the evaluations."""
-    faults, name = [], config.data.target or config.data.name
-    if num_training < global_size:
-        rule = f"needs as many samples; the training part of {name} has {num_training}"
-        ways = ({"batch.global_size": num_training},) if num_training else ()
-        texts = [f"batch.global_size={num_training} or less"] if num_training else []
-        texts += ["a smaller batch.seq_length"] if config.data.target is None else []
-        fix = f"Set {', '.join(texts)}, or give more data." if texts else "Give more data."
-        faults.append(Fault("batch.global_size", global_size, rule, fix, ways=ways))
+    name, size = config.data.target or config.data.name, batch.global_size
+    if num_training < size:
+        more = "more data" if config.data.target else "more data, or a smaller batch.seq_length"
+        rule = f"needs as many samples, and the training part of {name} has {num_training}: give {more}"
+        # Whichever of the two other sizes is given, it is a multiple of that one on all replicas.
+        unit = lcm(size // batch.num_microbatches, size // batch.micro_size)
+        fitting = num_training // unit * unit
+        ways = ({"batch.global_size": fitting},) if fitting else ()
+        yield Fault("batch.global_size", size, rule, ways=ways)
     batches = config.train.eval_batches
-    if num_evaluation < batches * global_size:
+    if num_evaluation < batches * size:
         rule = (
-            f"needs {batches} * {global_size} = {batches * global_size} samples; "
+            f"needs {batches} * {size} = {batches * size} samples; "
             f"the evaluation part of {name} (data.eval_fraction={config.data.eval_fraction:g}) "
             f"has {num_evaluation}"
         )
-        ways = ({"train.eval_batches": num_evaluation // global_size},)
-        fix = f"{offer(ways)[:-1]}, or a larger data.eval_fraction."
-        faults.append(Fault("train.eval_batches", batches, rule, fix, ways=ways))
-    return faults
+        fewer = ({"train.eval_batches": num_evaluation // size},)
+        fix = f"{offer(fewer)[:-1]}, or a larger data.eval_fraction."
+        yield Fault("train.eval_batches", batches, rule, fix, ways=fewer)
 
 
 def _at_path(source: str) -> list[Path]:

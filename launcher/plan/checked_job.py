@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -41,7 +41,9 @@ class PlanInputs:
     """What a plan depends on beside its configuration, read before it is made."""
 
     shape: ModelShape | None = None
-    """Of a user's own model, where `needs_shape`."""
+    """Of a user's own model, where `needs_measuring`."""
+    num_samples: int | None = None
+    """Of a user's own dataset; None where the plan does not see it."""
     measured: MeasuredRun | LauncherError | None = None
     """The run that `device.measured_in` names, or why it cannot be read; None where it names none."""
 
@@ -90,8 +92,9 @@ def examine(
     if sizes:
         rules = [*schedule_faults(chosen.schedule, job.pipeline), *length_faults(job.pipeline, config.batch)]
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
-        num_samples = inputs.shape.num_samples if inputs.shape else None
-        verdicts += [] if num_samples is None else own_data_faults(config, sizes.global_size, num_samples)
+        num_samples = inputs.num_samples
+        verdicts += [] if num_samples is None else own_data_faults(config, sizes, num_samples)
+        verdicts += _microbatch_faults(model, config.model.target, sizes)
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)
     job = with_measured_times(job, inputs.measured)
@@ -99,14 +102,15 @@ def examine(
     return CheckedJob(shape=shape, model=model, chosen=chosen, batch=sizes)
 
 
-def needs_shape(config: LaunchConfig, sources: Mapping[str, Source]) -> bool:
-    """Whether a plan needs the measured shape of a user's own model: not where the configuration is refused
-    for what is seen without it.
+def needs_measuring(config: LaunchConfig, sources: Mapping[str, Source]) -> bool:
+    """Whether a plan needs what is measured of a user's own model or data: not where the configuration is
+    refused for what is seen without it.
 
     Raises:
         PluginError: when a named plugin fails to load.
     """
-    if config.model.family != "custom" or not has_sizes(config.model):
+    has_own = config.model.family == "custom" or config.data.target is not None
+    if not has_own or not has_sizes(resolve_model(config.model)):
         return False
     with plugin_errors():
         return not _early_faults(config, sources, plugin_faults(config, sources))
@@ -152,6 +156,13 @@ def _training_faults(job: JobShape) -> list[Fault]:
     rule = f"there is nothing to train: no parameter of its {counted_layers} gets a gradient"
     fix = "Let at least one have requires_grad, behind every layer whose forward is under no_grad."
     return [Fault("model.target", job.config.model.target, rule, fix)]
+
+
+def _microbatch_faults(model: ModelShape, target: str | None, sizes: BatchPlan) -> Iterator[Fault]:
+    """Says that a layer of a user's own cannot take a microbatch of several samples."""
+    if model.single_sample is not None and sizes.micro_size > 1:
+        rule = f"of the model {target} {model.single_sample}"
+        yield Fault("batch.micro_size", sizes.micro_size, rule, ways=({"batch.micro_size": 1},))
 
 
 def _solve(

@@ -16,14 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from launcher.app.user_model import request_of
 from launcher.base.errors import ConfigError
 from launcher.contract.config import LaunchConfig
-from launcher.contract.model.shape import ModelShape
+from launcher.contract.model.shape import Measured
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Loader
-from launcher.runtime.model import measure_shape as describe
 from launcher.runtime.model.build import build_chunks
-from launcher.typed.read import Reading, plain, read
+from launcher.runtime.process import measure
+from launcher.typed.read import Reading, read
 from tests.helpers.contexts import make_config, make_context
 from tests.helpers.plans import staged_plan
 
@@ -212,9 +213,8 @@ def test_a_parameter_on_two_stages_is_refused_but_not_on_one(monkeypatch: pytest
 def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: LaunchConfig
 ) -> tuple[int, str, str]:
-    request = {name: plain(getattr(config, name)) for name in ("model", "batch", "data", "precision")}
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
-    code = describe.main()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(request_of(config)))
+    code = measure.main()
     answer = capsys.readouterr()
     return code, answer.out, answer.err
 
@@ -222,8 +222,10 @@ def ask(
 def test_the_shape_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(monkeypatch, capsys, cnn())
     assert code == 0
-    shape = read(ModelShape, json.loads(out), Reading())
-    assert shape is not None
+    found = read(Measured, json.loads(out), Reading())
+    assert found is not None
+    assert found.model is not None
+    shape = found.model
     assert [layer.output_shape for layer in shape.layers] == [(4, 8, 8), (8, 4, 4), (32,), (10,)]
     assert [layer.num_parameters for layer in shape.layers] == [40, 296, 4128, 330]
     pixels = 64
@@ -246,7 +248,7 @@ def test_prints_of_the_user_do_not_spoil_the_answer(
 
     code, out, err = ask(monkeypatch, capsys, cnn(model=built_by(monkeypatch, chatty)))
     assert (code, err) == (0, "building\n")
-    assert json.loads(out)["layers"][0]["output_shape"] == [64]
+    assert json.loads(out)["model"]["layers"][0]["output_shape"] == [64]
 
 
 def test_a_model_that_is_refused_says_all_that_is_wrong_as_data(
@@ -293,4 +295,4 @@ def test_text_gives_a_users_model_a_row_of_tokens(
     config = make_config(model=CNN | model, data={"source": "text", "target": None}, batch={"seq_length": 5})
     code, out, _ = ask(monkeypatch, capsys, config)
     assert code == 0
-    assert json.loads(out)["layers"][0]["output_shape"] == [5, 3]
+    assert json.loads(out)["model"]["layers"][0]["output_shape"] == [5, 3]

@@ -147,8 +147,8 @@ def test_evaluation_is_shared_by_the_replicas(source: str) -> None:
 
 def test_too_little_text_for_a_step_is_refused(source: str) -> None:
     expected = (
-        r"batch\.global_size=64: needs as many samples; the training part of text has 40\. "
-        r"Set batch\.global_size=40 or less"
+        r"batch\.global_size=64: needs as many samples, and the training part of text has 40: give more "
+        r"data, or a smaller batch\.seq_length\.$"
     )
     with pytest.raises(ConfigError, match=expected):
         loader(source, batch={"micro_size": 64})

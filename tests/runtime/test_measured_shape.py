@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app.user_model import measured_shape, source_roots
+from launcher.app.planning import plan_inputs
+from launcher.app.user_model import source_roots
 from launcher.base.errors import PlanError
 from launcher.plan.build import build
-from launcher.plan.checked_job import PlanInputs
 from tests.helpers.configs import launch_config
 
 MODULE = """
@@ -62,7 +62,7 @@ def roots(tmp_path: Path) -> tuple[str, ...]:
 
 def test_a_users_model_is_planned_from_its_measured_layers(roots):
     job = config("my_layers:build")
-    plan = build(job, inputs=PlanInputs(shape=measured_shape(job, roots)), source_roots=roots)
+    plan = build(job, inputs=plan_inputs(job, roots), source_roots=roots)
     assert plan.num_parameters == (4 * 3 + 3) + (3 * 2 + 2)
     assert [stage.input_shape for stage in plan.stages] == [(), (3,), (3,)]
     assert plan.step_flops == 2 * (2 * (4 * 3) + 3 * (3 * 2)) * 16  # nobody needs the gradient of the samples
@@ -72,7 +72,9 @@ def test_layers_that_can_put_their_weight_gradients_off_say_how_much(roots):
     shape = {}
     for name in ("build", "split_layers"):
         job = config(f"my_layers:{name}")
-        shape[name] = measured_shape(job, roots)
+        measured = plan_inputs(job, roots).shape
+        assert measured is not None
+        shape[name] = measured
     assert [layer.weight_flops for layer in shape["build"].layers] == [0, 0, 0]
     assert [layer.weight_flops for layer in shape["split_layers"].layers] == [2 * 4 * 3, 0, 2 * 3 * 2]
 
@@ -87,7 +89,7 @@ def test_layers_that_can_put_their_weight_gradients_off_say_how_much(roots):
 )
 def test_a_model_that_cannot_be_built_is_refused_with_every_reason(roots, name, message):
     with pytest.raises(PlanError, match=message):
-        measured_shape(config(f"my_layers:{name}"), roots)
+        plan_inputs(config(f"my_layers:{name}"), roots)
 
 
 def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path):
@@ -96,15 +98,15 @@ def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path
     job = replace(job, data=replace(job.data, target="my_data:build"))
     message = r"data\.target=my_data:build: the dataset could not be made: OSError: the disk is gone"
     with pytest.raises(PlanError, match=message):
-        measured_shape(job, roots)
+        plan_inputs(job, roots)
 
 
 def test_a_dataset_that_is_too_small_is_refused_by_the_plan(roots):
     job = config("my_layers:build")
     job = replace(job, data=replace(job.data, eval_fraction=0.0, options={"count": 10}))
-    message = r"batch\.global_size=16: .*of my_layers:samples has 10\. Set batch\.global_size=10 or"
+    message = r"batch\.global_size=16: .*of my_layers:samples has 10: give more data\.$"
     with pytest.raises(PlanError, match=message):
-        build(job, inputs=PlanInputs(shape=measured_shape(job, roots)), source_roots=roots)
+        build(job, inputs=plan_inputs(job, roots), source_roots=roots)
 
 
 def test_built_in_models_need_no_folder():

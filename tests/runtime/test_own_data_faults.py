@@ -108,8 +108,8 @@ def test_whole_numbers_are_taken_as_layers_take_them(
 
 def test_a_dataset_that_is_too_small_is_refused() -> None:
     expected = (
-        r"batch\.global_size=4: needs as many samples; the training part of \S+:Numbers has 2\. "
-        r"Set batch\.global_size=2 or less, or give more data"
+        r"batch\.global_size=4: needs as many samples, and the training part of \S+:Numbers has 2: "
+        r"give more data\.$"
     )
     with pytest.raises(ConfigError, match=expected):
         loader_of(Numbers, family="custom", data={"options": {"length": 2}})

@@ -16,8 +16,9 @@ from launcher.contract.model.shape import ModelShape, TensorShape
 from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import DTYPES
-from launcher.runtime.model.measure_shape import describe, first_input
+from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.model.stage import Pack
+from launcher.runtime.process.measure import first_inputs
 from tests.helpers.contexts import make_config
 from tests.helpers.equality import Trained, assert_equal, job, train
 from tests.helpers.halves import first_half, losses_of, second_half, started, uninterrupted
@@ -37,7 +38,7 @@ MIXED = {"peak_flops": {"fp32": 1e9, "bf16": 1e9, "fp16": 1e9}}
 def shape_of(kind: str, compute: str = "fp32") -> ModelShape:
     model = make_config(model=custom(kind)).model
     data = DataConfig(**{**vars(make_config().data), **DATA})
-    return describe(model, first_input(data, make_config().batch)[0], DTYPES[compute])
+    return describe(model, first_inputs(data, make_config().batch.seq_length)[0], DTYPES[compute])
 
 
 def custom(kind: str) -> dict[str, Any]:
@@ -128,6 +129,7 @@ REFUSED = {
     "python generator": rf"\(Drop\) changes its attribute shared {STATE}",
     "sequence first": rf"\(TransformerEncoderLayer\) {OTHER}",
     "centred": rf"\(Centred\) {OTHER}",
+    "summed": rf"\(Summed\) {OTHER}",
     "recurrent": r"\(LSTM\) fails on a sample: TypeError: a layer returns a tensor .* not Tensor, tuple\.",
 }
 
@@ -143,6 +145,22 @@ def test_a_layer_that_mixes_formats_is_refused_where_there_are_two() -> None:
 def test_a_layer_that_is_not_a_function_of_its_input_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=rf"^model\.target=own_layers:Made: layer 3 {REFUSED[kind]}"):
         shape_of(kind)
+
+
+def test_a_layer_that_takes_one_sample_at_a_time_is_refused_with_larger_microbatches() -> None:
+    rule = (
+        r"batch\.micro_size=2: of the model own_layers:Made layer 3 \(OneByOne\) fails on two samples at "
+        r"once: ValueError: too many values to unpack \(expected 1.*\)\. Set batch\.micro_size=1\."
+    )
+    with pytest.raises(PlanError, match=rf"^{rule}$"):
+        plan_of("one by one", parallel={"dp": 2})
+    with pytest.raises(PlanError, match=r" or batch\.micro_size=1 batch\.num_microbatches=8, or"):
+        plan_of("one by one", batch={"micro_size": None, "num_microbatches": 4}, parallel={"dp": 2})
+    single = {"micro_size": 1}
+    assert_equal(
+        train(plan_of("one by one", batch=single, parallel={"pp": 2})),
+        train(plan_of("one by one", batch=single)),
+    )
 
 
 def formats(rank: int, plan: Plan) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.app import user_model
+from launcher.app.planning import plan_inputs
 from launcher.base.errors import PlanError
 from launcher.config.load import load
 from launcher.contract.config import LaunchConfig
-from launcher.contract.model.shape import ModelShape
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
@@ -32,13 +31,13 @@ def config_of(*overrides: str) -> LaunchConfig:
 
 
 @cache
-def measured_shape() -> ModelShape:
+def inputs() -> PlanInputs:
     """One process imports torch for all plans: no layout changes the model."""
-    return user_model.measured_shape(config_of(), [str(FOLDER)])
+    return plan_inputs(config_of(), (str(FOLDER),))
 
 
 def digits(*overrides: str) -> Plan:
-    return build(config_of(*overrides), inputs=PlanInputs(shape=measured_shape()))
+    return build(config_of(*overrides), inputs=inputs())
 
 
 @cache

@@ -14,7 +14,7 @@ from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import Schedule
 from launcher.plan.build import build
-from launcher.plan.checked_job import PlanInputs, needs_shape
+from launcher.plan.checked_job import PlanInputs, needs_measuring
 from launcher.plan.plugins import plugin_errors
 from launcher.plan.text import plan_text
 from launcher_plugins.executors.torchrun import Torchrun
@@ -212,7 +212,7 @@ def test_a_plan_does_not_grow_with_the_world():
 def test_a_custom_model_is_planned_from_its_measured_shape():
     shape = ModelShape(family="custom", layers=LAYERS, prologue=None, epilogue=None, num_tied_parameters=0)
     config = custom({"pp": 3, "dp": 2})
-    assert needs_shape(config, {})
+    assert needs_measuring(config, {})
     plan = build(config, inputs=PlanInputs(shape=shape), source_roots=("/models",))
     assert plan.num_parameters == 60
     assert plan.step_flops == 3 * 600 * 16
@@ -273,9 +273,9 @@ def test_a_plan_says_which_layers_run_a_split_backward_whole():
 
 
 def test_the_shape_of_a_model_is_needed_only_where_nothing_is_wrong_before_it_is_measured():
-    assert not needs_shape(launch_config(), {})
-    assert not needs_shape(custom({"rank_order": "pp-pp"}), {})
-    assert not needs_shape(custom({"schedule": "nonesuch"}), {})
+    assert not needs_measuring(launch_config(), {})
+    assert not needs_measuring(custom({"rank_order": "pp-pp"}), {})
+    assert not needs_measuring(custom({"schedule": "nonesuch"}), {})
 
 
 def test_what_is_wrong_before_a_model_is_measured_has_its_way_out():

@@ -112,8 +112,9 @@ def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, k
 def test_what_is_no_text_is_counted(tmp_path: Path, make_plan) -> None:
     for name in ("a.bin", "b.bin", "c.txt"):
         (tmp_path / name).write_bytes(b"To be" * 1000)
-    config = make_plan().config
-    (fault,) = text_faults(replace(config, data=replace(config.data, source=f"{tmp_path}/*")), 1)
+    plan = make_plan()
+    config = replace(plan.config, data=replace(plan.config.data, source=f"{tmp_path}/*"))
+    (fault,) = text_faults(config, plan.batch)
     assert "a.bin is binary, and 1 more file of it no text either, and data.tokenizer" in str(fault)
 
 
@@ -123,13 +124,13 @@ def test_what_is_no_text_is_counted(tmp_path: Path, make_plan) -> None:
         (
             1000,
             [
-                "batch.global_size=16: needs as many samples; the training part of text has 7. "
-                "Set batch.global_size=7 or less, a smaller batch.seq_length, or give more data.",
+                "batch.global_size=16: needs as many samples, and the training part of text has 7: "
+                "give more data, or a smaller batch.seq_length.",
                 "train.eval_batches=4: needs 4 * 16 = 64 samples; the evaluation part of text "
                 "(data.eval_fraction=0.05) has 0. Set train.eval_batches=0, or a larger data.eval_fraction.",
             ],
         ),
-        (10, ["has 0. Set a smaller batch.seq_length, or give more data.", "Set train.eval_batches=0,"]),
+        (10, ["has 0: give more data, or a smaller batch.seq_length.", "Set train.eval_batches=0,"]),
         (10_000_000, []),
     ],
 )
@@ -137,6 +138,6 @@ def test_too_little_text_is_told_with_its_arithmetic(tmp_path: Path, make_plan, 
     (tmp_path / "text").write_bytes(b"a" * num_bytes)
     plan = make_plan()
     config = replace(plan.config, data=replace(plan.config.data, name="text", source=f"{tmp_path}/text"))
-    faults = [str(fault) for fault in text_faults(config, plan.batch.global_size)]
+    faults = [str(fault) for fault in text_faults(config, plan.batch)]
     assert len(faults) == len(messages)
     assert [message for message, fault in zip(messages, faults, strict=True) if message not in fault] == []

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.app import lifecycle
+from launcher.app import lifecycle, user_model
 from launcher.base.files import read_json
 from launcher.cli.main import main
 from launcher.contract.inputs.record import Inputs, write_inputs
 from launcher.contract.inputs.user_code import code_digests
+from launcher.contract.model.shape import Measured
 from launcher.report.runs import read_plan
 from launcher.runs import freeze as freezing
 from launcher.runs.facts import Checkout, checkouts
@@ -287,8 +288,10 @@ CANARY = "canary0123456789"
 
 
 @pytest.fixture
-def work_tree(tmp_path):
-    """The current folder as a work tree with credentials in its remote and in an untracked file."""
+def work_tree(tmp_path, monkeypatch):
+    """The current folder as a work tree with credentials in its remote and in an untracked file. Its dataset
+    is not made."""
+    monkeypatch.setattr(user_model, "_measure", lambda *_: Measured(model=None, num_samples=2000))
     (tmp_path / "mine.py").write_text("def build():\n    ...\n")
     (tmp_path / ".gitignore").write_text("bin\nrun\npackage\n")
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")

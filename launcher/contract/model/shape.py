@@ -89,8 +89,8 @@ class ModelShape:
     tells."""
     cut_at: int | None = None
     """The last layer that passes no gradient on to parameters that require one; None: there is none."""
-    num_samples: int | None = None
-    """Of a user's own dataset that it was measured with."""
+    single_sample: str | None = None
+    """The first layer of a user's own model that fails on two samples at once, and its error; None: none."""
 
     @property
     def parts(self) -> list[LayerShape]:
@@ -111,3 +111,13 @@ class ModelShape:
     def num_trained_parameters(self) -> int:
         """Of its parameters, those that are trained."""
         return self.num_parameters - sum(part.num_frozen_parameters for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is measured of a user's own model and data."""
+
+    model: ModelShape | None
+    """None where the model is not the user's own."""
+    num_samples: int | None
+    """None where the data are not."""

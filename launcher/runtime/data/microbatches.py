@@ -79,7 +79,7 @@ class Loader:
             self._reader = Reader(ctx.config)
             refuse_other_items(ctx.plan, self._reader, ctx.clock)
         cache = Path(os.path.expanduser(data.cache_dir)) if data.cache_dir else user_cache()
-        return open_samples(ctx.config, self._batch.global_size, cache, self._reader)
+        return open_samples(ctx.config, self._batch, cache, self._reader)
 
     @property
     def num_samples(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from launcher.base.errors import ConfigError
 from launcher.contract.config import LaunchConfig
 from launcher.contract.data_files import num_training_part, num_windows, sample_faults
+from launcher.contract.plan import BatchPlan
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.reader import Reader
 from launcher.runtime.data.tokens import open_tokens
@@ -106,7 +107,7 @@ def item_of(samples: Samples, index: int) -> int:
 
 
 def open_samples(
-    config: LaunchConfig, global_size: int, cache: Path, reader: Reader | None
+    config: LaunchConfig, batch: BatchPlan, cache: Path, reader: Reader | None
 ) -> tuple[Samples, Samples]:
     """The training samples and the evaluation samples, which are the last of the data.
 
@@ -130,6 +131,6 @@ def open_samples(
         num_training = num_training_part(len(tokens), fraction)
         training = TokenWindows(tokens[:num_training], config.batch.seq_length)
         evaluation = TokenWindows(tokens[num_training:], config.batch.seq_length)
-    if faults := sample_faults(config, global_size, len(training), len(evaluation)):
+    if faults := list(sample_faults(config, batch, len(training), len(evaluation))):
         raise ConfigError(faults)
     return training, evaluation

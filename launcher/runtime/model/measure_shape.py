@@ -1,17 +1,9 @@
-"""Measures a user's own model: `python -m launcher.runtime.model.measure_shape < request.json > shape.json`.
-
-The request holds ``model``, ``batch``, ``data`` and ``precision``, as in the configuration. The result is a
-`launcher.contract.model.shape.ModelShape`; with exit code 1 it is a list of faults. Each layer runs twice on
-the CPU with one sample, to be measured and to be seen to do the same. The planner runs this in a process of
-its own, so that it needs no torch.
-"""
+"""The shape of a user's own model, measured: each layer runs twice on the CPU with one sample, to be measured
+and to be seen to do the same, and beside another sample."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-import sys
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,11 +13,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from launcher.base.errors import ConfigError, Fault, LauncherError
-from launcher.contract.config import BatchConfig, DataConfig, ModelConfig, PrecisionConfig
+from launcher.base.errors import ConfigError, Fault
+from launcher.contract.config import ModelConfig
 from launcher.contract.model.shape import LayerShape, ModelShape
-from launcher.runtime.api import DTYPES
-from launcher.runtime.data.own_data import OwnData
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward, split_with
 from launcher.runtime.model.repeatable import (
     backward,
@@ -37,55 +27,24 @@ from launcher.runtime.model.repeatable import (
 )
 from launcher.runtime.model.stage import message_elements, message_tensors
 from launcher.runtime.model.user_model import cast_parameters, fp32_parameters, load_custom
-from launcher.typed.read import plain, read_or_raise
 
 _OTHER_FORMAT = re.compile(r"same dtype|scalar type|should be the same")
 """In torch's errors for operands of two formats."""
 
 
-def main() -> int:
-    """Measures the model of one request. Returns the exit code."""
-    request = json.load(sys.stdin)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
-            model = read_or_raise(ModelConfig, request["model"], "model")
-            data = read_or_raise(DataConfig, request["data"], "data")
-            batch = read_or_raise(BatchConfig, request["batch"], "batch")
-            precision = read_or_raise(PrecisionConfig, request["precision"], "precision")
-            sample, num_samples = first_input(data, batch)
-            shape = replace(describe(model, sample, DTYPES[precision.compute]), num_samples=num_samples)
-    except ConfigError as error:
-        print(json.dumps([vars(fault) for fault in error.faults], default=str))
-        return 1
-    except LauncherError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(json.dumps(plain(shape), allow_nan=False))
-    return 0
-
-
-def first_input(data: DataConfig, batch: BatchConfig) -> tuple[Tensor, int | None]:
-    """The input of one sample, as a batch of one, and how many samples a user's own dataset has.
-
-    Raises:
-        ConfigError: when the user's dataset cannot be made, or its first item cannot be read.
-    """
-    if data.target is None:
-        return torch.arange(batch.seq_length)[None] % 256, None
-    samples = OwnData(data, seed=0)
-    return samples.item(0, 0)[0][None], len(samples)
-
-
-def describe(model: ModelConfig, sample: Tensor, compute: torch.dtype = torch.float32) -> ModelShape:
-    """The shape of a user's model, measured with one sample [1, ...].
+def describe(model: ModelConfig, samples: Tensor, compute: torch.dtype = torch.float32) -> ModelShape:
+    """The shape of a user's model, measured with the first of one or two samples [1 or 2, ...].
 
     ``compute``: the format of the messages between stages.
 
     Raises:
         ConfigError: with every layer that would not compute under each layout what it does on one device.
     """
-    saved, lookups = _SavedElements(), _Lookups(sample)
-    given, other = cast(Any, sample), cast(Any, sample.roll(1, -1) if sample.dim() > 1 else None)
+    sample, other = samples[:1], cast(Any, samples[1:])
+    if len(samples) == 1:  # the same in another order, so that the two differ
+        other = sample.roll(1, -1) if sample.dim() > 1 else None
+    saved, lookups, given = _SavedElements(), _Lookups(sample), cast(Any, sample)
+    single_sample: str | None = None
     shapes: list[LayerShape] = []
     faults: list[Fault] = []
     is_reached, cut_at = False, None
@@ -93,10 +52,14 @@ def describe(model: ModelConfig, sample: Tensor, compute: torch.dtype = torch.fl
         leaves = detached(given, requires_grad=is_reached)
         try:
             output, shape, whats = _measured(layer, leaves, saved, lookups, compute)
-            other, is_mixed = beside(layer, given, output, other)
         except Exception as error:
             what = f"fails on a sample: {type(error).__name__}: {error}"
             raise ConfigError([*faults, _fault(model, index, layer, what)]) from error
+        try:
+            other, is_mixed = beside(layer, given, output, other)
+        except Exception as error:  # of any kind, in the user's code: it may be made for one sample at a time
+            what = f"fails on two samples at once: {type(error).__name__}: {error}"
+            single_sample, other, is_mixed = f"layer {index} ({type(layer).__name__}) {what}", None, False
         fix = "Take dropout, counters and running statistics out."
         faults += [_fault(model, index, layer, what, fix) for what in whats]
         if is_mixed and not whats:
@@ -123,6 +86,7 @@ def describe(model: ModelConfig, sample: Tensor, compute: torch.dtype = torch.fl
         num_tied_parameters=0,
         num_input_ids=lookups.num_rows,
         cut_at=cut_at,
+        single_sample=single_sample,
     )
 
 
@@ -250,7 +214,3 @@ class _SavedElements:
             self._known[address] = tensor
             self.num_elements += tensor.numel()
         return tensor
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -77,23 +77,22 @@ def differences(layer: nn.Module, given: Any, output: Any, generators: dict[str,
 
 
 def beside(layer: nn.Module, given: Any, output: Any, other: Any) -> tuple[Any, bool]:
-    """The layer's output for another sample, and whether the first one's changes when both run together.
+    """The layer's output for another sample, and whether one of the two changes when both run together.
 
-    ``other``: the other sample's input; None where a layer before took no two samples.
+    ``other``: the other sample's input; None where a layer before took no two samples. What the layer raises
+    goes on.
     """
     if other is None:
         return None, False
     pairs = zip(tensors_of(given), tensors_of(other), strict=True)
     both = tuple(torch.cat((one, two)) if one.shape[:1] == (1,) else one for one, two in pairs)
-    try:
-        with torch.no_grad():
-            found = tensors_of(layer(both if isinstance(given, tuple) else both[0]))
-    except Exception:  # of any kind, in the user's code: it may be made for one sample at a time
-        return None, False
-    expected = tensors_of(output)
-    pairs = zip(found, expected, strict=True)
-    first, rest = zip(*((a[: len(b)], a[-len(b) :]) if b.dim() else (a, a) for a, b in pairs), strict=True)
-    return rest, not _is_close(first, expected)
+    with torch.no_grad():
+        alone = layer(other)
+        found = tensors_of(layer(both if isinstance(given, tuple) else both[0]))
+    expected = [tensors_of(output), tensors_of(alone)]
+    first = [a[: len(b)] if b.dim() else a for a, b in zip(found, expected[0], strict=True)]
+    second = [a[-len(b) :] if b.dim() else a for a, b in zip(found, expected[1], strict=True)]
+    return alone, not (_is_close(first, output) and _is_close(second, alone))
 
 
 def _state(layer: nn.Module) -> dict[str, Any]:

@@ -158,6 +158,25 @@ class Centred(nn.Module):
         return x - x.mean(0)
 
 
+class Summed(nn.Module):
+    """Adds to each sample those before it in the microbatch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(0)
+
+
+class OneByOne(nn.Module):
+    """Takes one sample at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (sample,) = x
+        return self.linear(sample)[None]
+
+
 class Positions(nn.Module):
     """A table of positions in a buffer, and a scale that may be kept in fp32."""
 
@@ -218,6 +237,8 @@ class Made:
             "attention dropout": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True),
             "sequence first": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0),
             "centred": Centred,
+            "summed": Summed,
+            "one by one": OneByOne,
             "positions": lambda: Positions(keeps_scale=True),
             "buffer of positions": lambda: Positions(keeps_scale=False),
             "uncast": Uncast,
