@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,7 +23,8 @@ from launcher.contract.model.shape import ModelShape
 from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.checkpoint.saving import restore
-from launcher.runtime.checkpoint.store import folder_of
+from launcher.runtime.checkpoint.shard import sha256_of
+from launcher.runtime.checkpoint.store import folder_of, write_marker
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import live_bytes
 from launcher.runtime.model import user_model
@@ -34,9 +36,18 @@ from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
 from tests.helpers.contexts import make_config
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, train, train_each
-from tests.helpers.halves import save
+from tests.helpers.halves import (
+    HALF,
+    STEPS,
+    first_half,
+    losses_of,
+    save,
+    second_half,
+    uninterrupted,
+)
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.servers import rank_of_servers, serve_and_train, servers_job
+from tests.helpers.two_levels import TWO_LEVELS
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 WIDTH, VOCAB = 16, 256
@@ -206,6 +217,12 @@ def test_parts_that_are_not_trained_leave_every_layout_equal_to_plain_torch(layo
         assert_equal(trained, plain_torch(kind))
 
 
+def test_parts_that_are_not_trained_leave_sums_of_two_levels_equal_to_plain_torch() -> None:
+    found = train_each([plan_of(kind, {"dp": 4}, **TWO_LEVELS) for kind in KINDS])
+    for kind, trained in zip(KINDS, found, strict=True):
+        assert_equal(trained, plain_torch(kind))
+
+
 def test_a_stage_that_trains_nothing_goes_with_bf16_and_with_offloaded_states() -> None:
     precision = {"name": "bf16", "compute": "bf16", "master_weights": True}
     mixed = {"precision": precision, "device": {"peak_flops": {"fp32": 1e9, "bf16": 1e9}}}
@@ -372,6 +389,87 @@ def test_a_checkpoint_holds_them_for_every_layout(tmp_path: Path) -> None:
         "weight/layers.1.bias",
         "optimizer/step",
     }
+
+
+OF_OLDER = {
+    "pp 2": ("first", {"pp": 2}, {}),
+    "ZeRO 3": ("first", {"dp": 2, "zero_stage": 3}, {}),
+    "gossip": ("first", {"dp": 2}, {"architecture": {"name": "gossip"}}),
+    "hierarchical": ("no grad first", {"dp": 4}, TWO_LEVELS),
+}
+
+
+@pytest.mark.parametrize("layout", OF_OLDER)
+def test_a_checkpoint_of_a_version_that_did_not_save_them_is_resumed(
+    layout: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kind, parallel, sections = OF_OLDER[layout]
+    plan = plan_of(kind, parallel, **sections)
+    expected = losses_of(run_ranks(plan.world_size, uninterrupted, plan))
+    losses = losses_of(run_ranks(plan.world_size, first_half, plan, tmp_path))
+    strip(tmp_path, lambda name: name in NOT_TRAINED[kind])
+    losses += losses_of(run_ranks(plan.world_size, second_half, plan, tmp_path))
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=0)
+    assert "an older checkpoint without" in capfd.readouterr().out
+
+
+def test_servers_resume_a_checkpoint_of_such_a_version(tmp_path: Path) -> None:
+    plan = servers_job(**settings("first"))
+    whole = serve_and_train(plan, tmp_path / "whole", num_steps=2)
+    serve_and_train(plan, tmp_path, num_steps=1)
+    strip(tmp_path / "checkpoints", lambda name: name in NOT_TRAINED["first"])
+    resumed = serve_and_train(plan, tmp_path, num_steps=2, resume=True).trained
+    assert_equal(replace(resumed, losses=[], norms=[]), replace(whole.trained, losses=[], norms=[]))
+
+
+def test_the_comparison_sees_weights_that_are_not_those_of_the_start(tmp_path: Path) -> None:
+    plan = plan_of("first", {"pp": 2})
+    expected = losses_of(run_ranks(2, uninterrupted, plan))[HALF:]
+    run_ranks(2, first_half, plan, tmp_path)
+    strip(tmp_path, lambda name: name in NOT_TRAINED["first"])
+    losses = losses_of(run_ranks(2, second_half_of_others, plan, tmp_path))
+    with pytest.raises(AssertionError, match="not close"):
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def second_half_of_others(rank: int, plan: Plan, root: Path) -> list[float | None]:
+    ctx = make_context(plan.rank(rank), CPU)
+    trainer = Trainer(ctx)
+    double_what_is_not_trained(trainer)
+    steps = Loader(ctx).steps(restore(ctx, trainer.update, root))
+    return [trainer.step(step, next(steps)).loss for step in range(HALF, STEPS)]
+
+
+@pytest.mark.parametrize("lost", ["weight/layers.0.weight", "weight/layers.2.weight"])
+def test_a_checkpoint_that_lacks_other_weights_is_refused(lost: str, tmp_path: Path) -> None:
+    """One of those that are not trained, of a version that saved them; one that is trained."""
+    plan = plan_of("first", {})
+    run_ranks(1, first_half, plan, tmp_path)
+    strip(tmp_path, lambda name: name == lost)
+    message = (
+        rf"does not hold all of {lost} at \(0, 0\) size \(\d+, 16\): it is of another model\. "
+        r"Use the code and the settings of the run that wrote it\."
+    )
+    with pytest.raises(RankError, match=message):
+        run_ranks(1, second_half, plan, tmp_path)
+
+
+NOT_TRAINED = {
+    "first": ("weight/layers.0.weight", "weight/layers.1.weight", "weight/layers.1.bias"),
+    "no grad first": ("weight/layers.0.layer.weight",),
+}
+
+
+def strip(root: Path, is_lost: Callable[[str], bool]) -> None:
+    """Takes tensors out of the newest checkpoint."""
+    *_, folder = sorted(root.glob("step-*"))
+    for path in folder.glob("shard-*.json"):
+        index, shard = json.loads(path.read_text()), path.with_suffix(".safetensors")
+        index["pieces"] = [piece for piece in index["pieces"] if not is_lost(piece["name"])]
+        stored = load_file(shard)
+        save_file({piece["key"]: stored[piece["key"]] for piece in index["pieces"]}, shard)
+        path.write_text(json.dumps(index | {"sha256": sha256_of(shard)}))
+    write_marker(folder, int(folder.name.removeprefix("step-")))
 
 
 def one_step(rank: int, plan: Plan, folder: Path, step: int) -> float | None:

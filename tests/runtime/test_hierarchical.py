@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import pytest
@@ -10,19 +9,17 @@ import torch
 
 from launcher.contract.plan import Plan
 from launcher.runtime.process.rank import make_context
-from launcher.runtime.train.loop import Trainer
 from launcher_plugins.architectures.decentralized.runtime import HierarchicalSum
-from tests.helpers.equality import Sabotage, assert_equal, job, reference, train
-from tests.helpers.objects import inside, substitute
+from tests.helpers.equality import assert_equal, job, reference, train
+from tests.helpers.objects import substitute
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.two_levels import TWO_BY_TWO, TWO_LEVELS, skip_a_level
 
 GPT = {"family": "gpt"}
-TWO_BY_TWO = {"nodes": 2, "devices_per_node": 2}
 
 
 def two_levels(parallel: dict[str, Any], cluster: dict[str, Any] = TWO_BY_TWO, **sections: Any) -> Plan:
-    architecture = {"options": {"reduce": "hierarchical"}}
-    return job(model=GPT, parallel=parallel, cluster=cluster, architecture=architecture, **sections)
+    return job(model=GPT, parallel=parallel, **TWO_LEVELS | {"cluster": cluster}, **sections)
 
 
 @pytest.mark.parametrize(
@@ -36,18 +33,6 @@ def test_two_levels_compute_what_one_device_computes(
     parallel: dict[str, Any], cluster: dict[str, Any]
 ) -> None:
     assert_equal(train(two_levels(parallel, cluster)), reference(GPT))
-
-
-def skip_a_level(name: str) -> Sabotage:
-    """Leaves one level out for one bucket, on every rank, so that nobody waits for a message."""
-
-    def sabotage(trainer: Trainer, loader: object) -> None:
-        levels = inside(trainer.update)._buckets.exchange
-        assert isinstance(levels, HierarchicalSum), "the update uses another exchange"
-        calls, whole = count(), getattr(levels, name)
-        setattr(levels, name, lambda *tensors: None if next(calls) == 1 else whole(*tensors))
-
-    return sabotage
 
 
 def test_the_comparison_sees_a_bucket_that_is_not_summed_between_nodes() -> None:

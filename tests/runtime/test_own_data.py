@@ -40,6 +40,7 @@ from tests.helpers.own_data import SEQ, SHIFT, SHORTER, Numbers, config_of, data
 from tests.helpers.plans import staged_plan
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.servers import serve_and_train, servers_job
+from tests.helpers.two_levels import TWO_LEVELS
 from tests.helpers.waiting import wait_until
 
 
@@ -86,6 +87,10 @@ def test_items_that_draw_give_what_one_device_computes(layout: dict[str, Any]) -
 
 def test_items_that_draw_give_it_with_parameter_servers(tmp_path: Path) -> None:
     assert_equal(serve_and_train(servers_job(data=data_of(Drawn)), tmp_path).trained, one_device())
+
+
+def test_items_that_draw_give_it_with_sums_of_two_levels() -> None:
+    assert_equal(train(drawn(parallel={"dp": 4}, **TWO_LEVELS)), one_device())
 
 
 def losses_by_replica(rank: int, plan: Plan) -> tuple[int, list[float | None]]:

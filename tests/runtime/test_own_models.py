@@ -25,6 +25,7 @@ from tests.helpers.halves import first_half, losses_of, second_half, started, un
 from tests.helpers.objects import inside
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.servers import serve_and_train
+from tests.helpers.two_levels import TWO_LEVELS, skip_a_level
 
 pytestmark = pytest.mark.usefixtures("user_models")
 
@@ -78,6 +79,13 @@ def test_what_layers_keep_and_pass_on_is_the_same_with_servers(tmp_path: Path) -
     train = {"checkpoint_interval": 1000}
     plan = plan_of("harmless", architecture=servers, parallel={"dp": 2}, train=train)
     assert_equal(serve_and_train(plan, tmp_path).trained, reference())
+
+
+def test_what_layers_keep_and_pass_on_is_the_same_with_sums_of_two_levels() -> None:
+    plan = plan_of("harmless", parallel={"dp": 4}, **TWO_LEVELS)
+    assert_equal(train(plan), reference())
+    with pytest.raises(AssertionError, match="not close"):
+        assert_equal(train(plan, skip_a_level("sum_across")), reference())
 
 
 def test_what_layers_keep_is_made_again_on_a_resume_under_another_layout(tmp_path: Path) -> None:

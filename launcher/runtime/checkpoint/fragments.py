@@ -9,7 +9,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from launcher.base.errors import JobError
+from launcher.base.units import counted
 from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, slice_of
+from launcher.runtime.process.log import log
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, by torch's names."""
@@ -66,6 +69,25 @@ def frozen_weights(params: Iterable[nn.Parameter]) -> Iterator[GlobalFragment]:
     for where, param in ((slice_of(param), param) for param in params if not param.requires_grad):
         named = replace(where, name=state_name("weight", where.name))
         yield GlobalFragment(slice=named, tensor=param.detach())
+
+
+class NotSavedError(JobError):
+    """A tensor that a checkpoint does not hold, as those of earlier versions hold no weights that are not
+    trained."""
+
+
+def fill_frozen(fragments: Iterable[GlobalFragment], read: FragmentReader) -> None:
+    """Reads weights that are not trained. From a checkpoint of a version that did not save them, they are
+    left as the model was built: their values depend on the user's code and the seed alone."""
+    kept = set()
+    for fragment in fragments:
+        try:
+            fill([fragment], read)
+        except NotSavedError:
+            kept.add(fragment.slice.name)
+    if kept:
+        weights = counted(len(kept), "weight")
+        log(f"an older checkpoint without {weights} that are not trained: made again as at the start")
 
 
 @torch.no_grad()

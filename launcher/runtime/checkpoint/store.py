@@ -29,6 +29,7 @@ from torch import Tensor
 from launcher.base.errors import JobError
 from launcher.base.files import bring_to_disk, write_whole
 from launcher.contract.job import checkpoint_name
+from launcher.runtime.checkpoint.fragments import KINDS, NotSavedError, state_name
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
 _MARKER, _FOLDERS, _INDICES = "complete.json", "step-????????", "shard-*.json"
@@ -192,10 +193,22 @@ class Checkpoint:
             box[tuple(slice(a - o, b - o) for (a, b), o in zip(overlap, offset, strict=True))] = part
             num_filled += part.numel()
         if box is None or num_filled != box.numel():
-            raise JobError(
-                f"the checkpoint does not hold all of {name} at {tuple(offset)} size {tuple(shape)}"
+            error = JobError if self._pieces.get(name) or self._has_frozen() else NotSavedError
+            raise error(
+                f"the checkpoint does not hold all of {name} at {tuple(offset)} size {tuple(shape)}: it is "
+                "of another model. Use the code and the settings of the run that wrote it."
             )
         return box
+
+    def _has_frozen(self) -> bool:
+        """Whether it holds weights without moments, those that are not trained, as earlier versions did not
+        save them."""
+        weight, moment, _ = KINDS
+        names = (name.removeprefix(state_name(weight, "")) for name in self._pieces)
+        return any(
+            state_name(weight, name) in self._pieces and state_name(moment, name) not in self._pieces
+            for name in names
+        )
 
     def verify(self) -> None:
         """Checks every shard.

@@ -18,6 +18,7 @@ from launcher.runtime.checkpoint.fragments import (
     STEP,
     adam_state,
     fill,
+    fill_frozen,
     frozen_weights,
     scalar_fragment,
     state_fragments,
@@ -115,7 +116,7 @@ class NativeUpdate(BucketedUpdate):
     def load(self, read: FragmentReader) -> None:
         """Restores what `state` returned, under any layout."""
         self._load_replica(read)
-        fill(frozen_weights(self._params), read)
+        fill_frozen(frozen_weights(self._params), read)
 
     def _load_replica(self, read: FragmentReader) -> None:
         """Restores what `_replica_state` returned."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from launcher.contract.records import REPLICATED
 from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, StepOutcome, Update
-from launcher.runtime.checkpoint.fragments import fill, frozen_weights, scalar_fragment
+from launcher.runtime.checkpoint.fragments import fill_frozen, frozen_weights, scalar_fragment
 from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.process.log import log
@@ -86,7 +86,7 @@ class GossipUpdate(NativeUpdate):
         found, rank = int(read(NUM_REPLICAS, (), ())), self._replicas.rank
         if found == self._replicas.size:
             self._load_replica(lambda name, offset, shape: read(_own_name(name, rank), offset, shape))
-            fill(frozen_weights(self._params), read)
+            fill_frozen(frozen_weights(self._params), read)
             return
         super().load(read)
         if found:

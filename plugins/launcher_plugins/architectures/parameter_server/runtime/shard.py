@@ -17,6 +17,7 @@ from launcher.runtime.checkpoint.fragments import (
     STEP,
     adam_state,
     fill,
+    fill_frozen,
     scalar_fragment,
     state_fragments,
     state_name,
@@ -181,4 +182,4 @@ class Shard:
         self.num_updates = int(read(self._own_step if self._is_asynchronous else STEP, (), ()))
         for piece in self.pieces.values():
             piece.load(read, self.num_updates)
-        fill(self.frozen, read)
+        fill_frozen(self.frozen, read)

@@ -35,7 +35,7 @@ from launcher.runtime.api import (
     Waiting,
     slice_of,
 )
-from launcher.runtime.checkpoint.fragments import fill, frozen_weights, state_name
+from launcher.runtime.checkpoint.fragments import fill_frozen, frozen_weights, state_name
 from launcher.runtime.train.gradient_buckets import Bucket, BucketedUpdate, unflatten
 from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite, squared_norm
 from launcher_plugins.architectures.parameter_server.config import settings_of
@@ -169,7 +169,7 @@ class ParameterServerUpdate(BucketedUpdate):
 
     def load(self, read: FragmentReader) -> None:
         """Reads the weights; the servers read the rest."""
-        fill(frozen_weights(self._frozen), read)
+        fill_frozen(frozen_weights(self._frozen), read)
         for pulled in self._pulled:
             for param in pulled.params:
                 where = slice_of(param)

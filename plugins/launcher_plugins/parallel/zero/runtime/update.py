@@ -19,7 +19,13 @@ from launcher.runtime.api import (
     Update,
     slice_of,
 )
-from launcher.runtime.checkpoint.fragments import LOSS_SCALE, NUM_GOOD_STEPS, STEP, fill, scalar_fragment
+from launcher.runtime.checkpoint.fragments import (
+    LOSS_SCALE,
+    NUM_GOOD_STEPS,
+    STEP,
+    fill_frozen,
+    scalar_fragment,
+)
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
 from launcher.runtime.train.optimizer import adamw, learning_rate, not_finite
 from launcher.runtime.train.reductions import sum_gradients_of_copies
@@ -88,7 +94,7 @@ class _DeepSpeedUpdate(Update):
         self._num_updates = int(read(STEP, (), ()))
         load(self._engine.optimizer, self._parts(), self._num_updates, read)
         refresh_weights(self._engine.optimizer, self._params)
-        fill(frozen_parts(self._model_params, is_first=True), read)
+        fill_frozen(frozen_parts(self._model_params, is_first=True), read)
         if (scaler := self._scaler) is not None:
             scaler.cur_scale = float(read(LOSS_SCALE, (), ()))
             set_num_good_steps(scaler, int(read(NUM_GOOD_STEPS, (), ())))
