@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.base.errors import JobError
-from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.contract.plan import Plan
-from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.measure.memory import live_bytes
 from launcher.runtime.model.blocks import plain_attention
@@ -172,45 +168,6 @@ def test_compiled_layers_compute_what_the_others_compute(layout: str) -> None:
     """Within 2e-5, the tolerance of every layout; dropout goes on with every step."""
     model, parallel = LAYOUTS[layout]
     assert_equal(train(compiled(model, parallel), timeout_s=TIMEOUT_S), reference(model))
-
-
-class Tanh:
-    """A user's model of equal layers."""
-
-    def __init__(self) -> None:
-        self.layers = [nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh()) for _ in range(2)]
-        self.loss = scores_loss
-
-
-def scores_loss(output: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(output, targets, reduction="sum")
-
-
-@pytest.mark.usefixtures("compiler", "user_models")
-def test_a_users_layers_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(Tanh=Tanh))
-    layer = LayerShape(
-        name="linear",
-        num_parameters=64 * 65,
-        num_replicated_parameters=64 * 65,
-        forward_flops=1.0,
-        kept_elements=1,
-        kept_replicated_elements=0,
-        output_elements=64,
-        output_shape=(64,),
-    )
-    shape = ModelShape(
-        family="custom", layers=(layer, layer), prologue=None, epilogue=None, num_tied_parameters=0
-    )
-    inputs = PlanInputs(shape=shape)
-    sections: dict[str, Any] = {
-        "data": {"source": None, "target": "digits_cnn:Digits"},
-        "batch": {"seq_length": 1},
-    }
-    model = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "vocab_size"))
-    model |= {"family": "custom", "target": "mine:Tanh", "tied_embeddings": False}
-    expected = train(job(inputs, model=model, **sections))
-    assert_equal(train(compiled(model, {"pp": 2}, inputs=inputs, **sections), timeout_s=TIMEOUT_S), expected)
 
 
 def keep_the_first_steps_dropout(trainer: Trainer, loader: Loader) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from launcher.base.errors import ConfigError, JobError, PlanError
 from launcher.contract.config import DataConfig
@@ -86,6 +88,27 @@ def test_what_layers_keep_and_pass_on_is_the_same_with_sums_of_two_levels() -> N
     assert_equal(train(plan), reference())
     with pytest.raises(AssertionError, match="not close"):
         assert_equal(train(plan, skip_a_level("sum_across")), reference())
+
+
+COMPILED = {"fusion": {"compile": "block"}, "report": {"warmup_steps": 1}}
+
+
+@pytest.mark.usefixtures("compiler")
+def test_what_layers_keep_and_pass_on_is_the_same_compiled() -> None:
+    """A buffer that is made in the first forward, several tensors between two layers, a frozen table."""
+    plan = plan_of("short", parallel={"pp": 2}, **COMPILED)
+    assert_equal(train(plan, timeout_s=120), train(plan_of("short")))
+
+
+def test_the_comparison_sees_a_compiled_layer_that_computes_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compiled(layer: nn.Module, **_: Any) -> Any:
+        return lambda given: tree_map(lambda t: t * 1.001 if t.is_floating_point() else t, layer(given))
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_equal(train(plan_of("short", **COMPILED)), train(plan_of("short")))
 
 
 def test_what_layers_keep_is_made_again_on_a_resume_under_another_layout(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ class Scale(nn.Module):
 
 
 class Made:
-    """Eight layers that do no harm; the fourth may be replaced by one of another kind."""
+    """Eight layers that do no harm, or six of them; the fourth may be replaced by one of another kind."""
 
     def __init__(self, kind: str = "harmless") -> None:
         encoder = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
@@ -244,7 +244,10 @@ class Made:
             "uncast": Uncast,
             "recurrent": lambda: nn.LSTM(WIDTH, WIDTH, batch_first=True),
         }
-        if kind != "harmless":
+        if kind == "short":
+            self.layers[0].requires_grad_(False)
+            del self.layers[5], self.layers[1]
+        elif kind != "harmless":
             self.layers[3:5] = [others[kind]() if kind in others else Drop(kind), nn.Tanh()]
         if kind == "attention dropout":
             self.layers[3].dropout.p = self.layers[3].dropout1.p = self.layers[3].dropout2.p = 0
