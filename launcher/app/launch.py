@@ -24,7 +24,6 @@ from launcher.app.planning import Planned, make_plan
 from launcher.app.preflight import (
     allocation_notes,
     executor_faults,
-    input_faults,
     refuse,
     seen_faults,
     start_faults,
@@ -95,11 +94,12 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     plan, sources = planned.plan, planned.composed.sources
     given.check(plan.config)
     run = prepared(plan, resume=given.resume)
-    refuse([*executor_faults(run, is_here=False), *([] if given.resume else seen_faults(plan))], sources)
     if given.dry_run:
+        seen = [] if given.resume else seen_faults(plan)
+        refuse([*executor_faults(run, is_here=False), *seen], sources)
         _print_script(planned, run, output)
         return run
-    refuse(input_faults(plan, is_here=False, is_resumed=given.resume), sources)
+    refuse(start_faults(run, is_here=False), sources)
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
     directory = run_directory(plan, given)
     run = prepared(plan, directory, resume=given.resume)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ _VARIABLES = (
     "OMP_NUM_THREADS",
 )
 _NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
-_NOTHING_FETCHED = {"GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0"}
+_NOTHING_FETCHED: Mapping[str, str] = {"GIT_ALLOW_PROTOCOL": "none", "GIT_OPTIONAL_LOCKS": "0"}
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD")
 """Git would look into a submodule by a process of its own, with that one's settings."""
 _NO_FILTER = ("unspecified", "unset", "set")
@@ -72,14 +73,16 @@ class Checkout:
 def checkouts(folders: Iterable[str] = ()) -> tuple[Checkout, ...]:
     """The git working trees of this program, of the current folder and of ``folders``; none without git."""
     package = Path(launcher.__file__).parent
-    roots = [git(str(folder), ("rev-parse", "--show-toplevel")) for folder in (package, Path.cwd(), *folders)]
+    found = (package, Path.cwd(), *folders)
+    roots = [_git(str(folder), ("rev-parse", "--show-toplevel"), _NOTHING_FETCHED) for folder in found]
     return tuple(_checkout(root.rstrip("\n")) for root in dict.fromkeys(roots) if root)
 
 
 def _checkout(root: str) -> Checkout:
-    commit = git(root, ("rev-parse", "--verify", "--quiet", "HEAD"))
-    listed = git(root, ("ls-files", "--others", "--exclude-standard", "-z"))
-    changes = _changes(root) if commit else ("", ())
+    ask = partial(git, root, filters=filters_off(root))
+    commit = ask(("rev-parse", "--verify", "--quiet", "HEAD"))
+    listed = ask(("ls-files", "--others", "--exclude-standard", "-z"))
+    changes = _changes(ask) if commit else ("", ())
     patch, uncompared = changes or ("", (".",))
     return Checkout(
         root=root,
@@ -90,24 +93,32 @@ def _checkout(root: str) -> Checkout:
     )
 
 
-def _changes(root: str) -> tuple[str, tuple[str, ...]] | None:
+def _changes(ask: Callable[[Iterable[str]], str | None]) -> tuple[str, tuple[str, ...]] | None:
     """The patch, and the changed files that it leaves out as they have a filter; None where git fails."""
-    listed = git(root, (*_DIFF, "--name-only", "--no-renames", "-z"))
+    listed = ask((*_DIFF, "--name-only", "--no-renames", "-z"))
     names = tuple(filter(None, (listed or "").split("\0")))
     if not names:
         return None if listed is None else ("", ())
-    attributes = git(root, ("check-attr", "-z", "filter", "--", *names))
+    attributes = ask(("check-attr", "-z", "filter", "--", *names))
     words = (attributes or "").split("\0")
     filtered = tuple(
         name for name, value in zip(words[::3], words[2::3], strict=False) if value not in _NO_FILTER
     )
-    patch = git(root, (*_DIFF, "--", ".", *(f":(exclude,literal){name}" for name in filtered)))
+    patch = ask((*_DIFF, "--", ".", *(f":(exclude,literal){name}" for name in filtered)))
     return None if attributes is None or patch is None else (patch, filtered)
 
 
-def git(folder: str, words: Iterable[str]) -> str | None:
+def git(folder: str, words: Iterable[str], filters: Mapping[str, str]) -> str | None:
     """What git prints, or None where it fails or is absent. It runs no program that the repository names: a
-    hook, a monitor, a filter of its files, a transport that fetches what is missing."""
+    hook, a monitor, a filter of its files, a transport that fetches what is missing.
+
+    ``filters``: `filters_off` of this working tree.
+    """
+    return _git(folder, words, {**_NOTHING_FETCHED, **filters})
+
+
+def filters_off(folder: str) -> dict[str, str]:
+    """The variables for git by which it runs no filter of a working tree."""
     listed = _git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), _NOTHING_FETCHED)
     filters = dict.fromkeys(filter(None, (listed or "").split("\0")))
     inherited = os.environ.get("GIT_CONFIG_COUNT", "")
@@ -116,7 +127,7 @@ def git(folder: str, words: Iterable[str]) -> str | None:
     for number, name in enumerate(filters, first):
         variables[f"GIT_CONFIG_KEY_{number}"] = name
         variables[f"GIT_CONFIG_VALUE_{number}"] = "false" if name.endswith(".required") else ""
-    return _git(folder, words, _NOTHING_FETCHED | variables)
+    return variables
 
 
 def _git(folder: str, words: Iterable[str], variables: Mapping[str, str]) -> str | None:

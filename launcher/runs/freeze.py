@@ -21,7 +21,7 @@ from launcher.base.registry import DISTRIBUTION
 from launcher.base.secrets import check_file
 from launcher.base.units import format_bytes
 from launcher.contract.plan import Plan
-from launcher.runs.facts import git
+from launcher.runs.facts import filters_off, git
 from launcher.runs.fingerprint import own_packages, package_folder
 from launcher.runs.store import SWEEP_FILE, move_aside
 
@@ -86,19 +86,20 @@ def _trees(source_roots: Sequence[str], run_dir: Path) -> Iterator[tuple[Path, P
 
 def _files(source: Path, outside_git: str, untracked: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """The tracked and the untracked files to copy, relative to the folder."""
-    tracked = _listed(source, "--cached")
+    filters = filters_off(str(source))
+    tracked = _listed(source, filters, "--cached")
     if not tracked:  # not in a working tree, or ignored by git, as a virtual environment is
         return sorted(_outside_git(source, outside_git)), []
     others = [
         path
-        for path in _listed(source, "--others", "--exclude-standard")
+        for path in _listed(source, filters, "--others", "--exclude-standard")
         if path.suffix == ".py" or any(fnmatch(str(path), pattern) for pattern in untracked)
     ]
     return tracked, others
 
 
-def _listed(folder: Path, *flags: str) -> list[Path]:
-    listed = git(str(folder), ("ls-files", "-z", *flags)) or ""
+def _listed(folder: Path, filters: Mapping[str, str], *flags: str) -> list[Path]:
+    listed = git(str(folder), ("ls-files", "-z", *flags), filters) or ""
     paths = [Path(name) for name in sorted(set(filter(None, listed.split("\0"))))]
     return [path for path in paths if (folder / path).is_file() or (folder / path).is_symlink()]
 

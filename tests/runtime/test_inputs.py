@@ -42,6 +42,12 @@ class Counts:
         tokens = torch.full((6,), (index + self.shift) % 37)
         return tokens, tokens
 
+class Noted(Counts):
+    def __getitem__(self, index):
+        with open("reads", "a") as file:
+            file.write(f"{index}\\n")
+        return super().__getitem__(index)
+
 class Noise(Counts):
     def __getitem__(self, index):
         tokens = torch.tensor(random.SystemRandom().choices(range(37), k=6))
@@ -101,6 +107,17 @@ def test_items_that_are_the_same_are_gone_on_with_and_shifted_ones_are_named(
         match=r"5 inputs changed .*data number of items \(36 -> 18\), data item 20 \(\w{12} -> missing",
     ):
         start(own(count=20), run_dir, resume=True)
+
+
+def test_a_start_reads_an_item_twice_and_a_resume_once(
+    lab: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(lab)
+    compared = [*range(0, 40, 5)]
+    for resume, num_reads in ((False, 2), (True, 1)):
+        Path("reads").write_text("")
+        start(own("Noted"), run_dir, resume=resume)
+        assert sorted(map(int, Path("reads").read_text().split())) == sorted(compared * num_reads)
 
 
 def test_items_that_are_drawn_anew_each_time_are_not_compared(lab: Path, run_dir: Path) -> None:

@@ -117,7 +117,7 @@ def leave_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_comparison_sees_items_that_each_rank_draws_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = one_device()
     leave_generators_alone(monkeypatch)
-    monkeypatch.setattr(microbatches, "refuse_other_items", lambda *given: None)
+    monkeypatch.setattr(microbatches, "compared_items", lambda *given: None)
     with pytest.raises(AssertionError) as caught:
         assert_equal(train(drawn(parallel={"pp": 2})), expected)
     assert not isinstance(caught.value, RankError)

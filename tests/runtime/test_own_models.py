@@ -90,7 +90,7 @@ def test_what_layers_keep_and_pass_on_is_the_same_with_sums_of_two_levels() -> N
         assert_equal(train(plan, skip_a_level("sum_across")), reference())
 
 
-COMPILED = {"fusion": {"compile": "block"}, "report": {"warmup_steps": 1}}
+COMPILED: dict[str, Any] = {"fusion": {"compile": "block"}, "report": {"warmup_steps": 1}}
 
 
 @pytest.mark.usefixtures("compiler")

@@ -253,10 +253,23 @@ def test_settings_of_git_in_the_environment_stay(filtered, monkeypatch):
     assert checkouts()[0].untracked == ()
 
 
+def test_the_filters_of_a_tree_are_read_once(filtered, monkeypatch):
+    asked, real = [], facts._git
+
+    def noted(folder, words, variables):
+        asked.append(words[0])
+        return real(folder, words, variables)
+
+    monkeypatch.setattr(facts, "_git", noted)
+    checkouts()
+    assert asked.count("config") == 1
+    assert len(asked) == 8, "two looks for a tree, and six at the one that there is"
+
+
 def test_a_tree_that_git_cannot_compare_is_not_taken_for_clean(checkout_folder, monkeypatch):
     git(checkout_folder, "commit", "--allow-empty", "-m", "first")
-    real = facts.git
-    monkeypatch.setattr(facts, "git", lambda folder, words: None if "diff" in words else real(folder, words))
+    real = facts._git
+    monkeypatch.setattr(facts, "_git", lambda *given: None if "diff" in given[1] else real(*given))
     assert checkouts()[0].uncompared == (".",)
 
 

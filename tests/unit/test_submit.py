@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.app import lifecycle, user_model
+from launcher.app import lifecycle, preflight, user_model
 from launcher.base.files import read_json
 from launcher.cli.main import main
 from launcher.contract.inputs.record import Inputs, write_inputs
@@ -279,6 +279,18 @@ def test_wait_follows_the_baseline_too(slurm, tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     assert main(["wait", "run"]) == 0
     assert f"no speedup: its baseline {base.name} is failed" in capsys.readouterr().out
+
+
+def test_initial_weights_are_looked_at_once(slurm, monkeypatch):
+    looks = []
+
+    def noted(config):
+        looks.append(config)
+        return []
+
+    monkeypatch.setattr(preflight, "initial_weights_faults", noted)
+    assert main(["submit", "quickstart", *TWO]) == 0
+    assert len(looks) == 1
 
 
 # Secrets

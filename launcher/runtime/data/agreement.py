@@ -20,8 +20,9 @@ _KEY = "own_data"
 """In the store of the process group."""
 
 
-def refuse_other_items(plan: RankPlan, reader: Reader, clock: Clock) -> None:
-    """Compares a user's own dataset with that of the first trainer, which reads it in any layout.
+def compared_items(plan: RankPlan, reader: Reader, clock: Clock) -> dict[int, str]:
+    """Compares a user's own dataset with that of the first trainer, which reads it in any layout. Returns
+    the digests of the items that are compared, by index.
 
     Goes through the store of the process group: ranks of some architectures share no other collective.
 
@@ -31,12 +32,13 @@ def refuse_other_items(plan: RankPlan, reader: Reader, clock: Clock) -> None:
     length, target = len(reader), plan.plan.config.data.target
     indices = range(0, length, max(1, length // _NUM_COMPARED))
     mine = reader.fingerprints(indices)
+    found = dict(zip(indices, mine, strict=True))
     if not dist.is_initialized():
-        return
+        return found
     store, first = _get_default_store(), plan.role.first_rank
     if plan.rank == first:
         store.set(_KEY, json.dumps([length, mine]))
-        return
+        return found
     with clock.doing(PEERS):
         num_theirs, theirs = json.loads(store.get(_KEY))
     if num_theirs != length:
@@ -53,3 +55,4 @@ def refuse_other_items(plan: RankPlan, reader: Reader, clock: Clock) -> None:
             "numpy.random and torch draw the same on every rank."
         )
         raise ConfigError([Fault("data.target", target, rule, fix)])
+    return found

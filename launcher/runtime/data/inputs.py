@@ -22,8 +22,6 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.log import log
 
 _COUNT, _ITEM = "number of items", "item "
-_NUM_ITEMS = 8
-"""Items of a user's own dataset that are compared, from the first to the last that is trained on."""
 
 
 def check_inputs(ctx: RankContext, loader: Loader, run_dir: Path, *, resume: bool) -> None:
@@ -61,14 +59,16 @@ def _found(ctx: RankContext, loader: Loader, old: Inputs | None) -> Inputs:
 
 
 def _items(loader: Loader, old: Inputs | None) -> dict[str, str]:
-    """How many items are trained on, and the digests of some; not of those that are drawn anew each time."""
-    count = loader.num_samples
+    """How many items are trained on, and the digests of those that all ranks have compared; not of items
+    that are drawn anew each time."""
+    count, digests = loader.num_samples, loader.first_digests
     if old is None:
-        some = sorted({(count - 1) * number // (_NUM_ITEMS - 1) for number in range(_NUM_ITEMS)})
-        pairs = zip(some, loader.digests(some), loader.digests(some), strict=True)
-        digests = {index: digest for index, digest, again in pairs if digest == again}
+        some = [index for index in digests if index < count]
+        pairs = zip(some, loader.digests(some), strict=True)
+        digests = {index: again for index, again in pairs if again == digests[index]}
     else:
         known = [int(name.removeprefix(_ITEM)) for name in old.data if name.startswith(_ITEM)]
-        some = [index for index in known if index < count]
-        digests = dict(zip(some, loader.digests(some), strict=True))
+        some = [index for index in known if index < count and index not in digests]
+        digests = digests | dict(zip(some, loader.digests(some), strict=True))
+        digests = {index: digests[index] for index in known if index in digests}
     return {_COUNT: str(count), **{f"{_ITEM}{index}": digest for index, digest in digests.items()}}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from launcher.contract.heartbeat import LOADING
 from launcher.runtime.api import IGNORE_INDEX, RankContext
-from launcher.runtime.data.agreement import refuse_other_items
+from launcher.runtime.data.agreement import compared_items
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.reader import Reader
@@ -67,6 +67,8 @@ class Loader:
         self._num_eval_batches = config.train.eval_batches
         self._running: Prefetcher[list[Microbatch]] | None = None
         self._reader: Reader | None = None
+        self.first_digests: dict[int, str] = {}
+        """By index, of the items of a user's own dataset that all ranks have compared."""
         with ctx.clock.doing(LOADING):
             self._training, self._evaluation = self._open(ctx)
         self._order = SampleOrder(len(self._training), config.seed)
@@ -77,7 +79,7 @@ class Loader:
         data = ctx.config.data
         if data.target is not None:
             self._reader = Reader(ctx.config)
-            refuse_other_items(ctx.plan, self._reader, ctx.clock)
+            self.first_digests = compared_items(ctx.plan, self._reader, ctx.clock)
         cache = Path(os.path.expanduser(data.cache_dir)) if data.cache_dir else user_cache()
         return open_samples(ctx.config, self._batch, cache, self._reader)
 
@@ -87,7 +89,7 @@ class Loader:
         return len(self._training)
 
     def digests(self, indices: Sequence[int]) -> list[str]:
-        """A hash of each of some samples of a user's own dataset that are trained on."""
+        """A hash of each of some items of a user's own dataset, read anew."""
         assert self._reader is not None, "only a user's own dataset is compared by its items"
         return self._reader.fingerprints(indices)
 
