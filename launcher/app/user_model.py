@@ -98,7 +98,8 @@ def _measure(request: str, roots: Sequence[str]) -> Measured:
         return read_or_raise(Measured, json.loads(found))
     if found:
         raise PlanError(Fault(**fault | {"ways": tuple(fault["ways"])}) for fault in json.loads(found))
-    reason = (errors.strip().splitlines() or [f"the process ended with status {process.returncode}"])[-1]
+    told = errors.strip().splitlines() if process.returncode > 0 else ()
+    reason = told[-1] if told else f"the process ended with status {process.returncode}"
     raise PlanError([_fault(request, f"could not be measured: {reason}")])
 
 

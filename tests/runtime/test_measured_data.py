@@ -1,5 +1,5 @@
 """A user's own dataset for a built-in model is measured when it is planned: what is too small, or of another
-shape, is refused by every verb, before anything is made."""
+shape, is refused by every verb, before anything is made; what the user's code prints does no harm."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from launcher.runtime.process import measure
 from tests.helpers.waiting import wait_until
 
 ROWS = """
+import os
+print("of the module")
+os.system("echo of what it starts")
+
 def build(count=1000, length=128):
     row = list(range(length))
     return [(row, row)] * count

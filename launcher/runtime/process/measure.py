@@ -7,11 +7,10 @@ faults. The planner runs this in a process of its own, so that it needs no torch
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -26,19 +25,18 @@ from launcher.runtime.process.supervise import end_with
 from launcher.typed.read import plain, read_or_raise
 
 
-def main() -> int:
+def main(answer: TextIO) -> int:
     """Measures what one request names. Returns the exit code."""
     request = json.load(sys.stdin)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
-            found = measured(request)
+        found = measured(request)
     except ConfigError as error:
-        print(json.dumps([vars(fault) for fault in error.faults], default=str))
+        print(json.dumps([vars(fault) for fault in error.faults], default=str), file=answer)
         return 1
     except LauncherError as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps(plain(found), allow_nan=False))
+    print(json.dumps(plain(found), allow_nan=False), file=answer)
     return 0
 
 
@@ -84,4 +82,7 @@ def first_inputs(data: DataConfig, seq_length: int) -> tuple[Tensor, int | None]
 
 if __name__ == "__main__":
     end_with(os.getppid())
-    sys.exit(main())
+    with os.fdopen(os.dup(1), "w") as pipe:
+        os.dup2(2, 1)  # the user's code may print, and what it starts
+        code = main(pipe)
+    sys.exit(code)
