@@ -21,8 +21,8 @@ from types import FrameType
 from launcher.base.units import format_duration
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
-from launcher.runs.failure import rank_failures
-from launcher.runs.hang import all_have_begun, find_hang, with_hang
+from launcher.runs.failure import rank_failures, with_cause
+from launcher.runs.hang import all_have_begun, find_hang
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _AT_ONCE = (signal.SIGINT, signal.SIGTERM)
@@ -103,7 +103,7 @@ def follow(
             time.sleep(_INTERVAL_S)
         with surviving_lost_terminal():
             on_tick()
-        return with_hang(state, Path(script.run_dir))
+        return with_cause(state, Path(script.run_dir))
     finally:
         executor.cancel(handle)
 
@@ -151,7 +151,7 @@ def _stopped(
     _drop_lost_output()
     run_dir = Path(script.run_dir)
     if state.phase == "failed" and all_have_begun(run_dir) and (rank_failures(run_dir) or find_hang(run_dir)):
-        return with_hang(state, run_dir)
+        return with_cause(state, run_dir)
     return ended
 
 
