@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from launcher.runs.render import executor_of, render, shell_text
 from launcher.runs.state import save_handle
 from launcher.runs.status import ACTIVE
 from launcher.runs.store import START_FOLDERS, RunDirectory, expected_path, fresh_folders, saved_steps
-from launcher.runs.watch import StopSignal, follow, surviving_lost_terminal
+from launcher.runs.watch import StopSignal, follow, surviving_lost_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
         directory.write_state(running)
         progress = progress_of(directory, run.plan, output.stream)
         state = follow(run.executor, run.script, stop, progress.update, output.warn)
-        with surviving_lost_terminal():
+        with surviving_lost_output(reader=True):
             progress.close()
         assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
         if state.phase != "failed" or num_restarts == run.script.max_restarts or stop.signal is not None:
@@ -256,9 +257,10 @@ def unfinished_baseline(run_dir: Path) -> str:
     phase = RunDirectory(base).status().phase
     if phase == "succeeded":
         return ""
+    path = shlex.quote(str(run_dir))
     if phase in ACTIVE:
-        return f"its baseline {base.name} is {phase}; trireme wait {run_dir} waits for it, too"
-    return f"its baseline {base.name} is {phase}; trireme report {run_dir} --base RUN takes another"
+        return f"its baseline {base.name} is {phase}; trireme wait {path} waits for it, too"
+    return f"its baseline {base.name} is {phase}; trireme report {path} --base RUN takes another"
 
 
 def _saved_text(directory: RunDirectory) -> str:

@@ -87,21 +87,18 @@ def follow(
 ) -> JobState:
     """Starts a job and returns its final state; in any case none of its ranks is left.
 
-    ``on_tick`` is called about ten times a second, and once after the end. A closed pipe on our output
-    is a request to stop; a terminal that is gone is none where the signal of that is ignored.
+    ``on_tick`` is called about ten times a second, and once after the end. The job goes on where nobody reads
+    our output any more.
     """
     handle = executor.submit(script)
     try:
         while (state := executor.state(handle)).phase in ("pending", "running"):
             if stop.signal is not None:
                 return _stopped(executor, handle, script, stop, on_tick, warn)
-            try:
-                with surviving_lost_terminal():
-                    on_tick()
-            except BrokenPipeError:
-                stop.receive(signal.SIGPIPE, None)
+            with surviving_lost_output(reader=True):
+                on_tick()
             time.sleep(_INTERVAL_S)
-        with surviving_lost_terminal():
+        with surviving_lost_output(reader=True):
             on_tick()
         return with_cause(state, Path(script.run_dir))
     finally:
@@ -156,12 +153,13 @@ def _stopped(
 
 
 @contextmanager
-def surviving_lost_terminal() -> Iterator[None]:
-    """Drops what is printed inside, and all that follows, once the terminal that it goes to is gone."""
+def surviving_lost_output(*, reader: bool) -> Iterator[None]:
+    """Drops what is printed inside, and all that follows, once the terminal that it goes to is gone; with
+    ``reader`` also once the program that reads it is."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno not in ((errno.EIO, errno.EPIPE) if reader else (errno.EIO,)):
             raise
         _drop_lost_output()
 

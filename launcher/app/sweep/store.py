@@ -10,6 +10,7 @@ The state of a point is read from its run directory, and kept nowhere else.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -47,7 +48,7 @@ def make_sweep(planned: PlannedSweep) -> Sweep:
     config, count = planned.points[0].plan.config, len(planned.points)
     fix = "Give another run.dir."
     if config.run.dir and (absolute(config.run.dir) / SWEEP_FILE).is_file():
-        fix = f"Give another run.dir, or go on with: trireme sweep retry {config.run.dir}"
+        fix = f"Give another run.dir, or go on with: trireme sweep retry {shlex.quote(config.run.dir)}"
     path = new_folder(config.run, f"{config.name}-sweep", (TASKS,), kind="sweep", fix=fix)
     for point in planned.points:
         (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
