@@ -13,12 +13,14 @@ from pathlib import Path
 
 from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import progress_of
-from launcher.base.errors import LauncherError
+from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.files import share
 from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
 from launcher.contract.plan import Plan
+from launcher.contract.site import SiteConfig
 from launcher.report.runs import named_base
 from launcher.report.tables import speedup_text
 from launcher.runs.facts import checkouts, environment_facts
@@ -69,11 +71,32 @@ class PreparedRun:
 
     def record(self, origin: Origin) -> None:
         """Writes down what it is, before its first process starts."""
+        share_run(self.directory.path, self.plan.config.site)
         write_job(self.directory, self.recorded_plan, self.script, origin)
 
     def record_script(self) -> None:
         """Writes down how a recorded run is started this time."""
+        share_run(self.directory.path, self.plan.config.site)
         self.directory.write("job.sh", shell_text(self.script))
+
+
+def share_run(path: Path, site: SiteConfig) -> None:
+    """Lets a group read a directory of runs, where the site has it so.
+
+    Raises:
+        ConfigError: when it is no group of the user.
+    """
+    if site.group_access == "none":
+        return
+    try:
+        share(path, site.group)
+    except (LookupError, OSError) as error:
+        why = "there is no such group here" if isinstance(error, LookupError) else str(error)
+        rule = f"cannot be given {path}: {why}"
+        fix = "Give a group that you are in (the command id lists them), or null for that of new files."
+        raise ConfigError(
+            [Fault("site.group", site.group, rule, fix, ways=({"site.group": None},))]
+        ) from None
 
 
 def prepared(plan: Plan, directory: RunDirectory | None = None, *, resume: bool = False) -> PreparedRun:

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from launcher.app.lifecycle import share_run
 from launcher.app.lookup import DEFAULT_ROOT, sweep_at
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.base.errors import LauncherError, did_you_mean
@@ -50,6 +51,7 @@ def make_sweep(planned: PlannedSweep) -> Sweep:
     if config.run.dir and (absolute(config.run.dir) / SWEEP_FILE).is_file():
         fix = f"Give another run.dir, or go on with: trireme sweep retry {shlex.quote(config.run.dir)}"
     path = new_folder(config.run, f"{config.name}-sweep", (TASKS,), kind="sweep", fix=fix)
+    share_run(path, config.site)
     for point in planned.points:
         (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
     content = {

@@ -234,7 +234,7 @@ def _fresh_rendezvous(run_dir: str) -> str:
     as some parallel ones, a temporary one of this machine."""
     path = Path(run_dir) / "rendezvous"
     path.unlink(missing_ok=True)  # that of an earlier start
-    with path.open("w") as file, suppress(OSError):
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file, suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return str(path)
     handle, name = tempfile.mkstemp(prefix="trireme-")  # the last rank removes it

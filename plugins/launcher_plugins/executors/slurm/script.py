@@ -135,6 +135,8 @@ def _settings(batch: Batch) -> Iterator[str]:
     """The shell variables that the code in ``slurm/`` uses."""
     request, site, settings = batch.request, batch.config.site, batch.settings
     yield f"run={shlex.quote(request.run_dir)}"
+    if site.group_access == "read":
+        yield "umask 027"
     yield f"plan_sha256={request.plan_sha256}"
     yield f"python={shlex.quote(site.python or request.python)}"
     yield f"starter={settings.starter}"
