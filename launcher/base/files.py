@@ -78,7 +78,7 @@ def share(folder: Path, group: str | None = None) -> None:
 
 
 def share_alike(path: Path, folder: Path) -> None:
-    """Lets the group that may read what is in ``folder``, if any, read a new file; only the owner may write."""
+    """Lets the group that may read what is in ``folder`` read a new file; only the owner may write it."""
     if folder.stat().st_mode & 0o050 == 0o050:
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_WRITE_OF_OTHERS | stat.S_IRGRP)
 

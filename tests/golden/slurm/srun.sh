@@ -153,7 +153,8 @@ if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume);
 # Seconds until Slurm ends this job; nothing where it has no limit, or Slurm does not answer.
 time_left() {
   local end
-  end=$(scontrol --oneliner show job "$job_id" 2>/dev/null | sed -n '1s/.* EndTime=\([0-9][^ ]*\).*/\1/p')
+  end=$(SLURM_TIME_FORMAT=standard scontrol --oneliner show job "$job_id" 2>/dev/null |
+    sed -n '1s/.* EndTime=\([0-9][^ ]*\).*/\1/p')
   if [ -n "$end" ] && end=$(date -d "$end" +%s); then echo $((end - $(date +%s))); fi
 }
 
