@@ -152,6 +152,9 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
 
 SLOW = """
 import time
+from launcher.runtime.process.stop import StopRequest
+
+StopRequest.__init__.__defaults__ = (0.0,)  # the ranks ask each other after every step
 
 def slowed(self, step, *, save=Saver.save):
     if (self._root.parent / "slow").exists() and step % 20:  # the one that the end of the job asks for
@@ -189,8 +192,9 @@ def test_a_job_whose_save_takes_longer_than_its_time_goes_on_from_the_checkpoint
     wait_until(
         lambda: "before the end of the job: executor.save_lead_s has to be longer\n" in log.read_text()
     )
-    (run / "slow").unlink()
     slurm.ask("scontrol", "update", f"JobId={job_of(run)}", "TimeLimit=10")
+    wait_until(lambda: len((run / "logs" / "starts").read_text().splitlines()) == 2)
+    (run / "slow").unlink()
     for name in ("run", "undisturbed"):
         slurm.trireme("wait", name)
     assert "resumed after step 20\n" in slurm.trireme("logs", "run", "--rank", "0")
