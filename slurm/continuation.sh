@@ -4,10 +4,13 @@
 # that is still starting ignores it, so it is repeated until they have ended.
 unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
 note=$run/exit/stopped.json
-ranks='' num_signals=0
+ranks='' watch='' num_signals=0
 on_signal() {
   num_signals=$((num_signals + 1))
-  if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then signal_ranks 0 >/dev/null 2>&1 & fi
+  if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then
+    signal_ranks 0 >/dev/null 2>&1 &
+    watch_with requeue_unsaved
+  fi
 }
 signal_ranks() {
   sleep "$1"
@@ -21,7 +24,12 @@ start_ranks() {
   local num_before=$num_signals
   "$@" &
   ranks=$!
-  if [ "$num_before" != 0 ]; then signal_ranks 5 >/dev/null 2>&1 & fi # srun has to have started, too
+  if [ "$num_before" != 0 ]; then
+    signal_ranks 5 >/dev/null 2>&1 & # srun has to have started, too
+    watch_with requeue_unsaved
+  elif [ "$save_lead_s" != 0 ]; then
+    watch_with signal_in_time
+  fi
   until
     num_before=$num_signals
     wait "$ranks"
@@ -33,6 +41,7 @@ start_ranks() {
 # Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
+  stop_watch
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")

@@ -56,6 +56,7 @@ rendezvous=$SLURM_JOB_ID.$restart
 # The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
 # the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.
 rm -f "$run/rendezvous"
+(umask 077 && : >"$run/rendezvous")
 if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo; fi
 if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
   export TRIREME_RENDEZVOUS_FILE=$run/rendezvous

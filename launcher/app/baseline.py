@@ -13,10 +13,14 @@ from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.files import read_json
 from launcher.base.units import format_duration
 from launcher.contract.plan import Plan
+from launcher.report.runs import named_base
 from launcher.runs.failure import failure_text
 from launcher.runs.record import Origin, write_baseline
+from launcher.runs.state import current_state
 from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_directory
 from launcher.runs.watch import StopSignal
+
+_ENDED_BADLY = ("failed", "cancelled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +74,12 @@ def find_baseline(
     places: Sequence[Path], fingerprint: str, phases: Sequence[str] = ("succeeded",)
 ) -> Path | None:
     """The newest run on one rank with this fingerprint and one of these phases, in these folders or in
-    sweeps there: one that has succeeded before one that a scheduler still has."""
+    sweeps there: one that has succeeded before others. One that is active counts where a scheduler has it."""
     found = []
     for directory in (directory for place in dict.fromkeys(places) for directory in _runs(place)):
         status = directory.status()
         is_done = status.phase == "succeeded"
-        if status.phase in phases and (is_done or directory.handle.is_file()):
+        if status.phase in phases and (not status.is_active or directory.handle.is_file()):
             job = read_json(directory.job)
             if job.get("fingerprint") == fingerprint and job.get("world_size") == 1:
                 found.append((is_done, status.changed, directory.path))
@@ -88,8 +92,23 @@ def _runs(folder: Path) -> Iterator[RunDirectory]:
         yield from map(RunDirectory, path.iterdir() if (path / SWEEP_FILE).is_file() else [path])
 
 
+def has_failed_baseline(run: PreparedRun) -> bool:
+    """Whether a recorded run has no baseline because the training on one device failed, and has not been made
+    again."""
+    if run.plan.config.report.baseline != "auto" or run.plan.world_size == 1:
+        return False
+    named, fingerprint = named_base(run.directory.path), read_json(run.directory.job)["fingerprint"]
+    if named is not None:
+        return current_state(RunDirectory(named)).phase in _ENDED_BADLY
+    return find_baseline(_places(run), fingerprint, _ENDED_BADLY) is not None
+
+
+def _places(run: PreparedRun) -> tuple[Path, ...]:
+    return absolute(run.plan.config.run.root), run.directory.path.parent
+
+
 def _stored_baseline(run: PreparedRun) -> Baseline | None:
-    places = (absolute(run.plan.config.run.root), run.directory.path.parent)
+    places = _places(run)
     phases = ("succeeded",) if run.executor.is_local else ("succeeded", "pending", "running")
     path = find_baseline(places, read_json(run.directory.job)["fingerprint"], phases)
     if path is None:

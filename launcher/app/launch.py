@@ -54,6 +54,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     Raises:
         LauncherError: when nothing could be started.
     """
+    output = replace(output, goes_on=True)
     planned = make_plan(given.recipe, given.overrides)
     plan = planned.plan
     given.check(plan.config)
@@ -233,10 +234,10 @@ def tree_notes(trees: Sequence[Checkout], copied: Sequence[str]) -> Iterator[str
 
 
 def _report_submission(run: PreparedRun, handle: JobHandle, output: Output) -> None:
-    path = shown(run.directory.path)
+    path = shlex.quote(shown(run.directory.path))
     output.say(summary(run.plan))
     output.say(f"submitted as job {handle.id} on {counted(run.plan.num_nodes, 'node')}")
-    output.say(f"run directory: {path}")
+    output.say(f"run directory: {shown(run.directory.path)}")
     output.say(
         f"  trireme status {path}\n  trireme logs -f {path}\n  trireme wait {path}\n  trireme cancel {path}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +13,14 @@ from pathlib import Path
 
 from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import progress_of
-from launcher.base.errors import LauncherError
+from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.files import share
 from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
 from launcher.contract.plan import Plan
+from launcher.contract.site import SiteConfig
 from launcher.report.runs import named_base
 from launcher.report.tables import speedup_text
 from launcher.runs.facts import checkouts, environment_facts
@@ -28,7 +31,7 @@ from launcher.runs.render import executor_of, render, shell_text
 from launcher.runs.state import save_handle
 from launcher.runs.status import ACTIVE
 from launcher.runs.store import START_FOLDERS, RunDirectory, expected_path, fresh_folders, saved_steps
-from launcher.runs.watch import StopSignal, follow, surviving_lost_terminal
+from launcher.runs.watch import StopSignal, follow, surviving_lost_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +71,32 @@ class PreparedRun:
 
     def record(self, origin: Origin) -> None:
         """Writes down what it is, before its first process starts."""
+        share_run(self.directory.path, self.plan.config.site)
         write_job(self.directory, self.recorded_plan, self.script, origin)
 
     def record_script(self) -> None:
         """Writes down how a recorded run is started this time."""
+        share_run(self.directory.path, self.plan.config.site)
         self.directory.write("job.sh", shell_text(self.script))
+
+
+def share_run(path: Path, site: SiteConfig) -> None:
+    """Lets a group read a directory of runs, where the site has it so.
+
+    Raises:
+        ConfigError: when it is no group of the user.
+    """
+    if site.group_access == "none":
+        return
+    try:
+        share(path, site.group)
+    except (LookupError, OSError) as error:
+        why = "there is no such group here" if isinstance(error, LookupError) else str(error)
+        rule = f"cannot be given {path}: {why}"
+        fix = "Give a group that you are in (the command id lists them), or null for that of new files."
+        raise ConfigError(
+            [Fault("site.group", site.group, rule, fix, ways=({"site.group": None},))]
+        ) from None
 
 
 def prepared(plan: Plan, directory: RunDirectory | None = None, *, resume: bool = False) -> PreparedRun:
@@ -131,7 +155,7 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
         directory.write_state(running)
         progress = progress_of(directory, run.plan, output.stream)
         state = follow(run.executor, run.script, stop, progress.update, output.warn)
-        with surviving_lost_terminal():
+        with surviving_lost_output(reader=True):
             progress.close()
         assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
         if state.phase != "failed" or num_restarts == run.script.max_restarts or stop.signal is not None:
@@ -256,9 +280,10 @@ def unfinished_baseline(run_dir: Path) -> str:
     phase = RunDirectory(base).status().phase
     if phase == "succeeded":
         return ""
+    path = shlex.quote(str(run_dir))
     if phase in ACTIVE:
-        return f"its baseline {base.name} is {phase}; trireme wait {run_dir} waits for it, too"
-    return f"its baseline {base.name} is {phase}; trireme report {run_dir} --base RUN takes another"
+        return f"its baseline {base.name} is {phase}; trireme wait {path} waits for it, too"
+    return f"its baseline {base.name} is {phase}; trireme report {path} --base RUN takes another"
 
 
 def _saved_text(directory: RunDirectory) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.base.redaction import escaped
-from launcher.runs.watch import surviving_lost_terminal
+from launcher.runs.watch import surviving_lost_output
 
 _MAX_WIDTH = 100
 
@@ -26,6 +26,8 @@ class Output:
     """None: the standard output of this process."""
     err: TextIO | None = None
     """None: the standard error of this process."""
+    goes_on: bool = False
+    """Whether what is done goes on where the reader of these streams has gone, as a training does."""
 
     @property
     def stream(self) -> TextIO:
@@ -34,12 +36,12 @@ class Output:
 
     def say(self, text: str) -> None:
         """Prints what happens, at once."""
-        with surviving_lost_terminal():
+        with surviving_lost_output(reader=self.goes_on):
             print(text, file=self.stream, flush=True)
 
     def warn(self, text: str) -> None:
         """Prints what goes wrong, at once; it may quote what others have printed."""
-        with surviving_lost_terminal():
+        with surviving_lost_output(reader=self.goes_on):
             print(escaped(text), file=self.err or sys.stderr, flush=True)
 
 

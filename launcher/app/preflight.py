@@ -56,6 +56,10 @@ def executor_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
     return []
 
 
+_OF_FILES = ("group_access", "group")
+"""Settings of a site that are not those of its batch system."""
+
+
 def _setting_faults(plan: Plan) -> Iterator[Fault]:
     """An executor of other machines, and the settings of a cluster, none of which a run on this machine
     reads: its name stands for all."""
@@ -65,7 +69,11 @@ def _setting_faults(plan: Plan) -> Iterator[Fault]:
         ways: tuple[Mapping[str, str], ...] = ({"executor": LOCAL_EXECUTOR},)
         yield Fault("executor.name", plan.config.executor.name, rule, fix, ways=ways)
     site, usual = plan.config.site, SiteConfig()
-    names = [item.name for item in fields(site) if getattr(site, item.name) != getattr(usual, item.name)]
+    names = [
+        item.name
+        for item in fields(site)
+        if item.name not in _OF_FILES and getattr(site, item.name) != getattr(usual, item.name)
+    ]
     for name in names[:1] if names[:1] == ["name"] else names:
         rule = "has no effect on a run on this machine, where nothing is reserved"
         setting = "site" if name == "name" else f"site.{name}"

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import LauncherError
+
+_WRITE_OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FOR_GROUP = 0o027
+"""The umask under which a group may read, and others nothing."""
 
 
 def check_new(path: Path, flag: str) -> None:
@@ -46,9 +51,36 @@ def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
+    share_alike(unfinished, path.parent)  # the umask of a process that looks at a run may be another
     if is_durable:
         bring_to_disk(unfinished)
     unfinished.replace(path)
+
+
+def share(folder: Path, group: str | None = None) -> None:
+    """Lets a group read a folder with all that is in it, and what this process and those that it starts make
+    in it later. Nobody else than the owner may write. ``group``: None: that of the folder.
+
+    Raises:
+        LookupError: when there is no such group.
+        OSError: when the owner is not in it.
+    """
+    os.umask(_FOR_GROUP)
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_symlink():
+            continue
+        if group is not None:
+            shutil.chown(path, group=group)  # clears setgid
+        more = stat.S_IRGRP
+        if path.is_dir():
+            more |= stat.S_IXGRP | (0 if group is None else stat.S_ISGID)  # what is made in it has the group
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_WRITE_OF_OTHERS | more)
+
+
+def share_alike(path: Path, folder: Path) -> None:
+    """Lets the group that may read what is in ``folder`` read a new file; only the owner may write it."""
+    if folder.stat().st_mode & 0o050 == 0o050:
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_WRITE_OF_OTHERS | stat.S_IRGRP)
 
 
 def read_regular(path: Path) -> bytes:

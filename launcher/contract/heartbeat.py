@@ -1,4 +1,4 @@
-"""The heartbeat of a rank: the time, its step, and what it is doing.
+"""The heartbeat of a rank: the time, its step, what it is doing, and how long it has run on since.
 
 A few bytes in ``exit/rank-N.heartbeat``, overwritten each time. A rank without a heartbeat for
 ``run.timeout_s``, or without a step ``run.start_timeout_s`` after its start, writes its stacks to
@@ -48,9 +48,11 @@ DOING: Mapping[str, str] = {
 """Everything that a rank can be doing, with the text for it."""
 WAITING = frozenset((*COLLECTIVE_KINDS, PIPELINE, SERVER, PEERS, SERVING))
 """Those of them in which it waits for another rank."""
-_FORMAT = struct.Struct("<dq16s")
-SIZE = _FORMAT.size
+_FORMAT, _ALIVE, _WOKE = struct.Struct("<dq16s"), struct.Struct("<d"), struct.Struct("<dd")
+SIZE = _FORMAT.size + _ALIVE.size + _WOKE.size
 """Bytes of the file."""
+STOPPED_S = 5.0
+"""A process that did not run for so long was stopped, or its node was: it notes every second that it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,12 @@ class Heartbeat:
     """0-based; -1 before the first."""
     doing: str
     """A key of `DOING`."""
+    alive_s: float = 0.0
+    """Seconds after ``time`` for which the process is known to have run: not while it was stopped."""
+    woke: float = 0.0
+    """When it ran again after it had been stopped, in seconds since 1970; 0: it never was."""
+    stopped_s: float = 0.0
+    """Seconds for which it had been."""
 
     @property
     def is_waiting(self) -> bool:
@@ -97,6 +105,17 @@ def stacks_name(rank: int) -> str:
 def pack_into(buffer: bytearray | memoryview, time: float, step: int, doing: bytes) -> None:
     """Writes a heartbeat over the one before; ``doing`` is a key of `DOING`, encoded."""
     _FORMAT.pack_into(buffer, 0, time, step, doing)
+    pack_alive(buffer, 0.0)
+
+
+def pack_alive(buffer: bytearray | memoryview, alive_s: float) -> None:
+    """Writes into a heartbeat that the process has run until ``alive_s`` after it."""
+    _ALIVE.pack_into(buffer, _FORMAT.size, alive_s)
+
+
+def pack_woke(buffer: bytearray | memoryview, woke: float, stopped_s: float) -> None:
+    """Writes into a heartbeat that the process runs again since ``woke``, after ``stopped_s``."""
+    _WOKE.pack_into(buffer, _FORMAT.size + _ALIVE.size, woke, stopped_s)
 
 
 def unpack(data: bytes) -> Heartbeat:
@@ -108,4 +127,13 @@ def unpack(data: bytes) -> Heartbeat:
     in a forward or backward of step 7
     """
     time, step, doing = _FORMAT.unpack_from(data)
-    return Heartbeat(time=time, step=step, doing=doing.rstrip(b"\0").decode())
+    (alive_s,) = _ALIVE.unpack_from(data, _FORMAT.size)
+    woke, stopped_s = _WOKE.unpack_from(data, _FORMAT.size + _ALIVE.size)
+    return Heartbeat(
+        time=time,
+        step=step,
+        doing=doing.rstrip(b"\0").decode(),
+        alive_s=alive_s,
+        woke=woke,
+        stopped_s=stopped_s,
+    )

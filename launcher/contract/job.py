@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
@@ -26,6 +29,8 @@ RENDEZVOUS_KEY = "TRIREME_RENDEZVOUS_KEY"
 """Variable of the ranks of several hosts: what their keys in that store begin with, unknown to others."""
 ONE_HOST = "trireme-one-host"
 """Name of the rendezvous of one process that starts every rank itself: nothing listens."""
+SAVE_TIMES = "save_times"
+"""File in the run directory: each line begins with the seconds that the ranks need to save and end."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 """Exit codes of a rank that ends because another one failed: terminated, or aborted in a collective."""
 
@@ -96,6 +101,16 @@ class JobHandle:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """How the process of a rank ended, as its starter tells."""
+
+    rank: int
+    exit_code: int
+    """Below 0: a signal."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobState:
     """The state of a job."""
 
@@ -107,6 +122,26 @@ class JobState:
     """The rank that failed first, where the executor knows it."""
     since_s: float | None = field(default=None, compare=False, repr=False)
     """When it entered this phase, in seconds since the epoch; None: when that was noticed."""
+    ends: tuple[RankEnd, ...] = field(default=(), compare=False, repr=False)
+    """Of a failed job, the ranks that did not end well, the first to be told of first."""
+
+
+def lead_s(*, step_s: float, save_s: float, num_saves: int) -> int:
+    """Seconds that ranks need to save and end: a step, ``num_saves`` saves, half as much again, and 30 s
+    until all have heard of it and the job is back in the queue.
+
+    >>> lead_s(step_s=2.0, save_s=40.0, num_saves=2)
+    153
+    """
+    return math.ceil(1.5 * (step_s + num_saves * save_s)) + 30
+
+
+def needed_lead_s(run_dir: Path) -> int:
+    """Seconds that the ranks of a run need to save and end, by all that it has measured; 0: not known."""
+    with suppress(OSError):
+        lines = (run_dir / SAVE_TIMES).read_text(encoding="utf-8", errors="replace").splitlines()
+        return max((int(word) for line in lines if (word := line.partition(" ")[0]).isdecimal()), default=0)
+    return 0
 
 
 def log_name(rank: int) -> str:

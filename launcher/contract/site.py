@@ -120,6 +120,11 @@ class SiteConfig:
     roles: Mapping[str, RoleSite] = field(default_factory=dict)
     """Nodes of their own for roles beside the trainers, by the role's name; one that is not here has its
     ranks on the cluster's devices, after those of the trainers."""
+    group_access: Literal["none", "read"] = "none"
+    """Who else may read the directory of a run, with its logs, measurements and checkpoints: ``none``:
+    nobody; ``read``: a group, which may write nothing in it. Also of runs on this machine."""
+    group: str | None = field(default=None, metadata=read_while("site.group_access", "read"))
+    """Name of that group; null = the group that new files have."""
     is_one_machine: bool = False
     """Whether all nodes are one machine, where a baseline waits for its run to end: side by side they
     would slow each other down."""

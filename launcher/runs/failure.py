@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.base.files import read_json
@@ -14,14 +15,19 @@ from launcher.contract.job import (
     OUT_OF_MEMORY,
     SECONDARY_EXIT_CODES,
     JobState,
+    RankEnd,
     error_name,
     log_name,
 )
-from launcher.runs.hang import Hang, find_hang
+from launcher.runs.hang import Hang, find_hang, with_hang
 from launcher.typed.read import Reading, read
 
 _TAIL_LINES = 15
 _MAX_RANKS = 8
+_OF_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError")
+"""The types of torch's errors of NCCL, and of the store in which ranks meet."""
+_PEER_GONE = re.compile("gloo/transport|(closed|reset) by peer")
+"""In the messages of gloo's errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,13 @@ class RankFailure:
     message: str
     traceback: str
     """Empty for an error that its message explains."""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether a message to another rank failed, which had ended, and nothing of this rank itself."""
+        return self.error_type in _OF_PEERS or (
+            self.error_type == "RuntimeError" and _PEER_GONE.search(self.message) is not None
+        )
 
 
 def rank_failures(run_dir: Path) -> tuple[RankFailure, ...]:
@@ -50,14 +63,48 @@ def out_of_memory_ranks(run_dir: Path) -> tuple[int, ...]:
     return tuple(sorted(failure.rank for failure in failures if failure.error_type == OUT_OF_MEMORY))
 
 
+def with_cause(state: JobState, run_dir: Path) -> JobState:
+    """A failed state with the rank that is the cause, if it is known: the executor knows which ranks have
+    ended and how, but those that waited for the one that failed end as well, and may be told of before it."""
+    state = with_hang(state, run_dir)
+    if state.phase != "failed" or find_hang(run_dir) is not None:
+        return state
+    failures = rank_failures(run_dir)
+    if (cause := _cause(state, failures)) is not None:
+        code = next((end.exit_code for end in state.ends if end.rank == cause.rank), 1)
+        return replace(state, rank=cause.rank, exit_code=code, reason=f"ended with exit code {code}")
+    if (end := next(iter(_unexplained(state, failures)), None)) is not None:
+        return replace(state, rank=end.rank, exit_code=end.exit_code, reason=end.reason)
+    return state
+
+
+def _cause(state: JobState, failures: Sequence[RankFailure]) -> RankFailure | None:
+    """The report of the rank that is the cause; None where that left none, as one that was killed.
+
+    An error of its own comes before the end of a rank without a report, and that before an error of a message
+    to another rank.
+    """
+    own = [failure for failure in failures if not failure.is_consequence]
+    return next(iter(own or ([] if _unexplained(state, failures) else failures)), None)
+
+
+def _unexplained(state: JobState, failures: Sequence[RankFailure]) -> list[RankEnd]:
+    """The ranks that ended neither with a report nor because others had, by what the executor knows."""
+    ends = state.ends
+    if not ends and state.rank is not None and state.exit_code is not None:
+        ends = (RankEnd(rank=state.rank, exit_code=state.exit_code, reason=state.reason),)
+    reported = {failure.rank for failure in failures}
+    return [end for end in ends if end.rank not in reported and end.exit_code not in SECONDARY_EXIT_CODES]
+
+
 def failure_text(run_dir: Path, state: JobState) -> str:
     """The rank that failed first, its traceback or the end of its log, and where its log is."""
     if (hang := find_hang(run_dir)) is not None:
         return _hang_text(run_dir, hang)
     failures = rank_failures(run_dir)
-    if not failures or _was_killed(state, failures):
+    if (first := _cause(state, failures)) is None:
         return _text_without_error(run_dir, state, failures)
-    first, *rest = failures
+    rest = [failure for failure in failures if failure is not first]
     kind = f"{first.error_type}: " if first.traceback else ""
     lines = [f"rank {first.rank} failed: {kind}{first.message}"]
     if first.traceback:
@@ -71,8 +118,8 @@ def failure_line(run_dir: Path, state: JobState) -> str:
     if (hang := find_hang(run_dir)) is not None:
         return f"rank {hang.rank} {hang}"
     failures = rank_failures(run_dir)
-    if failures and not _was_killed(state, failures):
-        first, (line, *_) = failures[0], (*failures[0].message.splitlines(), "")
+    if (first := _cause(state, failures)) is not None:
+        line, *_ = (*first.message.splitlines(), "")
         kind = f"{first.error_type}: " if first.traceback else ""
         return f"rank {first.rank}: {kind}{line}"
     return state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
@@ -86,13 +133,6 @@ def _hang_text(run_dir: Path, hang: Hang) -> str:
     if hang.waiting:
         lines.append(f"Waiting for other ranks then: {_ranks(hang.waiting)}.")
     return "\n".join([*lines, f"Its log: {run_dir / log_name(hang.rank)}"])
-
-
-def _was_killed(state: JobState, failures: Sequence[RankFailure]) -> bool:
-    """Whether a rank was killed without a report: the ranks with a report then failed because of it."""
-    if state.rank is None or state.exit_code is None or state.exit_code in SECONDARY_EXIT_CODES:
-        return False
-    return state.exit_code < 0 and state.rank not in {failure.rank for failure in failures}
 
 
 def _text_without_error(run_dir: Path, state: JobState, failures: Sequence[RankFailure]) -> str:

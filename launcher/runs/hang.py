@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.base.files import read_regular
 from launcher.base.units import format_duration
-from launcher.contract.heartbeat import SERVING, SIZE, Heartbeat, heartbeat_name, stacks_name, unpack
+from launcher.contract.heartbeat import (
+    SERVING,
+    SIZE,
+    STOPPED_S,
+    Heartbeat,
+    heartbeat_name,
+    stacks_name,
+    unpack,
+)
 from launcher.contract.job import JobState
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
@@ -32,8 +40,15 @@ class Hang:
     """The stack of its main thread, innermost call first; empty where it was killed without writing one."""
     waiting: tuple[int, ...]
     """The ranks that were waiting for others."""
+    stopped_s: float = 0.0
+    """Seconds for which its process did not run; 0: it did."""
 
     def __str__(self) -> str:
+        if self.stopped_s:
+            return (
+                f"hung {self.heartbeat}: its Python did not run for {format_duration(self.stopped_s)}, as "
+                "when a process is stopped, its node stands still, or C code keeps the GIL (run.timeout_s)"
+            )
         silent = format_duration(self.silent_s)
         if self.heartbeat.is_starting:
             return f"hung {self.heartbeat}: no step within run.start_timeout_s, not heard from for {silent}"
@@ -43,21 +58,40 @@ class Hang:
 def find_hang(run_dir: Path) -> Hang | None:
     """The rank that hung, where a watchdog ended the last start of a run; else None.
 
-    It is the one with the oldest heartbeat, of the ranks that did not wait for another.
+    It is one that did not run any more, whatever it did last; else, of the ranks that did not wait for
+    another, the one with the oldest heartbeat.
     """
     beats = dict(_heartbeats(run_dir))
-    ended = [when for rank in beats if (when := _watchdog_time(run_dir, rank))]
-    if not ended:
+    fired = {rank: when for rank in beats if (when := _watchdog_time(run_dir, rank))}
+    if not fired:
         return None
-    suspects = [rank for rank, beat in beats.items() if _is_suspect(beat, min(ended))] or list(beats)
+    ended = min(fired.values())
+    stopped = _stopped(beats, fired)
+    suspects = list(stopped) or [rank for rank in beats if _is_suspect(beats[rank], ended)] or list(beats)
     hung = min(suspects, key=lambda rank: (beats[rank].time, rank))
     return Hang(
         rank=hung,
         heartbeat=beats[hung],
-        silent_s=max(0.0, min(ended) - beats[hung].time),
+        silent_s=max(0.0, ended - beats[hung].time),
         stack=_main_stack(run_dir / stacks_name(hung)),
         waiting=tuple(sorted(rank for rank, beat in beats.items() if beat.is_waiting and rank != hung)),
+        stopped_s=stopped.get(hung, 0.0),
     )
+
+
+def _stopped(beats: Mapping[int, Heartbeat], fired: Iterable[int]) -> dict[int, float]:
+    """The rank whose process did not run for the longest time before the watchdogs ended the others, and
+    for how long, if any: one that is stopped, such as by a signal or with its node, does not even wait.
+    Whoever ends the job may have let it run on for a moment."""
+    until = max(beats[rank].time + beats[rank].alive_s for rank in fired)
+    stopped = {}
+    for rank, beat in beats.items():
+        if beat.woke > until - STOPPED_S:
+            stopped[rank] = beat.stopped_s
+        elif beat.doing != SERVING and until - (beat.time + beat.alive_s) > STOPPED_S:
+            stopped[rank] = until - (beat.time + beat.alive_s)
+    longest = max(stopped, key=lambda rank: stopped[rank], default=None)
+    return {} if longest is None else {longest: stopped[longest]}
 
 
 def _is_suspect(beat: Heartbeat, ended: float) -> bool:

@@ -10,7 +10,7 @@ from launcher.base import registry
 from launcher.base.files import read_json
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobState
-from launcher.runs.hang import with_hang
+from launcher.runs.failure import with_cause
 from launcher.runs.store import RunDirectory
 
 
@@ -60,7 +60,7 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
     for name, jobs in asked.items():
         answers = registry.load(Executor, name).states([job for _, job in jobs])
         for (index, _), answer in zip(jobs, answers, strict=True):
-            state = with_hang(answer, directories[index].path)
+            state = with_cause(answer, directories[index].path)
             if state != states[index]:
                 directories[index].write_state(state)
                 states[index] = directories[index].status().state()

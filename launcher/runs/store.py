@@ -7,12 +7,14 @@ RUN/job.sh           the command, to read       RUN/status.json              the
 RUN/handle.json      the submitted job          RUN/source/                  its copy of the code
 RUN/inputs.json      digests of data and code that it was started with
 RUN/init_config.json that of train.init_from
+RUN/save_times       how long before its end the ranks have to be told to save
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -223,10 +225,11 @@ def check_idle(directory: RunDirectory) -> None:
             f"{directory.path}: it is not known whether the run has ended. {status.reason.rstrip('.')}. "
             f"See that no process and no job has it, then remove {directory.status_file}."
         )
+    path = shlex.quote(str(directory.path))
     if status.is_active and (job := read_json(directory.handle).get("id")):
         raise JobError(
             f"{directory.path} belongs to job {job}, which has not ended as far as is known. "
-            f"trireme status {directory.path} asks again; trireme cancel {directory.path} ends it."
+            f"trireme status {path} asks again; trireme cancel {path} ends it."
         )
     if status.is_active and status.is_followed:
         raise JobError(f"{directory.path} is in use by a running process (process {status.pid})")

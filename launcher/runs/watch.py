@@ -21,8 +21,8 @@ from types import FrameType
 from launcher.base.units import format_duration
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
-from launcher.runs.failure import rank_failures
-from launcher.runs.hang import all_have_begun, find_hang, with_hang
+from launcher.runs.failure import rank_failures, with_cause
+from launcher.runs.hang import all_have_begun, find_hang
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _AT_ONCE = (signal.SIGINT, signal.SIGTERM)
@@ -87,23 +87,20 @@ def follow(
 ) -> JobState:
     """Starts a job and returns its final state; in any case none of its ranks is left.
 
-    ``on_tick`` is called about ten times a second, and once after the end. A closed pipe on our output
-    is a request to stop; a terminal that is gone is none where the signal of that is ignored.
+    ``on_tick`` is called about ten times a second, and once after the end. The job goes on where nobody reads
+    our output any more.
     """
     handle = executor.submit(script)
     try:
         while (state := executor.state(handle)).phase in ("pending", "running"):
             if stop.signal is not None:
                 return _stopped(executor, handle, script, stop, on_tick, warn)
-            try:
-                with surviving_lost_terminal():
-                    on_tick()
-            except BrokenPipeError:
-                stop.receive(signal.SIGPIPE, None)
+            with surviving_lost_output(reader=True):
+                on_tick()
             time.sleep(_INTERVAL_S)
-        with surviving_lost_terminal():
+        with surviving_lost_output(reader=True):
             on_tick()
-        return with_hang(state, Path(script.run_dir))
+        return with_cause(state, Path(script.run_dir))
     finally:
         executor.cancel(handle)
 
@@ -151,17 +148,18 @@ def _stopped(
     _drop_lost_output()
     run_dir = Path(script.run_dir)
     if state.phase == "failed" and all_have_begun(run_dir) and (rank_failures(run_dir) or find_hang(run_dir)):
-        return with_hang(state, run_dir)
+        return with_cause(state, run_dir)
     return ended
 
 
 @contextmanager
-def surviving_lost_terminal() -> Iterator[None]:
-    """Drops what is printed inside, and all that follows, once the terminal that it goes to is gone."""
+def surviving_lost_output(*, reader: bool) -> Iterator[None]:
+    """Drops what is printed inside, and all that follows, once the terminal that it goes to is gone; with
+    ``reader`` also once the program that reads it is."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno not in ((errno.EIO, errno.EPIPE) if reader else (errno.EIO,)):
             raise
         _drop_lost_output()
 

@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from launcher.base.registry import resolve
+from launcher.contract.heartbeat import heartbeat_name, unpack
 from launcher.contract.plan import Plan
 from launcher.runs.hang import find_hang
 from launcher.runtime.model.build import build_chunks
@@ -29,7 +30,7 @@ from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute, there
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.servers import servers_job
-from tests.helpers.waiting import at_this_load
+from tests.helpers.waiting import at_this_load, wait_until
 
 TIMEOUT_S = 2.5
 START_TIMEOUT_S = 20.0
@@ -227,3 +228,39 @@ def test_a_server_that_waits_without_a_beat_would_be_ended(tmp_path: Path) -> No
     with pytest.raises(RankError):
         run_ranks(plan.world_size, served, plan, tmp_path, wait_without_a_beat)
     assert there(find_hang(tmp_path)).rank == 2
+
+
+def stopped_for(seconds: float, run_dir: Path, out: int) -> None:
+    """A rank that waits, whose process is stopped and goes on."""
+    heart = HeartbeatWriter(run_dir, 0, 60.0, 60.0)
+    heart.beat("dp")
+    os.write(out, b"1")
+    time.sleep(seconds)
+
+
+def test_a_process_that_waits_proves_that_it_runs_and_one_that_was_stopped_that_it_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.runtime.process.heartbeat._ALIVE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("launcher.runtime.process.heartbeat.STOPPED_S", 0.5)
+    ready, out = os.pipe()
+    if (child := os.fork()) == 0:
+        stopped_for(60.0, tmp_path, out)
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        path = tmp_path / heartbeat_name(0)
+        wait_until(lambda: unpack(path.read_bytes()).alive_s > 0.1)
+        assert unpack(path.read_bytes()).woke == 0
+        os.kill(child, signal.SIGSTOP)
+        seen = unpack(path.read_bytes()).alive_s
+        time.sleep(1.0)
+        assert unpack(path.read_bytes()).alive_s <= seen + 0.1
+        os.kill(child, signal.SIGCONT)
+        wait_until(lambda: unpack(path.read_bytes()).woke > 0)
+        assert unpack(path.read_bytes()).stopped_s == pytest.approx(1.0, abs=0.45)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(out)

@@ -94,7 +94,7 @@ def infinite_loss(rank: int, plan: Plan) -> None:
 
 
 def test_without_a_loss_scale_a_gradient_that_is_not_finite_ends_the_run() -> None:
-    with pytest.raises(RankError, match=r"gradient of step 0 is not finite \(nan\); try a smaller optim\.lr"):
+    with pytest.raises(RankError, match=r"gradient of step 1 is not finite \(nan\); try a smaller optim\.lr"):
         run_ranks(1, infinite_loss, job())
 
 

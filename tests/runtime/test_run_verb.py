@@ -243,3 +243,21 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on_from_its_checkpoint(star
     (set_aside,) = (tmp_path / "mine").glob("exit.*")
     assert set_aside.stat().st_ctime - (tmp_path / "hung").stat().st_mtime < TIMEOUT_S + at_this_load(SOON_S)
     assert len(losses(tmp_path / "mine")) >= 20
+
+
+def test_the_group_may_read_a_shared_run_and_write_nothing_in_it(start, tmp_path):
+    """A colleague reads the log, the measurements and the checkpoints, whatever the umask."""
+    shared = ("site.group_access=read", "train.num_steps=4", "train.checkpoint_interval=2", "--no-baseline")
+    process = start("run.dir=shared", *shared, preexec_fn=lambda: os.umask(0o077))
+    _, error = process.communicate()
+    assert process.returncode == 0, error
+    run_dir = tmp_path / "shared"
+    modes = {
+        str(path.relative_to(run_dir)): path.stat().st_mode & 0o777 for path in [run_dir, *run_dir.rglob("*")]
+    }
+    alone = {name for name, mode in modes.items() if not mode & 0o040}
+    assert {name for name in alone if not name.startswith("logs/torchrun/")} <= {"rendezvous"}
+    assert not any(mode & 0o027 & ~0o050 for mode in modes.values())
+    assert {"logs/rank-0.log", "metrics/rank-00000.jsonl", "checkpoints/step-00000004/shard-00000.json"} <= {
+        *modes
+    }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 
 from launcher.base.errors import JobError
 from launcher.base.files import bring_to_disk
+from launcher.contract.job import SAVE_TIMES, needed_lead_s
 from launcher.contract.plan import Plan
 from launcher.runtime.checkpoint import saving, shard
 from launcher.runtime.checkpoint import store as checkpoint
@@ -254,3 +257,23 @@ def test_a_shard_that_a_rank_could_not_write_is_not_waited_for(tmp_path: Path) -
     shard.write_failure(folder, 3, OSError("Input/output error"))
     with pytest.raises(JobError, match="shard-00003 was not written: Input/output error"):
         checkpoint.complete(tmp_path, 1, num_shards=4, timeout_s=60)
+
+
+def save_slowly(rank: int) -> None:
+    write = inside(saving).save_shard
+
+    def slow(*args: Any) -> int:
+        time.sleep(0.5)
+        return write(*args)
+
+    substitute(saving, "save_shard", slow)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_how_long_the_ranks_need_to_save_is_written_as_they_find_out(tmp_path: Path, is_async: bool) -> None:
+    """The newest line has the longest: the save for the end, and the save or the step that it waits for."""
+    run_ranks(1, trained, planned(is_async=is_async), tmp_path, save_slowly)
+    lines = (tmp_path / SAVE_TIMES).read_text().splitlines()
+    assert all(re.fullmatch(r"\d+ step \d+\.\d{3} s, save \d+\.\d{3} s", line) for line in lines)
+    assert float(lines[-1].split()[-2]) >= 0.5
+    assert needed_lead_s(tmp_path) == int(lines[-1].split()[0]) >= 30 + 1.5 * 2 * 0.5

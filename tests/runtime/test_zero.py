@@ -157,7 +157,7 @@ def a_step_with_a_weight_that_is_no_number(rank: int, plan: Plan) -> None:
 @pytest.mark.parametrize("stage", [1, 2])
 def test_a_gradient_that_is_not_finite_ends_the_run(stage: int) -> None:
     plan = job(model=GPT, parallel={"dp": 2, "zero_stage": stage})
-    with pytest.raises(RankError, match=r"gradient of step 0 is not finite .* try a smaller optim\.lr"):
+    with pytest.raises(RankError, match=r"gradient of step 1 is not finite .* try a smaller optim\.lr"):
         run_ranks(2, a_step_with_a_weight_that_is_no_number, plan)
 
 

@@ -149,6 +149,42 @@ def test_a_failed_rank_is_named_with_its_exit_code_though_srun_ends_the_others(s
     assert "rank 3 ended with exit code 17" in slurm.trireme("status", "run")
 
 
+CONNECTED = f"""exec {sys.executable} - "$run" <<'PYTHON'
+import json, os, pathlib, signal, sys, time
+run, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+how, guilty = os.environ["HOW"], int(os.environ["GUILTY"])
+(run / f"up-{{rank}}").touch()
+while len(list(run.glob("up-*"))) < 4:
+    time.sleep(0.02)
+gone = run / "gone"
+def fail(kind, message):
+    record = {{"rank": rank, "time": time.time(), "error_type": kind, "message": message, "traceback": ""}}
+    (run / "exit" / f"rank-{{rank}}.json").write_text(json.dumps(record))
+    os._exit(1)
+if rank == guilty:
+    gone.touch()
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    fail("out of memory", "DefaultCPUAllocator: can't allocate memory")
+if how != "killed" and rank == (guilty + 1) % 4:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one that saves: it is killed later
+    time.sleep(60)
+while not gone.exists():
+    time.sleep(0.001)
+fail("RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:30117")
+PYTHON"""
+
+
+@pytest.mark.parametrize(("guilty", "how"), [*((rank, "killed") for rank in range(4)), (3, "out of memory")])
+def test_the_rank_that_is_the_cause_is_named_whoever_is_seen_to_end_first(slurm, how, guilty):
+    """Those that lose their connection end at the same time; one that hears nothing is killed last."""
+    slurm.submit(CONNECTED, f"+site.env.HOW='{how}'", f"+site.env.GUILTY='{guilty}'")
+    output = slurm.trireme("wait", "run", code=1)
+    ended = "killed by signal 9" if how == "killed" else "DefaultCPUAllocator"
+    assert f"rank {guilty} failed: {ended}" in output
+    assert f"rank {guilty}" in slurm.trireme("status", "run")
+
+
 GONE = f"""exec {sys.executable} - "$run" <<'PYTHON'
 import os, pathlib, signal, sys, time
 from launcher.runtime.process.supervise import supervise

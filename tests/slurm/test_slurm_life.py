@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from datetime import datetime, timedelta
 from functools import partial
 
 import pytest
@@ -147,3 +148,62 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     losses, alone = ([record["loss"] for record in steps(*place)] for place in ((run, 2), (base, 0)))
     assert losses == pytest.approx(alone, rel=2e-5)
     assert losses[int(saved) :] != pytest.approx(alone[: 400 - int(saved)], rel=2e-5)  # of a new start
+
+
+SLOW = """
+import time
+from launcher.runtime.process.stop import StopRequest
+
+StopRequest.__init__.__defaults__ = (0.0,)  # the ranks ask each other after every step
+
+def slowed(self, step, *, save=Saver.save):
+    if (self._root.parent / "slow").exists() and step % 20:  # the one that the end of the job asks for
+        time.sleep(600)
+    save(self, step)
+
+def held(self, step_s, *, measure=Saver.measure):
+    if (self._root.parent / "slow").exists() and (self._root / "step-00000020").exists():
+        time.sleep(0.5)
+    measure(self, step_s)
+
+Saver.save, Saver.measure = slowed, held
+"""
+
+
+def test_a_job_whose_save_takes_longer_than_its_time_goes_on_from_the_checkpoint_before(slurm, tree):
+    """With real ranks, beside the same run undisturbed."""
+    text = slurm.folder / "text.txt"
+    text.write_text("In the beginning there was a little text, and it was repeated. " * 200)
+    saving = tree / "launcher" / "runtime" / "checkpoint" / "saving.py"
+    saving.write_text(saving.read_text() + SLOW)
+    data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache", "train.num_steps=60")
+    words = ("site=box", "cluster.nodes=1", "cluster.devices_per_node=2", *SMALL, *data)
+    held = ("+site.options.hold=true", "train.checkpoint_interval=20", "train.async_checkpoint=false")
+    for name in ("run", "undisturbed"):
+        slurm.trireme("submit", "quickstart", *words, *held, f"run.dir={name}", "--no-baseline")
+    run, other = slurm.folder / "run", slurm.folder / "undisturbed"
+    (run / "slow").touch()
+    slurm.ask("scontrol", "release", job_of(run), job_of(other))
+    wait_until((run / "checkpoints" / "step-00000020").exists)
+    end = (datetime.now() + timedelta(seconds=15)).isoformat(timespec="seconds")
+    slurm.ask("scontrol", "update", f"JobId={job_of(run)}", f"EndTime={end}")
+    slurm.ask("scancel", "--batch", "--signal=USR1", job_of(run))
+    log = run / "logs" / "executor.log"
+    wait_until(
+        lambda: "before the end of the job: executor.save_lead_s has to be longer\n" in log.read_text()
+    )
+    slurm.ask("scontrol", "update", f"JobId={job_of(run)}", "TimeLimit=10")
+    wait_until(lambda: len((run / "logs" / "starts").read_text().splitlines()) == 2)
+    (run / "slow").unlink()
+    for name in ("run", "undisturbed"):
+        slurm.trireme("wait", name)
+    assert "resumed after step 20\n" in slurm.trireme("logs", "run", "--rank", "0")
+    made, undisturbed = ([record["loss"] for record in steps(each, 1)][-40:] for each in (run, other))
+    assert made == undisturbed
+    assert made[1:] != undisturbed[:-1]
+    shards = [
+        "checkpoints/step-00000060/shard-00000.safetensors",
+        "checkpoints/step-00000060/shard-00001.safetensors",
+    ]
+    assert [(run / name).read_bytes() for name in shards] == [(other / name).read_bytes() for name in shards]
+    assert (run / shards[0]).read_bytes() != (run / shards[0].replace("60", "40")).read_bytes()

@@ -1,7 +1,10 @@
 import json
+from itertools import permutations
 
-from launcher.contract.job import EXECUTOR_LOG, JobState
-from launcher.runs.failure import failure_line, failure_text, rank_failures
+import pytest
+
+from launcher.contract.job import EXECUTOR_LOG, JobState, RankEnd
+from launcher.runs.failure import failure_line, failure_text, rank_failures, with_cause
 
 
 def leave(run_dir, rank, time, error_type="RuntimeError", message="broken", traceback="Traceback: broken"):
@@ -102,3 +105,71 @@ def test_the_line_of_a_silent_failure_is_how_the_rank_ended(tmp_path):
     state = JobState(phase="failed", exit_code=-9, reason="was killed by SIGKILL", rank=1)
     leave(tmp_path, 0, 7.5, message="Connection closed by peer")
     assert failure_line(tmp_path, state) == "rank 1 was killed by SIGKILL"
+
+
+# The cause, of ranks that end because of each other
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:30117"
+KILLED, FAILED, NATIVE, ENDED = (
+    (-9, "killed by signal 9 (SIGKILL)"),
+    (1, "ended with exit code 1"),
+    (17, "ended with exit code 17"),
+    (-15, "killed by signal 15 (SIGTERM)"),
+)
+
+
+def judged(run_dir, ends):
+    """The rank that is blamed, and its exit code, where ranks have ended so, in this order."""
+    told = [RankEnd(rank=rank, exit_code=code, reason=reason) for rank, (code, reason) in ends]
+    first = told[0]
+    state = JobState(
+        phase="failed", exit_code=first.exit_code, reason=first.reason, rank=first.rank, ends=tuple(told)
+    )
+    judged = with_cause(state, run_dir)
+    assert f"rank {judged.rank}" in failure_text(run_dir, judged).splitlines()[0]
+    assert failure_line(run_dir, judged).startswith(f"rank {judged.rank}")
+    return judged.rank, judged.exit_code
+
+
+def test_a_rank_that_left_no_report_is_the_cause_in_whatever_order_the_others_are_told_of(tmp_path):
+    """One of the others has lost its connection, another one was ended by the starter."""
+    cases = [(order, guilty) for order in permutations(range(4)) for guilty in range(4)]
+    for number, (order, guilty) in enumerate(cases):
+        for end in (KILLED, NATIVE, (-11, "killed by signal 11 (SIGSEGV)")):
+            run_dir = tmp_path / f"{number}{end[0]}"
+            run_dir.mkdir()
+            victims = [rank for rank in order if rank != guilty]
+            leave(run_dir, victims[0], 7.0, message=GLOO)
+            leave(run_dir, victims[1], 7.1, "DistBackendError", "NCCL error: remote process exited")
+            how = {guilty: end, victims[0]: FAILED, victims[1]: FAILED, victims[2]: ENDED}
+            assert judged(run_dir, [(rank, how[rank]) for rank in order]) == (guilty, end[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("out of memory", "tried 9 bytes"), ("ConnectionResetError", "reset by peer")]
+)
+def test_an_error_of_a_ranks_own_is_the_cause_though_others_report_before_and_are_killed(
+    tmp_path, kind, message
+):
+    """A rank that survives the signal to end is killed later."""
+    cases = [(order, guilty) for order in permutations(range(4)) for guilty in range(4)]
+    for number, (order, guilty) in enumerate(cases):
+        run_dir = tmp_path / str(number)
+        run_dir.mkdir()
+        victims = [rank for rank in order if rank != guilty]
+        leave(run_dir, guilty, 7.2, kind, message)
+        leave(run_dir, victims[0], 7.0, message=GLOO)
+        how = {guilty: FAILED, victims[0]: FAILED, victims[1]: ENDED, victims[2]: KILLED}
+        assert judged(run_dir, [(rank, how[rank]) for rank in order]) == (guilty, 1)
+
+
+def test_of_ranks_that_all_lost_a_connection_the_first_is_named(tmp_path):
+    leave(tmp_path, 1, 7.2, message=GLOO)
+    leave(tmp_path, 0, 7.3, message=GLOO)
+    assert judged(tmp_path, [(0, FAILED), (1, FAILED)]) == (1, 1)
+
+
+def test_a_state_that_has_not_failed_is_left_alone(tmp_path):
+    leave(tmp_path, 1, 7.2)
+    state = JobState(phase="running")
+    assert with_cause(state, tmp_path) == state

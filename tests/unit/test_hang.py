@@ -4,7 +4,15 @@ import os
 
 import pytest
 
-from launcher.contract.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
+from launcher.contract.heartbeat import (
+    DOING,
+    SIZE,
+    heartbeat_name,
+    pack_alive,
+    pack_into,
+    pack_woke,
+    stacks_name,
+)
 from launcher.contract.job import JobState
 from launcher.contract.records import RANK_KINDS, SERVER
 from launcher.runs.failure import failure_text
@@ -29,9 +37,11 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def beat(run_dir, rank, time, doing, stacks=None, step=3):
+def beat(run_dir, rank, time, doing, stacks=None, step=3, alive_s=0.0, woke=(0.0, 0.0)):
     data = bytearray(SIZE)
     pack_into(data, time, step, doing.encode())
+    pack_alive(data, alive_s)
+    pack_woke(data, *woke)
     (run_dir / heartbeat_name(rank)).write_bytes(data)
     (run_dir / stacks_name(rank)).write_text(stacks or "")
     os.utime(run_dir / stacks_name(rank), (105.0, 105.0))
@@ -130,3 +140,52 @@ def test_of_many_ranks_that_waited_some_are_named(run_dir):
         beat(run_dir, rank, 100.0 + rank, "dp", STACKS)
     assert "Waiting for other ranks then: rank 1, rank 2, " in failure_text(run_dir, FAILED)
     assert "rank 8, 3 more." in failure_text(run_dir, FAILED)
+
+
+@pytest.mark.parametrize("guilty", range(4))
+@pytest.mark.parametrize("doing", ["dp", "pipeline", "peers", "compute"])
+@pytest.mark.parametrize("began", [99.0, 103.0])
+def test_a_rank_that_was_stopped_while_it_waited_like_the_others_hung(run_dir, guilty, doing, began):
+    """Each waited since another time; only one did not run until the end."""
+    for rank in range(4):
+        if rank == guilty:
+            beat(run_dir, rank, began, doing, alive_s=0.9)
+        else:
+            beat(run_dir, rank, 100.0 + rank, "dp", STACKS, alive_s=10.5 - rank)
+    hang = there(find_hang(run_dir))
+    assert hang.rank == guilty
+    assert str(hang).endswith(
+        f": its Python did not run for {110.5 - began - 0.9:.1f} s, as when a process is stopped, its node "
+        "stands still, or C code keeps the GIL (run.timeout_s)"
+    )
+
+
+@pytest.mark.parametrize("guilty", range(4))
+def test_a_rank_that_ran_on_for_a_moment_when_the_job_was_ended_had_been_stopped(run_dir, guilty):
+    """As Slurm has it: it continues a process before it ends it."""
+    for rank in range(4):
+        if rank == guilty:
+            beat(run_dir, rank, 111.7, "dp", alive_s=0.0, woke=(111.6, 11.0))
+        else:
+            beat(run_dir, rank, 100.0 + rank, "dp", STACKS, alive_s=10.5 - rank)
+    hang = there(find_hang(run_dir))
+    assert (hang.rank, hang.stopped_s) == (guilty, 11.0)
+
+
+def test_a_rank_that_was_stopped_and_went_on_long_before_is_not_blamed(run_dir):
+    beat(run_dir, 0, 100.0, "compute", STACKS, alive_s=10.0)
+    beat(run_dir, 1, 101.0, "dp", alive_s=9.2, woke=(90.0, 30.0))
+    assert there(find_hang(run_dir)).rank == 0
+
+
+def test_ranks_that_all_ran_until_the_end_are_told_apart_by_what_they_did(run_dir):
+    beat(run_dir, 0, 100.0, "pipeline", STACKS, alive_s=10.0)
+    beat(run_dir, 1, 101.0, "compute", alive_s=8.2)
+    beat(run_dir, 2, 101.5, "dp", alive_s=7.9)
+    assert there(find_hang(run_dir)).rank == 1
+
+
+def test_a_rank_that_outlived_the_one_that_was_ended_first_was_not_stopped(run_dir):
+    beat(run_dir, 0, 100.0, "pipeline", STACKS, alive_s=10.0)
+    beat(run_dir, 1, 101.0, "compute", alive_s=60.0)
+    assert there(find_hang(run_dir)).rank == 1

@@ -3,15 +3,19 @@
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import ConfigError, PlanError
 from launcher.runs.render import render
+from launcher_plugins.executors.slurm.continuation import lead_warnings
 from launcher_plugins.executors.slurm.executor import Slurm
+from tests.helpers.slurm_cluster import REPOSITORY
 from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 from tests.helpers.waiting import wait_until
 
@@ -48,7 +52,9 @@ SCONTROL = """#!/bin/bash
 case "$*" in
   'show hostnames node[7-8]') printf 'node7\\nnode8\\n' ;;
   "--oneliner show job "$SLURM_JOB_ID*)
-    echo "JobId=1 JobState=${JOB_STATE:-RUNNING} Reason=No PreemptTime=${PREEMPTED:-None} A=b" ;;
+    if [ -n "$END" ] && grep -qs requeue "$ASKED"; then JOB_STATE=PENDING; fi
+    times="EndTime=${END:-Unknown} PreemptTime=${PREEMPTED:-None}"
+    echo "JobId=1 JobState=${JOB_STATE:-RUNNING} Reason=No $times A=b" ;;
   *) echo "$*" >>"$ASKED" ;;
 esac
 """
@@ -263,6 +269,101 @@ def test_without_checkpoints_a_signal_ends_the_job_as_always(make_plan, tmp_path
     assert "--signal" not in Slurm().render(run.plan, REQUEST).text
 
 
+# A save that takes long
+
+
+def in_s(seconds):
+    """The time of the end of a job that has some seconds left, as Slurm writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def test_a_job_whose_ranks_do_not_save_in_time_is_requeued_before_its_end(life):
+    run = life()
+    slow = RANK.replace("time.sleep(0.2)", "time.sleep(60)")
+    run.write("python", slow.format(python=shlex.quote(sys.executable)))
+    process = run.start(ASKED=str(run.folder / "asked"), END=in_s(9))
+    wait_until((run.run_dir / "up").exists)
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: run.asked() == ["requeue 41"])
+    assert process.poll() is None
+    os.kill(int((run.run_dir / "pid").read_text()), signal.SIGKILL)  # as Slurm does
+    run.end(process)
+    assert run.asked() == ["requeue 41"]
+    assert "before the end of the job: executor.save_lead_s has to be longer\n" in run.done.stdout
+    given_s = int((run.run_dir / "save_times").read_text().split()[0]) // 2
+    assert 1 <= given_s <= 9
+    assert not (run.run_dir / "exit" / "stopped.json").exists()
+
+
+def test_ranks_that_save_in_time_are_not_requeued_by_the_watch_as_well(life):
+    run = life()
+    assert run.once(signal.SIGUSR1, END=in_s(8)) == 75
+    assert run.asked() == ["requeue 41"]
+    assert not (run.run_dir / "save_times").exists()
+
+
+def test_the_script_tells_the_ranks_in_time_without_a_signal_of_slurm(life):
+    run = life("executor.save_lead_s=600")
+    assert run.once(END=in_s(3)) == 75
+    assert run.asked() == ["requeue 41"]
+
+
+@pytest.mark.parametrize(
+    ("time_s", "planned_s", "is_set", "measured", "lead_s"),
+    [
+        (3600, 120, "no", "", 120),
+        (3600, 120, "no", "40 step\n", 120),
+        (3600, 120, "no", "300 step\n240 late\n", 300),
+        (3600, 120, "no", "9000 late\n", 1800),
+        (0, 120, "no", "9000 late\n", 9000),
+        (3600, 20, "yes", "300 step\n", 20),
+    ],
+)
+def test_the_lead_is_what_the_run_has_measured_unless_it_is_set(
+    tmp_path, time_s, planned_s, is_set, measured, lead_s
+):
+    """At most half of the time, where that is known."""
+    (tmp_path / "save_times").write_text(measured)
+    code = (
+        f"run={tmp_path} time={time_s} save_lead_s={planned_s} lead_is_set={is_set}; . slurm/limit.sh; lead"
+    )
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert int(done.stdout) == lead_s
+
+
+def test_a_start_with_a_lead_that_is_too_short_says_so(life):
+    run = life("executor.save_lead_s=3")
+    (run.run_dir / "save_times").write_text("300 step 1 s, save 90 s\n")
+    assert run.once(END=in_s(7)) == 75
+    said = "executor.save_lead_s=3 is too short: as measured, the ranks need 300 s to save\n"
+    assert said in run.done.stdout
+
+
+@pytest.mark.parametrize(
+    ("set_s", "measured", "says"),
+    [
+        ("20", "300 step\n", ["executor.save_lead_s=20 is too short: as measured, the ranks need 300 s"]),
+        ("400", "300 step\n", []),
+        ("0", "300 step\n", []),
+        ("null", "300 step\n", []),
+        ("20", "", []),
+        ("20", "torn", []),
+    ],
+)
+def test_who_submits_again_is_told_of_a_lead_that_is_too_short(make_plan, tmp_path, set_s, measured, says):
+    (tmp_path / "save_times").write_text(measured)
+    plan = make_plan(*TWO_BY_TWO, *SAVES, f"executor.save_lead_s={set_s}")
+    script = Slurm().render(plan, replace(REQUEST, run_dir=str(tmp_path)))
+    told = list(lead_warnings(script))
+    assert [line.partition(" to save. Set executor.save_lead_s=300, or leave")[0] for line in told] == says
+
+
+def test_a_short_limit_has_a_lead_of_a_quarter_of_it(make_plan):
+    text = Slurm().render(make_plan(*TWO_BY_TWO, *SAVES, "site.time_limit=00:02:00"), REQUEST).text
+    assert "#SBATCH --signal=B:USR1@30\n" in text
+    assert "save_lead_s=30\nlead_is_set=no\n" in text
+
+
 # What may be chosen, and what is told of it
 
 
@@ -285,7 +386,7 @@ def test_slurm_is_told_who_requeues_and_when_to_tell_the_ranks(make_plan, overri
     ("overrides", "message"),
     [
         (
-            (*SAVES, "site.time_limit=00:02:00"),
+            (*SAVES, "site.time_limit=00:02:00", "executor.save_lead_s=120"),
             r"executor\.save_lead_s=120: the ranks would be asked to stop as they start, since "
             r"site\.time_limit is 00:02:00\. Set executor\.save_lead_s=30, or a longer",
         ),
@@ -323,7 +424,7 @@ def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message)
             SAVES,
             [
                 "Slurm requeues the job after a preemption and when a node fails, and its own script 120 s "
-                "before its time limit, when the ranks have saved: at most 8 starts "
+                "or more before its time limit, when the ranks have saved: at most 8 starts "
                 "(executor.continuation=requeue)."
             ],
         ),
@@ -339,9 +440,9 @@ def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message)
         (
             (*SAVES, *CHAIN),
             [
-                "It is submitted as 3 jobs. The first ends 120 s before its time limit, when the ranks have "
-                "saved, and the next goes on; those that are not needed are cancelled, and nothing is "
-                "requeued "
+                "It is submitted as 3 jobs. The first ends 120 s or more before its time limit, when the "
+                "ranks have saved, and the next goes on; those that are not needed are cancelled, and "
+                "nothing is requeued "
                 "(executor.continuation=chain)."
             ],
         ),

@@ -12,7 +12,7 @@ from launcher.plan.text import plan_text
 from launcher.runs.render import render
 from launcher_plugins.architectures.decentralized.plan import Decentralized
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.state import first_failed_rank
+from launcher_plugins.executors.slurm.state import rank_ends
 from tests.helpers.slurm_stage import GOLDEN, REQUEST, TWO_BY_TWO, Stage
 
 OWN_NODES = (*TWO_BY_TWO, "+site.roles.server.partition=cpu")
@@ -171,10 +171,12 @@ PARTS = "trireme: ranks from 0 on node[0-1]\ntrireme: ranks from 4 on cpu[1-2]\n
 
 
 def test_the_first_failed_rank_of_a_further_part_is_counted_from_its_first():
-    assert first_failed_rank(f"{PARTS}srun: error: cpu2: task 1: Exited with exit code 17") == (5, 17)
-    assert first_failed_rank(f"{PARTS}srun: error: node1: task 3: Killed") == (3, -9)
+    (end,) = rank_ends(f"{PARTS}srun: error: cpu2: task 1: Exited with exit code 17")
+    assert (end.rank, end.exit_code) == (5, 17)
+    (end,) = rank_ends(f"{PARTS}srun: error: node1: task 3: Killed")
+    assert (end.rank, end.exit_code) == (3, -9)
 
 
 def test_no_rank_is_blamed_where_parts_share_a_node():
     shared = "trireme: ranks from 0 on node0\ntrireme: ranks from 4 on node0\n"
-    assert first_failed_rank(f"{shared}srun: error: node0: task 0: Exited with exit code 17") is None
+    assert rank_ends(f"{shared}srun: error: node0: task 0: Exited with exit code 17") == []

@@ -10,7 +10,7 @@ from launcher_plugins.executors.slurm import executor as slurm
 from launcher_plugins.executors.slurm import queue as slurm_queue
 from launcher_plugins.executors.slurm.commands import CommandResult, removed_names, run_command
 from launcher_plugins.executors.slurm.executor import Slurm
-from launcher_plugins.executors.slurm.state import first_failed_rank, from_record, read_sacct, read_squeue
+from launcher_plugins.executors.slurm.state import from_record, rank_ends, read_sacct, read_squeue
 
 LIVE = "7                  |{:20}|{:12}|0       |{:60}"
 FORGOTTEN = CommandResult(code=1, output="", error="slurm_load_jobs error: Invalid job id specified")
@@ -116,12 +116,33 @@ def test_a_record_counts_only_for_its_own_job():
 )
 def test_srun_names_the_rank_that_ended_first(line, rank, code):
     others = "\nsrun: error: node0: tasks 0-1: Terminated\n"
-    assert first_failed_rank(f"srun: launch/slurm: x\n{line}{others}") == (rank, code)
-    assert first_failed_rank(f"{others.lstrip()}{line}") == (rank, code)
+    for output in (f"srun: launch/slurm: x\n{line}{others}", f"{others.lstrip()}{line}"):
+        first = rank_ends(output)[0]
+        assert (first.rank, first.exit_code) == (rank, code)
+
+
+KILLED_FOR_MEMORY = """\
+slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.
+srun: error: node0: tasks 0-1: Exited with exit code 1
+srun: error: node1: task 3: Out Of Memory
+srun: error: node1: task 2: Terminated
+"""
+
+
+def test_every_rank_that_srun_names_is_known_with_its_end_and_who_ran_out_of_memory():
+    ends = [(end.rank, end.reason) for end in rank_ends(KILLED_FOR_MEMORY)]
+    assert ends == [
+        (0, "ended with exit code 1"),
+        (1, "ended with exit code 1"),
+        (3, "killed by signal 9 (SIGKILL): memory ran out, as Slurm has seen"),
+        (2, "killed by signal 15 (SIGTERM)"),
+    ]
+    (end,) = rank_ends("srun: error: node1: task 3: Killed")
+    assert end.reason == "killed by signal 9 (SIGKILL)"
 
 
 def test_a_log_without_an_error_names_nobody():
-    assert first_failed_rank("trireme: job 7\nall is well\n") is None
+    assert rank_ends("trireme: job 7\nall is well\n") == []
 
 
 class Answers:
@@ -424,3 +445,17 @@ def test_a_run_that_saved_and_has_no_start_left_says_how_to_go_on(monkeypatch, h
     failed = CommandResult(code=0, output=LIVE.format("FAILED", str(75 << 8), "NonZeroExitCode"), error="")
     found = state(monkeypatch, handle, squeue=failed)
     assert found.reason == "interrupted, saved after step 40: trireme submit --resume resumes it"
+
+
+@pytest.mark.parametrize(
+    ("is_late", "rest"), [(True, " before its ranks had saved (executor.save_lead_s)"), (False, "")]
+)
+def test_a_limit_that_came_before_the_ranks_had_saved_is_told_as_such(
+    monkeypatch, handle, tmp_path, is_late, rest
+):
+    (tmp_path / EXECUTOR_LOG).write_text("trireme: job 7, restart 0, by srun: rendezvous 7.0 at a:1\n")
+    if is_late:
+        (tmp_path / "exit" / "late").touch()
+    failed = CommandResult(code=0, output=LIVE.format("TIMEOUT", "15", "TimeLimit"), error="")
+    found = state(monkeypatch, handle, squeue=failed)
+    assert found.reason == f"reached its time limit (site.time_limit){rest}"

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.app import lifecycle
+from launcher.app.request import Request
 from launcher.app.sweep import planning
+from launcher.app.sweep.run import run_sweep
 from launcher.base.errors import ConfigError, LauncherError
 from launcher.base.files import read_json
 from launcher.cli.main import main
@@ -125,7 +127,7 @@ def test_one_that_ends_out_of_memory_as_planned_is_a_failure_unless_it_is_to_sho
     forced = ("parallel.pp=2,4", "device.memory_bytes=1", "device.memory_check=warn", "--no-baseline")
     sweep.ends, sweep.reports = {"pp_4": FAILED}, {"pp_4": full}
     assert sweep.run(*forced) == 1
-    assert "pp=4: rank 1 ended with exit code 3\n" in capsys.readouterr().out
+    assert "pp=4: rank 1: out of memory: no more\n" in capsys.readouterr().out
     assert main(["wait", str(sweep.folder)]) == 1
     assert "2 points: 1 succeeded, 1 failed\n" in capsys.readouterr().out
     sweep.folder.rename(sweep.folder.with_name("first"))
@@ -160,6 +162,37 @@ def test_retry_runs_again_only_what_has_not_succeeded_and_keeps_what_was_left(sw
     assert (aside / "rank-0.log").read_text() == "the first attempt\n"
     assert main(["sweep", "retry", "mine"]) == 0
     assert capsys.readouterr().out.endswith("runs/mine: no point has failed or is left to start\n")
+
+
+def test_retry_makes_a_baseline_again_that_failed(sweep, capsys):
+    sweep.ends = {"baseline": FAILED}
+    sweep.run("parallel.pp=2,4")
+    sweep.ends, sweep.starts[:] = {}, []
+    assert main(["sweep", "retry", "mine", "--no-baseline"]) == 0
+    assert sweep.starts == []
+    assert main(["sweep", "retry", "mine"]) == 0
+    (base,) = sweep.starts
+    assert base.startswith("quickstart-baseline-")
+    named = {read_json(sweep.folder / name / "job.json")["baseline"] for name in ("0-pp_2", "1-pp_4")}
+    assert named == {f"../../{base}"}
+    output = capsys.readouterr().out
+    assert "the failed baseline of 2 points again\n" in output
+    assert table(output)["pp=4"][2] == "4.00"
+
+
+def test_retry_makes_no_baseline_that_nobody_wanted(sweep, capsys):
+    sweep.run("parallel.pp=2,4", "--no-baseline")
+    sweep.starts[:] = []
+    assert main(["sweep", "retry", "mine"]) == 0
+    assert sweep.starts == []
+
+
+def test_the_command_that_retries_quotes_a_path_with_a_space(sweep, capsys):
+    sweep.ends = {"pp_2": FAILED}
+    assert main(["sweep", "run", "quickstart", *SMALL, "parallel.pp=2,4", "run.dir='my runs'"]) == 1
+    assert "  trireme sweep retry 'my runs'\n" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"or go on with: trireme sweep retry 'my runs'"):
+        run_sweep(Request(recipe="quickstart", overrides=(*SMALL, "parallel.pp=2,4", "run.dir='my runs'")))
 
 
 def test_retry_goes_on_from_what_is_saved(sweep):

@@ -172,12 +172,23 @@ def test_without_a_killed_rank_torchruns_first_one_is_guilty():
     )
 
 
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (9, "torchrun was killed by signal 9 (SIGKILL), as the kernel does when memory runs out"),
+        (11, "torchrun was killed by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_a_starter_that_is_killed_is_told_by_the_name_of_the_signal(number, reason):
+    assert failed_state("", -number) == JobState(phase="failed", exit_code=-number, reason=reason)
+
+
 def test_a_starter_that_fails_by_itself_is_told_by_its_last_line():
     state = failed_state("usage: run.py\nrun.py: error: unrecognized arguments\n", 2)
     assert state == JobState(
         phase="failed",
         exit_code=2,
-        reason="torchrun ended with code 2: run.py: error: unrecognized arguments",
+        reason="torchrun ended with exit code 2: run.py: error: unrecognized arguments",
     )
 
 

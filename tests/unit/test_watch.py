@@ -11,7 +11,7 @@ import pytest
 from launcher.contract.heartbeat import SIZE, pack_into
 from launcher.contract.job import JobHandle, JobScript, JobState
 from launcher.runs.watch import follow, stop_signals
-from tests.helpers.objects import inside
+from tests.helpers.objects import inside, there
 
 SCRIPT = JobScript(argv=("x",), environment={}, run_dir="/runs/a")
 
@@ -184,20 +184,9 @@ def test_a_save_that_fails_is_told_and_a_start_that_is_cut_short_is_none(clock, 
     assert stopped(executor, script)[0].phase == phase
 
 
-def test_a_reader_of_the_output_that_is_gone_is_a_request_to_stop(clock, tmp_path):
-    executor = Saving("running", after=["running", "succeeded"])
-
-    def tick():
-        raise BrokenPipeError
-
-    with stop_signals() as stop:
-        script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
-        state = follow(inside(executor), script, stop, tick, print)
-    assert (state.reason, state.exit_code, executor.told) == ("SIGPIPE", 141, 1)
-
-
-def test_a_terminal_that_is_gone_ends_nothing_and_what_else_goes_wrong_does():
-    lost = [errno.EIO, errno.ENOSPC]
+@pytest.mark.parametrize("code", [errno.EIO, errno.EPIPE])
+def test_a_terminal_or_reader_that_is_gone_ends_nothing_and_what_else_goes_wrong_does(code):
+    lost = [code, errno.ENOSPC]
 
     def tick():
         raise OSError(lost[0], "")
@@ -242,3 +231,26 @@ def test_a_closed_terminal_is_a_request_to_stop():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "129\n"
+
+
+@pytest.mark.parametrize(("goes_on", "ends"), [(True, "told\n"), (False, "Broken pipe\n")])
+def test_what_is_said_to_a_reader_that_has_gone_is_dropped_where_the_work_goes_on(goes_on, ends):
+    code = (
+        "import sys\n"
+        "from launcher.app.output import Output\n"
+        "sys.stdin.read()\n"
+        "try:\n"
+        f"    Output(goes_on={goes_on}).say('one')\n"
+        "    Output().say('two')\n"
+        "    print('told', file=sys.stderr)\n"
+        "except BrokenPipeError as error:\n"
+        "    print(error.strerror, file=sys.stderr)\n"
+        "    import os; os._exit(0)\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        there(process.stdout).close()
+        there(process.stdin).close()
+        assert there(process.stderr).read() == ends

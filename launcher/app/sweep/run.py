@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.app.baseline import Baseline, ensure_baseline, train_baseline
+from launcher.app.baseline import Baseline, ensure_baseline, has_failed_baseline, train_baseline
 from launcher.app.lifecycle import (
     PreparedRun,
     failed_unless_ended,
@@ -79,26 +79,41 @@ def run_sweep(given: Request, output: Output = TERMINAL) -> SweepRun:
 
 
 def retry_sweep(sweep: Sweep, given: Request, output: Output = TERMINAL) -> SweepRun:
-    """Runs those points of a sweep again that failed or did not start; `given` says how, not what.
+    """Runs those points of a sweep again that failed or did not start, and the baseline of the others where
+    that failed; `given` says how, not what.
 
     Raises:
         LauncherError: when a point is still going, or none can be started.
     """
-    points = [point for point in with_results(sweep) if point.state_text in _TO_RETRY]
-    if not points:
+    found = with_results(sweep)
+    points = [point for point in found if point.state_text in _TO_RETRY]
+    lacking = _without_baseline(found) if given.wants_baseline else []
+    if not points and not lacking:
         output.say(f"{shown(sweep.path)}: no point has failed or is left to start")
         return SweepRun(sweep=sweep, exit_code=0)
-    output.say(f"{counted(len(points), 'point')} of {len(sweep.points)} again, in {shown(sweep.path)}")
-    if not starts_here(points):
-        resubmit(sweep, points, given, output)
+    if points:
+        output.say(f"{counted(len(points), 'point')} of {len(sweep.points)} again, in {shown(sweep.path)}")
+    if lacking:
+        output.say(f"the failed baseline of {counted(len(lacking), 'point')} again")
+    if not starts_here([*points, *(point for point, _ in lacking)]):
+        resubmit(sweep, points, lacking, given, output)
         return _submitted(sweep, points)
     if given.at_once is not None:
         raise LauncherError("--at-once has no effect on a sweep on this machine: its points run one by one.")
     runs = reset_runs(points, given)
     for _, run in runs:
         run.directory.write_status("prepared")
-    code = train_points(sweep, runs, origin_of(sweep.recipe), output, wants_baseline=given.wants_baseline)
+    code = train_points(
+        sweep, runs, origin_of(sweep.recipe), output, wants_baseline=given.wants_baseline, lacking=lacking
+    )
     return SweepRun(sweep=sweep, exit_code=code)
+
+
+def _without_baseline(found: Sequence[Point]) -> list[PointRun]:
+    """The points that have succeeded, and whose baseline failed."""
+    done = [point for point in found if point.state_text == "succeeded"]
+    runs = [(point, PreparedRun(plan=point.plan, directory=point.directory)) for point in done]
+    return [item for item in runs if has_failed_baseline(item[1])]
 
 
 def _check_local(given: Request) -> None:
@@ -121,13 +136,21 @@ def _submitted(sweep: Sweep, points: Sequence[Point]) -> SweepRun:
 
 
 def train_points(
-    sweep: Sweep, runs: Sequence[PointRun], origin: Origin, output: Output, *, wants_baseline: bool
+    sweep: Sweep,
+    runs: Sequence[PointRun],
+    origin: Origin,
+    output: Output,
+    *,
+    wants_baseline: bool,
+    lacking: Sequence[PointRun] = (),
 ) -> int:
-    """Trains points one after the other, those on one device first, and says the results.
+    """Trains points one after the other, those on one device first, and then the baseline of those that are
+    done and lack it, and says the results.
 
     A failure is reported at once and ends no other point. Returns the exit code: that of a request to stop,
     1 when a point failed, else 0.
     """
+    output = replace(output, goes_on=True)
     order = sorted(runs, key=lambda item: item[1].plan.world_size > 1)  # a baseline for the others
     has_failed = False
     with stop_signals() as stop:
@@ -137,6 +160,9 @@ def train_points(
                 break
             output.say(f"\n[{number}/{len(order)}] {point.label}, in {shown(run.directory.path)}")
             has_failed |= _train(point, run, baselines if wants_baseline else None, stop, output)
+        for point, run in lacking:
+            if stop.signal is None:
+                baselines.ensure(point, run)
         output.say("")
         say_results(sweep, output)
         if stop.signal is not None:

@@ -10,11 +10,13 @@ The state of a point is read from its run directory, and kept nowhere else.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from launcher.app.lifecycle import share_run
 from launcher.app.lookup import DEFAULT_ROOT, sweep_at
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.base.errors import LauncherError, did_you_mean
@@ -47,8 +49,9 @@ def make_sweep(planned: PlannedSweep) -> Sweep:
     config, count = planned.points[0].plan.config, len(planned.points)
     fix = "Give another run.dir."
     if config.run.dir and (absolute(config.run.dir) / SWEEP_FILE).is_file():
-        fix = f"Give another run.dir, or go on with: trireme sweep retry {config.run.dir}"
+        fix = f"Give another run.dir, or go on with: trireme sweep retry {shlex.quote(config.run.dir)}"
     path = new_folder(config.run, f"{config.name}-sweep", (TASKS,), kind="sweep", fix=fix)
+    share_run(path, config.site)
     for point in planned.points:
         (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
     content = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.app.baseline import ensure_baseline, submit_baseline
+from launcher.app.baseline import ensure_baseline, has_failed_baseline, submit_baseline
 from launcher.app.launch import submitted_origin, tree_notes
 from launcher.app.lifecycle import (
     PreparedRun,
@@ -53,16 +54,20 @@ def submit_points(planned: PlannedSweep, given: Request, output: Output) -> Swee
     return sweep
 
 
-def resubmit(sweep: Sweep, points: Sequence[Point], given: Request, output: Output) -> None:
-    """Submits points again, with the code that is frozen in the sweep.
+def resubmit(
+    sweep: Sweep, points: Sequence[Point], lacking: Sequence[PointRun], given: Request, output: Output
+) -> None:
+    """Submits points again, and the baseline of points that are done and lack it, with the code that is
+    frozen in the sweep.
 
     Raises:
         LauncherError: when a point is still going, or none was submitted.
     """
     runs = reset_runs(points, given, sweep.path)
-    ids = _submit(sweep, runs, at_once_of(points, given), output)
+    ids = _submit(sweep, runs, at_once_of(points, given), output) if runs else []
     if given.wants_baseline:
-        missing = [item for item in runs if read_json(item[1].directory.job).get("baseline") is None]
+        unnamed = (item for item in runs if read_json(item[1].directory.job).get("baseline") is None)
+        missing = [*(item for item in runs if has_failed_baseline(item[1])), *unnamed, *lacking]
         _settle_baselines(sweep, missing, origin_of(sweep.recipe), ids, output)
 
 
@@ -104,7 +109,7 @@ def _submit(sweep: Sweep, runs: Sequence[PointRun], at_once: int | None, output:
         how = f"submitted as the job array {handle.id} of {counted(len(runs), 'task')}"
     num_jobs = len(ids) if grouped is None else len(runs)
     limit = f", {at_once} at a time" if at_once and at_once < num_jobs else ""
-    path = shown(sweep.path)
+    path = shlex.quote(shown(sweep.path))
     output.say(f"{how}{limit}")
     output.say(f"  trireme sweep status {path}\n  trireme sweep retry {path}\n  trireme sweep best {path}")
     return ids

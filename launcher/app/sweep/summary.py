@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from launcher.base.errors import LauncherError
 from launcher.base.units import counted, format_count
 from launcher.report.claims import Promise, claims
 from launcher.report.runs import load_run, named_base, read_plan
-from launcher.runs.failure import out_of_memory_ranks
+from launcher.runs.failure import failure_line, out_of_memory_ranks
 from launcher.runs.state import current_state, current_states
 from launcher.runs.status import ACTIVE
 from launcher.runs.store import RunDirectory
@@ -41,7 +42,7 @@ def say_results(sweep: Sweep, output: Output) -> list[Point]:
     refused = f"; {len(sweep.refused)} more refused" if sweep.refused else ""
     output.say(f"\n{counted(len(found), 'point')}: {_text(counts)}{refused}")
     if counts["failed"] + counts["cancelled"] + counts["not started"]:
-        output.say(f"  trireme sweep retry {shown(sweep.path)}")
+        output.say(f"  trireme sweep retry {shlex.quote(shown(sweep.path))}")
     return found
 
 
@@ -89,7 +90,9 @@ def _details(found: Sequence[Point]) -> Iterator[str]:
     for point in found:
         if point.state_text == "running":
             yield f"{point.label}: step {last_step(point.directory) or 0} {point.state.reason}".rstrip()
-        elif point.state_text in ("failed", "cancelled") and point.state.reason:
+        elif point.state_text == "failed":
+            yield f"{point.label}: {failure_line(point.directory.path, point.state)}"
+        elif point.state_text == "cancelled" and point.state.reason:
             rank = "" if point.state.rank is None else f"rank {point.state.rank} "
             yield f"{point.label}: {rank}{point.state.reason}"
         elif point.problem and point.measured is None:

@@ -11,7 +11,9 @@ def run(given: Namespace) -> int:
     """Plans the recipe, starts its ranks on this machine, shows the training live, and ends with the
     speedup against one device. Everything is kept in the run directory: run.dir, or a new one under
     run.root. Ctrl-C ends all ranks; with train.checkpoint_interval they save first, which is waited for
-    at most executor.save_wait_s, and a second Ctrl-C ends them at once. SIGTERM and SIGUSR1 do the same.
+    at most executor.save_wait_s, and a second Ctrl-C ends them at once. SIGTERM and SIGUSR1 do the same,
+    and so does a terminal that is closed, but not under nohup. The training goes on without output where
+    its reader ends, as in `trireme run quickstart | grep -m1 step`.
 
     The exit code is 0 when every rank succeeded, 1 when one failed, 2 when nothing could be started,
     and 130 after Ctrl-C.

@@ -27,7 +27,8 @@ def sweep(given: Namespace) -> int:
       run     runs the points: here one after the other, or on Slurm with site= or executor=slurm, as one job
               array where all ask for the same resources, else as a job each. One that fails ends no other.
       status  how the points stand, and what was measured, beside what was predicted
-      retry   runs those again that failed or did not start; each resumes from its last checkpoint
+      retry   runs those again that failed or did not start, and a baseline that failed; each point resumes
+              from its last checkpoint
       best    the fastest point, and the command that runs it
 
     SWEEP is the sweep's directory, its name below runs/, or a recipe for its newest sweep; without it the

@@ -26,6 +26,7 @@ from launcher.base.errors import JobError, LauncherError
 from launcher.base.files import write_whole
 from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.heartbeat import PEERS, RESTORING
+from launcher.contract.job import SAVE_TIMES, lead_s
 from launcher.runtime.api import GlobalFragment, RankContext, Stateful
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.shard import save_shard, write_failure
@@ -48,6 +49,10 @@ class Saver:
         self._copy = HostCopy()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._began = 0.0
+        self._step_s = self._save_s = 0.0
+        """The longest step and the longest save until now."""
+        self._lead_s = 0
 
     def check_writable(self) -> None:
         """Checks that checkpoints can be written, where the run saves some.
@@ -64,9 +69,23 @@ class Saver:
         except OSError as error:
             raise JobError(f"no checkpoint can be written in {self._root}: {error.strerror}") from None
 
+    def measure(self, step_s: float) -> None:
+        """Takes note of the time of a step, and writes how long the ranks need to save and end where that has
+        grown: whoever ends a run in time goes by it. A signal may come just after a save has begun in the
+        background, which the one for the end then waits for."""
+        self._step_s = max(self._step_s, step_s)
+        num_saves = 2 if self._settings.async_checkpoint else 1
+        needed_s = lead_s(step_s=self._step_s, save_s=self._save_s, num_saves=num_saves)
+        if not (self._is_first and self._settings.checkpoint_interval and needed_s > 1.05 * self._lead_s):
+            return
+        self._lead_s = needed_s
+        with (self._root.parent / SAVE_TIMES).open("a", encoding="utf-8") as file:
+            file.write(f"{needed_s} step {self._step_s:.3f} s, save {self._save_s:.3f} s\n")
+
     def save(self, step: int) -> None:
         """Saves the state after ``step`` steps, in the background where the run is set so. Collective."""
         self.wait()
+        self._began = time.perf_counter()
         if self._is_first:
             try:
                 checkpoint.unfinished_folder(self._root, step)
@@ -117,6 +136,7 @@ class Saver:
             if self._is_first:
                 checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s)
                 checkpoint.prune(self._root, step, self._settings.keep_checkpoints)
+                self._save_s = max(self._save_s, time.perf_counter() - self._began)
                 log(f"checkpoint after step {step}: complete, {counted(num_shards, 'shard')}")
         except Exception as error:  # of any kind: the training has to see it
             write_failure(folder, self._ctx.plan.rank, error)

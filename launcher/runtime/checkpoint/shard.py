@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from launcher.base.errors import JobError
-from launcher.base.files import bring_to_disk, write_whole
+from launcher.base.files import bring_to_disk, share_alike, write_whole
 from launcher.runtime.api import GlobalFragment
 
 VERSION = 1
@@ -42,6 +42,7 @@ def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> 
         box = {"global_shape": where.shape, "offset": where.offset, "shape": shape}
         pieces.append({"key": key, "name": where.name, **box})
     save_file(tensors, shard)
+    share_alike(shard, folder.parent.parent)  # it has made it for the owner alone
     bring_to_disk(shard)
     _check_written(shard, tensors)
     index = {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import faulthandler
 import mmap
+import threading
 import time
 from pathlib import Path
 
 from launcher.contract.config import RunConfig
-from launcher.contract.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
+from launcher.contract.heartbeat import (
+    DOING,
+    SIZE,
+    STOPPED_S,
+    heartbeat_name,
+    pack_alive,
+    pack_into,
+    pack_woke,
+    stacks_name,
+)
 from launcher.contract.records import OTHER
 
 MESSAGE_GRACE_S = 2.0
 """How much longer than the watchdog a message waits for a hung rank: the watchdog reports where it waited."""
+_ALIVE_INTERVAL_S = 1.0
+"""Time between two proofs that the process runs, by a thread: one that waits for others does, too."""
 _MOST_BETWEEN_S = 1.0
 """Longest time between two resets of the watchdog, which may fire as much too early: a reset takes too long
 to be done at every beat."""
@@ -45,15 +57,28 @@ class HeartbeatWriter:
         self._set_at = float("inf")
         """When the watchdog was last reset."""
         self.step = -1
+        self._is_closed = threading.Event()
         self.beat(OTHER)
+        self._living = threading.Thread(target=self._live, name="heartbeat", daemon=True)
+        self._living.start()
         faulthandler.dump_traceback_later(start_timeout_s, exit=True, file=self._stacks)
 
     def beat(self, doing: str) -> None:
         """Records what the rank is doing from now on; a key of `DOING`."""
         now = time.time()
+        self._beat_at = time.monotonic()
         pack_into(self._beats, now, self.step, self._words[doing])  # type: ignore[arg-type]
         if now - self._set_at > self._between_s:
             self.end_startup()
+
+    def _live(self) -> None:
+        ran_at = time.monotonic()
+        while not self._is_closed.wait(_ALIVE_INTERVAL_S):
+            now = time.monotonic()
+            if now - ran_at > STOPPED_S:
+                pack_woke(self._beats, time.time(), now - ran_at)  # type: ignore[arg-type]
+            ran_at = now
+            pack_alive(self._beats, now - self._beat_at)  # type: ignore[arg-type]
 
     def end_startup(self) -> None:
         """Resets the watchdog: from now on the rank is ended when it does not beat for the timeout."""
@@ -63,6 +88,8 @@ class HeartbeatWriter:
     def close(self) -> None:
         """Stops the watchdog and removes the files."""
         faulthandler.cancel_dump_traceback_later()
+        self._is_closed.set()
+        self._living.join()
         self._beats.close()
         self._stacks.close()
         for path in self._paths:

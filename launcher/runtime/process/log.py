@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.base.files import share_alike
 from launcher.base.units import counted, format_count
 from launcher.contract.plan import RankPlan, StagePlan
 from launcher.contract.records import Header
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
 
 def open_log(path: Path) -> None:
-    """Sends the output of this process to a file, which others cannot read."""
+    """Sends the output of this process to a file of ``logs/``, which nobody else can read, or the group that
+    may read the run directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    share_alike(path, path.parent.parent)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

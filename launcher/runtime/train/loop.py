@@ -162,6 +162,8 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             if evaluation is not None:
                 writer.write(evaluation)
         saver.check()
+        if step > first_step:  # the first one also warms up
+            saver.measure(times["duration_ns"] / 1e9)
         if num_done < config.train.num_steps and _must_stop(ctx, times["duration_ns"] / 1e9):
             _save_and_stop(trainer, saver, run_dir, num_done)
             break

@@ -40,8 +40,9 @@ def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.o
 
 
 def not_finite(step: int, norm: float) -> JobError:
-    """The error of a run whose gradient is infinite or not a number."""
-    return JobError(f"the gradient of step {step} is not finite ({norm}); try a smaller optim.lr")
+    """The error of a run whose gradient is infinite or not a number; ``step`` is 0-based, and the message
+    counts from 1, as all that is printed."""
+    return JobError(f"the gradient of step {step + 1} is not finite ({norm}); try a smaller optim.lr")
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ from launcher.contract.job import (
     JobRequest,
     JobScript,
     JobState,
+    RankEnd,
 )
 from launcher.contract.plan import Plan
 from launcher.typed.read import read_unless
@@ -182,11 +183,27 @@ def failed_state(report: str, code: int) -> JobState:
     found = _REPORT.findall(root_cause + others)
     ended = [(int(rank), int(status)) for rank, status, pid in found if pid not in forced]
     if not ended:
-        last = report.strip().splitlines()[-1:] or [""]
-        return JobState(phase="failed", exit_code=code, reason=f"torchrun ended with code {code}: {last[0]}")
+        return JobState(phase="failed", exit_code=code, reason=_own_ending(report, code))
     killed = [item for item in ended if item[1] < 0 and item[1] not in SECONDARY_EXIT_CODES]
-    rank, status = (killed or ended)[0]
-    return JobState(phase="failed", exit_code=status, reason=ending(status), rank=rank)
+    ordered = killed + [item for item in ended if item not in killed]
+    return failed_by([RankEnd(rank=rank, exit_code=code, reason=ending(code)) for rank, code in ordered])
+
+
+def _own_ending(report: str, code: int) -> str:
+    """How torchrun itself ended, which has told of no rank."""
+    if code < 0:
+        often = ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ""
+        return f"torchrun was {ending(code)}{often}"
+    last = report.strip().splitlines()[-1:]
+    return ": ".join([f"torchrun {ending(code)}", *last])
+
+
+def failed_by(ends: Sequence[RankEnd]) -> JobState:
+    """The state of a job whose ranks have ended so, the one that failed first before the others."""
+    first = ends[0]
+    return JobState(
+        phase="failed", exit_code=first.exit_code, reason=first.reason, rank=first.rank, ends=tuple(ends)
+    )
 
 
 def ending(status: int) -> str:
@@ -217,7 +234,7 @@ def _fresh_rendezvous(run_dir: str) -> str:
     as some parallel ones, a temporary one of this machine."""
     path = Path(run_dir) / "rendezvous"
     path.unlink(missing_ok=True)  # that of an earlier start
-    with path.open("w") as file, suppress(OSError):
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file, suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return str(path)
     handle, name = tempfile.mkstemp(prefix="trireme-")  # the last rank removes it

@@ -16,6 +16,8 @@ continuation=requeue
 max_starts=8
 max_restarts=0
 saves=no
+save_lead_s=0
+lead_is_set=no
 last_checkpoint=step-00000150
 nodes=1
 ranks_per_node=2
@@ -123,6 +125,7 @@ rendezvous=$SLURM_JOB_ID.$restart
 # The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
 # the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.
 rm -f "$run/rendezvous"
+(umask 077 && : >"$run/rendezvous")
 if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo; fi
 if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
   export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
@@ -142,15 +145,90 @@ fi
 checkpoints=("$run"/checkpoints/step-????????)
 if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
 
+# The end of this job's time, as its own script sees it: how long before it the ranks have to be told follows
+# from how long they take to save, and a save that takes even longer must not be the end of the run.
+
+# Seconds until Slurm ends this job; nothing where it has no limit, or Slurm does not answer.
+time_left() {
+  local end
+  end=$(SLURM_TIME_FORMAT=standard scontrol --oneliner show job "$job_id" 2>/dev/null |
+    sed -n '1s/.* EndTime=\([0-9][^ ]*\).*/\1/p')
+  if [ -n "$end" ] && end=$(date -d "$end" +%s); then echo $((end - $(date +%s))); fi
+}
+
+# Seconds that the ranks need, by what has been measured: by them, and by saves that came too late.
+needed() {
+  echo $(($(sort -n "$run/save_times" 2>/dev/null | sed -n '$s/ .*//p') + 0))
+}
+
+# Seconds before the end at which the ranks are told, at most half of the time that this start has.
+lead() {
+  local lead=$save_lead_s
+  if [ "$lead_is_set" = no ] && [ "$(needed)" -gt "$lead" ]; then lead=$(needed); fi
+  echo $((time == 0 || lead <= time / 2 ? lead : time / 2))
+}
+
+# Has a function watch the time in the background, in place of the one before.
+watch_with() {
+  stop_watch
+  "$@" &
+  watch=$!
+}
+stop_watch() {
+  if [ -n "$watch" ]; then kill "$watch" 2>/dev/null; fi
+}
+
+# Waits until at most as many seconds are left as a command says: meanwhile the limit may be changed, and more
+# may be needed. Where nothing is known of a limit, there may be one later.
+until_left() {
+  local left wait_s nap=
+  trap 'kill "$nap" 2>/dev/null; exit' TERM
+  until left=$(time_left) && [ -n "$left" ] && [ "$left" -le "$("$@")" ]; do
+    wait_s=300
+    if [ -n "$left" ]; then wait_s=$(((left - $("$@") + 1) / 2)); fi
+    sleep "$wait_s" >/dev/null 2>&1 &
+    nap=$!
+    wait "$nap"
+  done
+}
+
+# Signals this script in time. Slurm does so, too, but it may be before a signal is heard, or too late for
+# this run.
+signal_in_time() {
+  time=$(($(time_left) + 0))
+  if [ "$(needed)" -gt "$(lead)" ]; then
+    echo "trireme: executor.save_lead_s=$save_lead_s is too short: as measured, the ranks need $(needed) s to save"
+  fi
+  until_left lead
+  kill -USR1 $$
+}
+
+# Requeues the job shortly before its end, while the ranks are still saving. It goes on from the checkpoint
+# before. The next start tells its ranks earlier.
+requeue_unsaved() {
+  local given margin
+  given=$(($(time_left) + 0))
+  margin=$((given < 80 ? given / 4 : 20))
+  until_left echo "$margin"
+  echo "trireme: the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
+    "executor.save_lead_s has to be longer"
+  echo "$((2 * given)) late" >>"$run/save_times"
+  touch "$run/exit/late"
+  start_again
+}
+
 # Slurm signals this shell when the time limit is near (USR1) and when the job has to end (TERM). The
 # signal is forwarded to the ranks, which save after their current step, leave a note, and end. A rank
 # that is still starting ignores it, so it is repeated until they have ended.
 unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
 note=$run/exit/stopped.json
-ranks='' num_signals=0
+ranks='' watch='' num_signals=0
 on_signal() {
   num_signals=$((num_signals + 1))
-  if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then signal_ranks 0 >/dev/null 2>&1 & fi
+  if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then
+    signal_ranks 0 >/dev/null 2>&1 &
+    watch_with requeue_unsaved
+  fi
 }
 signal_ranks() {
   sleep "$1"
@@ -164,7 +242,12 @@ start_ranks() {
   local num_before=$num_signals
   "$@" &
   ranks=$!
-  if [ "$num_before" != 0 ]; then signal_ranks 5 >/dev/null 2>&1 & fi # srun has to have started, too
+  if [ "$num_before" != 0 ]; then
+    signal_ranks 5 >/dev/null 2>&1 & # srun has to have started, too
+    watch_with requeue_unsaved
+  elif [ "$save_lead_s" != 0 ]; then
+    watch_with signal_in_time
+  fi
   until
     num_before=$num_signals
     wait "$ranks"
@@ -176,6 +259,7 @@ start_ranks() {
 # Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
+  stop_watch
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")

@@ -6,16 +6,22 @@ The shell code in ``slurm/`` does it; here are its settings, their faults, and t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from launcher.base.errors import Fault, offer
 from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
+from launcher.contract.job import JobScript, needed_lead_s
 from launcher.typed.read import read_unless
 from launcher.typed.scalars import NonNegativeInt, PositiveInt, Range
 from launcher_plugins.executors.torchrun import restart_faults, restart_notes
+
+_LEAD_S = 120
+"""Seconds that ranks are given to save as long as nothing is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +39,11 @@ class SlurmConfig:
     """Largest number of starts of the ranks."""
     max_restarts: NonNegativeInt = 0
     """Restarts after a failure, from the newest intact checkpoint."""
-    save_lead_s: Annotated[int, Range(minimum=0, maximum=65_535)] = field(
-        default=120, metadata=read_unless("train.checkpoint_interval", 0, neutral=0)
+    save_lead_s: Annotated[int, Range(minimum=0, maximum=65_535)] | None = field(
+        default=None, metadata=read_unless("train.checkpoint_interval", 0, neutral=0)
     )
-    """Seconds before the time limit at which the ranks are asked to save and stop; 0 = they are not."""
+    """Seconds before the time limit at which the ranks are asked to save and stop; 0 = they are not; null =
+    120, and more once the run has measured that its steps and saves take longer."""
 
     def num_jobs(self) -> int:
         """Jobs that the run is submitted as."""
@@ -48,17 +55,37 @@ def saves(config: LaunchConfig) -> bool:
     return config.train.checkpoint_interval > 0
 
 
+def first_lead_s(config: LaunchConfig) -> int:
+    """Seconds before the time limit at which the ranks are asked to stop, as long as nothing is measured; 0:
+    they are not."""
+    if not saves(config):
+        return 0
+    given = config.executor.settings(SlurmConfig).save_lead_s
+    return int(min(_LEAD_S, config.site.time_limit_s // 4)) if given is None else given
+
+
 def save_signal(config: LaunchConfig) -> str | None:
     """The value of sbatch's ``--signal``: the script is signalled before the time limit."""
-    lead_s = config.executor.settings(SlurmConfig).save_lead_s
-    return f"B:USR1@{lead_s}" if lead_s and saves(config) else None
+    lead_s = first_lead_s(config)
+    return f"B:USR1@{lead_s}" if lead_s else None
+
+
+def lead_warnings(script: JobScript) -> Iterator[str]:
+    """A sentence where a run is submitted again with a set lead that its saves take longer than."""
+    found = re.search(r"^save_lead_s=(\d+)\nlead_is_set=yes$", script.text, re.MULTILINE)
+    needed_s = needed_lead_s(Path(script.run_dir))
+    if found and 0 < int(found[1]) < needed_s:
+        yield (
+            f"executor.save_lead_s={found[1]} is too short: as measured, the ranks need {needed_s} s to "
+            f"save. Set executor.save_lead_s={needed_s}, or leave it out."
+        )
 
 
 def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
     """Settings under which the run could not continue, or would stop as soon as it starts."""
     settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit
     limit_s = config.site.time_limit_s
-    if save_signal(config) and limit_s <= settings.save_lead_s:
+    if settings.save_lead_s and save_signal(config) and limit_s <= settings.save_lead_s:
         rule = f"the ranks would be asked to stop as they start, since site.time_limit is {limit}"
         ways = ({"executor.save_lead_s": int(limit_s // 4)},)
         fix = f"{offer(ways)[:-1]}, or a longer site.time_limit."
@@ -80,11 +107,13 @@ def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
 def continuation_notes(config: LaunchConfig) -> Iterator[str]:
     """How and when the run is started again."""
     settings = config.executor.settings(SlurmConfig)
-    at_limit = f"{settings.save_lead_s} s before its time limit, when the ranks have saved"
+    lead_s = first_lead_s(config)
+    more = " or more" if settings.save_lead_s is None else ""
+    at_limit = f"{lead_s} s{more} before its time limit, when the ranks have saved"
     if settings.continuation == "none":
         yield "Nothing starts the run again when it is interrupted (executor.continuation=none)."
     elif settings.continuation == "chain":
-        end = at_limit if settings.save_lead_s else "at its time limit, without a signal to the ranks"
+        end = at_limit if lead_s else "at its time limit, without a signal to the ranks"
         yield (
             f"It is submitted as {settings.max_starts} jobs. The first ends {end}, and the next goes "
             "on; those that are not needed are cancelled, and nothing is requeued "
@@ -122,7 +151,7 @@ def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
         missing = {
             "executor.continuation=requeue": settings.continuation == "none",
             "a train.checkpoint_interval": not saves(config),
-            "an executor.save_lead_s": not settings.save_lead_s and settings.continuation != "chain",
+            "an executor.save_lead_s": settings.save_lead_s == 0 and settings.continuation != "chain",
             "a larger executor.max_starts": settings.max_starts == 1,
         }
         needed = " and ".join(what for what, is_missing in missing.items() if is_missing)

@@ -22,6 +22,7 @@ from launcher_plugins.executors.slurm.continuation import (
     SlurmConfig,
     continuation_faults,
     continuation_notes,
+    lead_warnings,
     time_notes,
 )
 from launcher_plugins.executors.slurm.option_rules import clash_faults, node_faults, option_faults
@@ -112,8 +113,9 @@ class Slurm(Executor):
         if script.num_jobs > 1:
             (Path(script.run_dir) / CHAIN).write_text("".join(f"{job}\n" for job in jobs), encoding="utf-8")
         names = ", ".join(removed_names(os.environ))
-        notes = (f"Not passed on to sbatch, because they would change the job: {names}.",) if names else ()
-        return JobHandle(id=SEPARATOR.join(jobs), run_dir=script.run_dir, notes=notes)
+        notes = [f"Not passed on to sbatch, because they would change the job: {names}."] if names else []
+        notes += lead_warnings(script)
+        return JobHandle(id=SEPARATOR.join(jobs), run_dir=script.run_dir, notes=tuple(notes))
 
     def try_out(self, script: JobScript) -> None:
         """Has Slurm check the job, whose script is in the run directory.

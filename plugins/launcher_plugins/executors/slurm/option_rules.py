@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from launcher.base.errors import LEFT_OUT, Fault, LauncherError, left_out, nearest
 from launcher.contract.config import LaunchConfig
 from launcher.contract.site import SiteConfig, time_s
-from launcher_plugins.executors.slurm.continuation import SlurmConfig, save_signal
+from launcher_plugins.executors.slurm.continuation import SlurmConfig, first_lead_s
 from launcher_plugins.executors.slurm.nodelist import expand
 
 OWN_SETTINGS = {
@@ -303,7 +303,7 @@ def clash_faults(config: LaunchConfig, *, asks_for_devices: bool) -> Iterator[Fa
 
 def _shortest_time_faults(config: LaunchConfig) -> Iterator[Fault]:
     """A time-min, to which Slurm may shorten the time limit, that is longer, or leaves no time to train."""
-    site, lead_s = config.site, config.executor.settings(SlurmConfig).save_lead_s
+    site, lead_s = config.site, first_lead_s(config)
     given = site.options.get("time-min")
     shortest_s = time_s(str(given))
     if shortest_s is None:
@@ -311,7 +311,7 @@ def _shortest_time_faults(config: LaunchConfig) -> Iterator[Fault]:
     if shortest_s > site.time_limit_s:
         rule, fix = f"is longer than site.time_limit={site.time_limit}", "Give a shorter time."
         yield Fault("site.options.time-min", given, rule, fix)
-    if save_signal(config) and shortest_s <= lead_s:
+    if shortest_s <= lead_s:
         rule = f"the ranks might be asked to stop as they start, since executor.save_lead_s is {lead_s}"
         yield Fault(
             "site.options.time-min", given, rule, "Give a longer time, or a smaller executor.save_lead_s."

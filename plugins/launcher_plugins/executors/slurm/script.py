@@ -26,7 +26,7 @@ from launcher.contract.job import (
     JobScript,
     checkpoint_name,
 )
-from launcher_plugins.executors.slurm.continuation import SlurmConfig, saves
+from launcher_plugins.executors.slurm.continuation import SlurmConfig, first_lead_s, saves
 from launcher_plugins.executors.slurm.options import EXPORTED, NodeLayout, directives, quoted, role_directives
 from launcher_plugins.executors.slurm.roles import HET_JOB, HetComponent
 
@@ -93,6 +93,7 @@ def script_text(batch: Batch) -> str:
             _body("start"),
             *(f"{line}\n" for line in _environment(batch)),
             _body("rendezvous"),
+            _body("limit"),
             _body("continuation"),
             _body(batch.settings.starter),
             *([_body("het_step" if batch.others else "step")] if batch.settings.starter == "srun" else []),
@@ -134,6 +135,8 @@ def _settings(batch: Batch) -> Iterator[str]:
     """The shell variables that the code in ``slurm/`` uses."""
     request, site, settings = batch.request, batch.config.site, batch.settings
     yield f"run={shlex.quote(request.run_dir)}"
+    if site.group_access == "read":
+        yield "umask 027"
     yield f"plan_sha256={request.plan_sha256}"
     yield f"python={shlex.quote(site.python or request.python)}"
     yield f"starter={settings.starter}"
@@ -141,6 +144,8 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"max_starts={settings.max_starts}"
     yield f"max_restarts={settings.max_restarts}"
     yield f"saves={'yes' if saves(batch.config) else 'no'}"
+    yield f"save_lead_s={first_lead_s(batch.config)}"
+    yield f"lead_is_set={'no' if settings.save_lead_s is None else 'yes'}"
     yield f"last_checkpoint={checkpoint_name(batch.config.train.num_steps)}"
     yield f"nodes={batch.layout.num_nodes}"
     yield f"ranks_per_node={batch.layout.ranks_per_node}"

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.contract.job import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase
+from launcher.contract.job import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase, RankEnd
 from launcher_plugins.executors.slurm.commands import rows
 from launcher_plugins.executors.slurm.nodelist import expand
-from launcher_plugins.executors.torchrun import ending
+from launcher_plugins.executors.torchrun import ending, failed_by
 from launcher_plugins.executors.torchrun import failed_state as torchrun_state
 
 PHASES: dict[str, Phase] = {
@@ -45,6 +45,8 @@ _STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILIN
 _ENDED = re.compile(
     r"^srun: error: (\S+): tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
 )
+_OUT_OF_MEMORY = re.compile(r"oom.kill event|: tasks? \S+: Out Of Memory", re.IGNORECASE)
+"""What slurmstepd or srun says where a node's kernel ended tasks because their memory ran out."""
 _COMPONENT = re.compile(r"^trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
 """The line of each component of a heterogeneous job, whose tasks srun numbers from 0."""
 _SIGNALS = {
@@ -98,14 +100,14 @@ def from_record(text: str, job: str) -> JobState | None:
     return _state("FAILED" if record["exit_code"] else "COMPLETED", f"{record['exit_code']}:0", "")
 
 
-def first_failed_rank(output: str) -> tuple[int, int] | None:
-    """The rank that failed first by srun's messages, and its exit code; below 0: a signal.
+def rank_ends(output: str) -> list[RankEnd]:
+    """The ranks that ended badly by srun's messages, in their order, but those last that srun ended because
+    of another one.
 
-    The ranks that srun ends because of it are reported later in the output.
-
-    >>> first_failed_rank("srun: error: node1: tasks 2-3: Exited with exit code 17")
-    (2, 17)
+    >>> [end.rank for end in rank_ends("srun: error: node1: tasks 2-3: Exited with exit code 17")]
+    [2, 3]
     """
+    memory = ": memory ran out, as Slurm has seen" if _OUT_OF_MEMORY.search(output) else ""
     components = [(int(first), set(expand(hosts))) for first, hosts in _COMPONENT.findall(output)]
     ended = []
     for nodes, tasks, how, code in _ENDED.findall(output):
@@ -114,9 +116,10 @@ def first_failed_rank(output: str) -> tuple[int, int] | None:
             [first for first, hosts in components if hosts.intersection(expand(nodes))] if components else [0]
         )
         if len(firsts) == 1:  # components that share a node are ambiguous
-            ended.append((firsts[0] + int(expand(f"[{tasks.strip('[]')}]")[0]), status))
-    first = [item for item in ended if item[1] not in SECONDARY_EXIT_CODES]
-    return next(iter(first + ended), None)
+            reason = ending(status) + (memory if status == -signal.SIGKILL else "")
+            for task in expand(f"[{tasks.strip('[]')}]"):
+                ended.append(RankEnd(rank=firsts[0] + int(task), exit_code=status, reason=reason))
+    return sorted(ended, key=lambda end: end.exit_code in SECONDARY_EXIT_CODES)
 
 
 def with_end(state: JobState, run_dir: str) -> JobState:
@@ -132,11 +135,12 @@ def with_end(state: JobState, run_dir: str) -> JobState:
     *_, starter, newest = ["", *_STARTED.split(output)]
     if starter == "torchrun":
         return torchrun_state(newest, state.exit_code or 1)
-    failed = first_failed_rank(newest)
-    if failed is None:
-        return state
-    rank, code = failed
-    return JobState(phase="failed", exit_code=code, reason=ending(code), rank=rank)
+    ends = rank_ends(newest)
+    if not ends:
+        is_late = (Path(run_dir) / "exit" / "late").is_file()
+        late = " before its ranks had saved (executor.save_lead_s)"
+        return replace(state, reason=f"{state.reason}{late}") if is_late else state
+    return failed_by(ends)
 
 
 def _state(name: str, exit_code: str, reason: str) -> JobState:
