@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.site import SiteConfig
-from launcher.typed.read import REST, read_or_raise, read_unless, read_while
+from launcher.typed.read import REST, read_if, read_or_raise, read_unless, read_where, read_while
 from launcher.typed.scalars import (
     Filled,
     Fraction,
@@ -35,6 +35,10 @@ LOCAL_EXECUTOR, SUBMITTING_EXECUTOR = "torchrun", "slurm"
 DType = Literal["fp32", "bf16", "fp16"]
 """A number format of weights, gradients or activations."""
 
+_AXES = ("parallel.dp", "parallel.tp", "parallel.pp")
+_RANKS = (*_AXES, "architecture.name")
+_NODES = ("cluster.nodes", "cluster.devices_per_node", "site.roles")
+
 NOT_COMPUTED = (
     "model.name",
     "data.name",
@@ -46,6 +50,23 @@ NOT_COMPUTED = (
     "train.async_checkpoint",
 )
 """Labels, and settings that change how fast but not what is computed."""
+
+
+def _several_axes(*sizes: int) -> bool:
+    return sum(size > 1 for size in sizes) > 1
+
+
+def _several_ranks(dp: int, tp: int, pp: int, architecture: str) -> bool:
+    """Whether there are; other architectures may have ranks beside those that train."""
+    return dp * tp * pp > 1 or architecture != DEFAULT_ARCHITECTURE
+
+
+def _several_nodes(
+    nodes: int, devices_per_node: int, roles: Mapping[str, Any], dp: int, tp: int, pp: int, architecture: str
+) -> bool:
+    """Whether ranks are on several nodes, some perhaps of a role of their own."""
+    is_full = dp * tp * pp > devices_per_node or architecture != DEFAULT_ARCHITECTURE
+    return bool(roles) or (nodes > 1 and is_full)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +131,16 @@ class ClusterConfig:
     """Number of nodes."""
     devices_per_node: SmallInt
     """Devices in one node; one rank drives one device."""
-    intra_node: LinkConfig
+    intra_node: LinkConfig = field(
+        metadata=read_if(
+            read_unless("cluster.devices_per_node", 1),
+            read_where("there are several ranks", _several_ranks, *_RANKS),
+        )
+    )
     """Link between two devices of one node."""
-    inter_node: LinkConfig = field(metadata=read_unless("cluster.nodes", 1))
+    inter_node: LinkConfig = field(
+        metadata=read_where("ranks are on several nodes", _several_nodes, *_NODES, *_RANKS)
+    )
     """Link between two devices of different nodes."""
     allow_idle_devices: bool
     """Accept a strategy that leaves devices unused."""
@@ -151,7 +179,9 @@ class ParallelConfig:
     zero_stage: Annotated[int, Range(minimum=0, maximum=3)]
     """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
     optimizer state between them, 2 the gradients, too, 3 also the weights."""
-    rank_order: str
+    rank_order: str = field(
+        metadata=read_where("two of parallel.dp, tp and pp are above 1", _several_axes, *_AXES)
+    )
     """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``. Megatron's
     ``--order`` of the same ranks begins with the innermost: ``tp-dp-pp``."""
     bucket_bytes: PositiveInt = field(metadata=read_unless("parallel.dp", 1))
@@ -253,7 +283,9 @@ class ModelConfig:
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = field(default=None, metadata=read_while("model.family", "llama"))
     """How rotary frequencies are lowered for a longer context; null = not at all."""
-    init_std: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
+    init_std: PositiveFloat = field(
+        metadata=read_if(read_unless("model.family", "custom"), read_while("train.init_from", None))
+    )
     """Standard deviation of the initial weights."""
     target: str | None
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
@@ -266,7 +298,7 @@ class DataConfig:
     """What is trained on."""
 
     name: str
-    """Name shown in the plan."""
+    """Name shown in the report."""
     source: str | None
     """Text, neither compressed nor in records: ``package:NAME/glob`` inside an installed package, or a path
     or glob of files."""
