@@ -32,8 +32,9 @@ _PATHS = (
 )
 _NODE_PATHS = re.compile(r"site\.(python|container_mounts\[\d+\])")
 """Settings that hold paths in which ~ stands for no folder, either."""
-_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|\{\w+\})")
-_AT_HOME = re.compile(r"\$(HOME|\{HOME\})(?=/|$)")
+_VARIABLE = re.compile(r"\$[A-Z_]{2}|(?<![^/:])\$[A-Za-z_]\w*(?![^/:])")
+"""One in capitals anywhere, as ``$USER-runs``, or any that is a whole part of a path."""
+_AT_HOME = re.compile(r"\$HOME(?=/|$)")
 _FOLLOWED_STEPS = 2
 """Steps after a start during which the activation memory is measured."""
 _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")

@@ -48,8 +48,7 @@ FOLLOWED = {
     "run.root=$USER-runs": "no variable is replaced in this path. Write what it stands for.",
     "run.root=$HOME-runs": "no variable is replaced in this path. Write what it stands for.",
     "run.root=$HOME/$USER": "no variable is replaced in this path. Write what it stands for.",
-    r"run.root=runs/\${HOME}x": "no variable is replaced in this path. Write what it stands for.",
-    r"run.root=\${HOME}/runs": "no variable is replaced in this path. Set run.root=~/runs.",
+    r"run.root=runs/\${HOME}x": "nothing expands its ${...}. Write what it stands for.",
     "parallel.tp=3 parallel.pp=3 batch.global_size=7": "All at once: ",
     "parallel.schedule=interleaved_1f1b parallel.pp=3 batch.global_size=10 parallel.tp=3": "All at once: ",
 }
