@@ -29,7 +29,7 @@ def measured_shape(config: LaunchConfig, roots: Sequence[str]) -> ModelShape:
 
     Raises:
         PlanError: when the user's model or dataset cannot be made: with its faults, or with the last line of
-            what it raised.
+            what its process left behind.
     """
     sections = ("model", "data", "batch", "precision")
     request = {name: plain(getattr(config, name)) for name in sections}

@@ -81,7 +81,10 @@ def test_layers_that_can_put_their_weight_gradients_off_say_how_much(roots):
     ("name", "message"),
     [
         ("no_layers", r"^model\.target=my_layers:no_layers: must return an object with `layers`"),
-        ("broken", r"^model\.target=my_layers:broken: .* not be measured: OSError: there are no weights\.$"),
+        (
+            "broken",
+            r"not be measured: OSError: there are no weights \(my_layers\.py, line \d+\)\.$",
+        ),
         ("layers_that_mix", r"(?s)^2 faults:.*layer 0 is BatchNorm1d.*GroupNorm.*layer 1 is Dropout"),
     ],
 )
@@ -91,12 +94,26 @@ def test_a_model_that_cannot_be_built_is_refused_with_every_reason(roots, name, 
 
 
 def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path):
-    (tmp_path / "my_data.py").write_text("def build():\n    raise OSError('the disk is gone')\n")
+    (tmp_path / "my_data.py").write_text("def build(width):\n    raise OSError('the disk is gone')\n")
     job = config("my_layers:build")
     job = replace(job, data=replace(job.data, target="my_data:build"))
     message = r"data\.target=my_data:build: the dataset could not be made: OSError: the disk is gone"
     with pytest.raises(PlanError, match=message):
         measured_shape(job, roots)
+
+
+def test_all_that_a_users_code_raises_is_told(roots, tmp_path):
+    (tmp_path / "my_two.py").write_text("def build(width):\n    raise OSError('first line\\nand last')\n")
+    with pytest.raises(PlanError, match=r"OSError: first line\\nand last \(my_two\.py, line 2\)\.$"):
+        measured_shape(config("my_two:build"), roots)
+
+
+def test_the_faults_of_a_dataset_and_of_a_model_are_told_together(roots):
+    job = config("my_layers:layers_that_mix")
+    job = replace(job, data=replace(job.data, target="my_layers:absent"))
+    with pytest.raises(PlanError) as refused:
+        measured_shape(job, roots)
+    assert [fault.path for fault in refused.value.faults] == ["data.target", "model.target", "model.target"]
 
 
 def test_a_dataset_that_is_too_small_is_refused_by_the_plan(roots):

@@ -21,11 +21,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.errors import ConfigError, Fault
 from launcher.contract.config import BatchConfig, DataConfig, ModelConfig, PrecisionConfig
 from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.runtime.api import DTYPES
-from launcher.runtime.data.own_data import OwnData
+from launcher.runtime.data.own_data import OwnData, reason
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward, split_with
 from launcher.runtime.model.repeatable import (
     backward,
@@ -52,16 +52,34 @@ def main() -> int:
             data = read_or_raise(DataConfig, request["data"], "data")
             batch = read_or_raise(BatchConfig, request["batch"], "batch")
             precision = read_or_raise(PrecisionConfig, request["precision"], "precision")
-            sample, num_samples = first_input(data, batch)
+            sample, num_samples = _checked_input(model, data, batch)
             shape = replace(describe(model, sample, DTYPES[precision.compute]), num_samples=num_samples)
     except ConfigError as error:
         print(json.dumps([vars(fault) for fault in error.faults], default=str))
         return 1
-    except LauncherError as error:
-        print(error, file=sys.stderr)
+    except Exception as error:  # the user's code may raise anything
+        rule = f"its shape could not be measured: {reason(error)}"
+        print(json.dumps([vars(Fault("model.target", request["model"]["target"], rule))]))
         return 1
     print(json.dumps(plain(shape), allow_nan=False))
     return 0
+
+
+def _checked_input(model: ModelConfig, data: DataConfig, batch: BatchConfig) -> tuple[Tensor, int | None]:
+    """As `first_input`.
+
+    Raises:
+        ConfigError: with the faults of the dataset and, then, with those of the model that are seen without.
+    """
+    try:
+        return first_input(data, batch)
+    except ConfigError as error:
+        faults = error.faults
+    try:
+        load_custom(model, seed=0)
+    except ConfigError as error:
+        faults += error.faults
+    raise ConfigError(faults)
 
 
 def first_input(data: DataConfig, batch: BatchConfig) -> tuple[Tensor, int | None]:
