@@ -121,13 +121,15 @@ def _early_faults(
 ) -> list[Fault]:
     """What is wrong whatever the layout."""
     settings = (found.settings_faults(config) for found in candidate_parallels(config).values())
-    return [
+    faults = [
         *config_faults(config, sources),
-        *unread_faults(config, sources),
         *chain.from_iterable(settings),
         *rank_order_faults(config.parallel.rank_order),
         *unusable_plugins,
     ]
+    unread = unread_faults(config, sources)
+    paths = {fault.path for fault in unread}  # what is not read need not be right
+    return [*(fault for fault in faults if fault.path not in paths), *unread]
 
 
 def _balanced(job: JobShape, chosen: Chosen) -> JobShape:
