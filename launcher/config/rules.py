@@ -17,9 +17,9 @@ from launcher.contract.config import (
     ModelConfig,
     OptimConfig,
     ParallelConfig,
-    ReportConfig,
     TrainConfig,
 )
+from launcher.contract.job import ReportConfig
 from launcher.typed.read import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

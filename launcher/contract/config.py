@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
+from launcher.contract.job import ReportConfig, RunConfig
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import REST, read_if, read_or_raise, read_unless, read_where, read_while
 from launcher.typed.scalars import (
-    Filled,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -35,9 +35,8 @@ LOCAL_EXECUTOR, SUBMITTING_EXECUTOR = "torchrun", "slurm"
 DType = Literal["fp32", "bf16", "fp16"]
 """A number format of weights, gradients or activations."""
 
-_AXES = ("parallel.dp", "parallel.tp", "parallel.pp")
-_RANKS = (*_AXES, "architecture.name")
-_NODES = ("cluster.nodes", "cluster.devices_per_node", "site.roles")
+_RANKS = ("parallel.dp", "parallel.tp", "parallel.pp", "architecture.name")
+_NODES = ("site.roles", "cluster.nodes", "cluster.devices_per_node")
 
 NOT_COMPUTED = (
     "model.name",
@@ -56,17 +55,15 @@ def _several_axes(*sizes: int) -> bool:
     return sum(size > 1 for size in sizes) > 1
 
 
-def _several_ranks(dp: int, tp: int, pp: int, architecture: str) -> bool:
-    """Whether there are; other architectures may have ranks beside those that train."""
-    return dp * tp * pp > 1 or architecture != DEFAULT_ARCHITECTURE
+def _ranks_share_a_node(devices_per_node: int, dp: int, tp: int, pp: int, architecture: str) -> bool:
+    """Whether they do; other architectures may have ranks beside those that train."""
+    return devices_per_node > 1 and (dp * tp * pp > 1 or architecture != DEFAULT_ARCHITECTURE)
 
 
-def _several_nodes(
-    nodes: int, devices_per_node: int, roles: Mapping[str, Any], dp: int, tp: int, pp: int, architecture: str
-) -> bool:
-    """Whether ranks are on several nodes, some perhaps of a role of their own."""
-    is_full = dp * tp * pp > devices_per_node or architecture != DEFAULT_ARCHITECTURE
-    return bool(roles) or (nodes > 1 and is_full)
+def _on_several_nodes(roles: Mapping[str, Any], nodes: int, per_node: int, *ranks: Any) -> bool:
+    """Whether ranks are, some perhaps of a role with nodes of its own."""
+    dp, tp, pp, architecture = ranks
+    return bool(roles) or (nodes > 1 and (dp * tp * pp > per_node or architecture != DEFAULT_ARCHITECTURE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +129,11 @@ class ClusterConfig:
     devices_per_node: SmallInt
     """Devices in one node; one rank drives one device."""
     intra_node: LinkConfig = field(
-        metadata=read_if(
-            read_unless("cluster.devices_per_node", 1),
-            read_where("there are several ranks", _several_ranks, *_RANKS),
-        )
+        metadata=read_where("several ranks share a node", _ranks_share_a_node, *_NODES[2:], *_RANKS)
     )
     """Link between two devices of one node."""
     inter_node: LinkConfig = field(
-        metadata=read_where("ranks are on several nodes", _several_nodes, *_NODES, *_RANKS)
+        metadata=read_where("ranks are on several nodes", _on_several_nodes, *_NODES, *_RANKS)
     )
     """Link between two devices of different nodes."""
     allow_idle_devices: bool
@@ -180,7 +174,7 @@ class ParallelConfig:
     """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
     optimizer state between them, 2 the gradients, too, 3 also the weights."""
     rank_order: str = field(
-        metadata=read_where("two of parallel.dp, tp and pp are above 1", _several_axes, *_AXES)
+        metadata=read_where("two of parallel.dp, tp and pp are above 1", _several_axes, *_RANKS[:3])
     )
     """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``. Megatron's
     ``--order`` of the same ranks begins with the innermost: ``tp-dp-pp``."""
@@ -379,36 +373,6 @@ class TrainConfig:
     init_from: str | None = None
     """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
     null = random weights."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """How the speedup is measured."""
-
-    baseline: str
-    """``auto``, ``none``, or the directory of a finished run."""
-    warmup_steps: NonNegativeInt
-    """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
-    short for it."""
-    claims: bool = False
-    """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
-    own. What autograd holds is then followed through the second step, which has to be warm-up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Where the run is kept and how long it may hang."""
-
-    dir: str | None
-    """Run directory; null = a new one under ``root``, named after recipe and time."""
-    root: Annotated[str, Filled()]
-    """Folder of all runs."""
-    timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
-    """Seconds after which a rank ends that has given no sign of life, and with it the job; from its first
-    step on."""
-    start_timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
-    """Seconds that a rank may take from its start to its first step: libraries, process groups, the model,
-    data, a checkpoint. Compilation is a part of the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,8 +64,7 @@ OFF: dict[str, tuple[str, ...]] = {
     "unless train.eval_batches is 0": ("train.eval_batches=0",),
     "unless executor.continuation is none": ("executor.continuation=none",),
     "while train.init_from is null": ("train.init_from=x",),
-    "unless cluster.devices_per_node is 1": TWO_NODES,
-    "where there are several ranks": ("parallel.pp=1",),
+    "where several ranks share a node": TWO_NODES,
     "where batch.num_microbatches is no multiple of parallel.pp": ("parallel=interleaved",),
 }
 """Words under which it does not."""
@@ -183,6 +182,7 @@ def test_points_of_a_sweep_that_do_not_read_what_all_are_given_are_run_with_a_no
 @pytest.mark.parametrize(
     ("words", "path"),
     [
+        ("cluster.intra_node.latency_s=1 parallel.pp=1 parallel.dp=auto", "cluster.intra_node"),
         ("parallel.bucket_bytes=3 parallel.dp=auto", "parallel.bucket_bytes"),
         ("parallel.rank_order=tp-dp-pp parallel.dp=auto", "parallel.rank_order"),
         ("executor=slurm +site.roles.server.ranks_per_node=2", "site.roles.server.ranks_per_node"),

@@ -11,8 +11,8 @@ import mmap
 import time
 from pathlib import Path
 
-from launcher.contract.config import RunConfig
 from launcher.contract.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
+from launcher.contract.job import RunConfig
 from launcher.contract.records import OTHER
 
 MESSAGE_GRACE_S = 2.0
