@@ -116,6 +116,6 @@ def _container_faults(site: SiteConfig) -> Iterator[Fault]:
         if not _MOUNT.fullmatch(mount):
             rule = "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS, without commas"
             path, folder = f"site.container_mounts[{index}]", mount.strip(":")
-            ways = ({path: f"{folder}:{folder}"},) if _MOUNT.fullmatch(f"{folder}:{folder}") else ()
-            fix = "" if ways else "A folder of the node with its place in the container reads /data:/data."
-            yield Fault(path, mount, rule, fix, ways=ways)
+            meant = [{path: same} for same in [f"{folder}:{folder}"] if _MOUNT.fullmatch(same)]
+            fix = "" if meant else "A folder of the node with its place in the container reads /data:/data."
+            yield Fault(path, mount, rule, fix, ways=tuple(meant))
