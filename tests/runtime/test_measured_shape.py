@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from launcher.app.user_model import measured_shape, source_roots
 from launcher.base.errors import PlanError
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
+from launcher.runtime.model import measure_shape
+from launcher.typed.read import plain
 from tests.helpers.configs import launch_config
 
 MODULE = """
@@ -106,6 +110,22 @@ def test_all_that_a_users_code_raises_is_told(roots, tmp_path):
     (tmp_path / "my_two.py").write_text("def build(width):\n    raise OSError('first line\\nand last')\n")
     with pytest.raises(PlanError, match=r"OSError: first line\\nand last \(my_two\.py, line 2\)\.$"):
         measured_shape(config("my_two:build"), roots)
+
+
+def test_what_a_users_code_raises_is_one_fault_of_the_model(roots, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(roots[0])
+    job = config("my_layers:broken")
+    request = {name: plain(getattr(job, name)) for name in ("model", "data", "batch", "precision")}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
+    assert measure_shape.main() == 1
+    (fault,) = json.loads(capsys.readouterr().out)
+    assert (fault["path"], fault["given"]) == ("model.target", "my_layers:broken")
+
+
+def test_a_measuring_process_that_dies_is_told(roots, tmp_path):
+    (tmp_path / "my_dead.py").write_text("import os\n\ndef build(width):\n    os._exit(3)\n")
+    with pytest.raises(PlanError, match=r"its shape could not be measured: no reason given\.$"):
+        measured_shape(config("my_dead:build"), roots)
 
 
 def test_the_faults_of_a_dataset_and_of_a_model_are_told_together(roots):
