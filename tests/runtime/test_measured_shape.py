@@ -98,7 +98,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_every_reason(roots, name, 
 
 
 def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path):
-    (tmp_path / "my_data.py").write_text("def build(width):\n    raise OSError('the disk is gone')\n")
+    (tmp_path / "my_data.py").write_text("def build():\n    raise OSError('the disk is gone')\n")
     job = config("my_layers:build")
     job = replace(job, data=replace(job.data, target="my_data:build"))
     message = r"data\.target=my_data:build: the dataset could not be made: OSError: the disk is gone"
