@@ -42,7 +42,7 @@ def measured_code(config: LaunchConfig, roots: Sequence[str]) -> Measured:
 
     Raises:
         PlanError: when one of them cannot be made, or not in time: with its faults, or with the last line of
-            what it raised.
+            what its process left behind.
     """
     if faults := list(_missing_modules(config, roots)):
         raise PlanError(faults)

@@ -17,9 +17,9 @@ from launcher.contract.config import (
     ModelConfig,
     OptimConfig,
     ParallelConfig,
-    ReportConfig,
     TrainConfig,
 )
+from launcher.contract.job import ReportConfig
 from launcher.typed.read import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -32,7 +32,9 @@ _PATHS = (
 )
 _NODE_PATHS = re.compile(r"site\.(python|container_mounts\[\d+\])")
 """Settings that hold paths in which ~ stands for no folder, either."""
-_VARIABLE = re.compile(r"(?<![^/:])\$([A-Za-z_]\w*)(?![^/:])")
+_VARIABLE = re.compile(r"\$[A-Z_]{2}|(?<![^/:])\$[A-Za-z_]\w*(?![^/:])")
+"""One in capitals anywhere, as ``$USER-runs``, or any that is a whole part of a path."""
+_AT_HOME = re.compile(r"\$HOME(?=/|$)")
 _FOLLOWED_STEPS = 2
 """Steps after a start during which the activation memory is measured."""
 _NUMBER_FORMATS = ("fp32", "tf32", "bf16", "fp16")
@@ -58,10 +60,10 @@ def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _variable_faults(path: str, value: str) -> Iterator[Fault]:
-    names = _VARIABLE.findall(value)
-    is_at_home = path in _PATHS and names == ["HOME"] and value.startswith("$")
-    ways = ({path: value.replace("$HOME", "~", 1)},) if is_at_home else ()
-    if names:
+    below_home = "~" + value[home.end() :] if (home := _AT_HOME.match(value)) else value
+    is_at_home = path in _PATHS and home is not None and not _VARIABLE.search(below_home)
+    ways = ({path: below_home},) if is_at_home else ()
+    if _VARIABLE.search(value):
         fix = "" if ways else "Write what it stands for."
         yield Fault(path, value, "no variable is replaced in this path", fix, ways=ways)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import starmap
 from typing import Any
 
-from launcher.base.errors import LEFT_OUT, Fault, as_override
+from launcher.base.errors import LEFT_OUT, Fault, as_override, nearest
 from launcher.base.redaction import HIDDEN, holds_login, is_secret_path, is_secret_variable
 from launcher.config.paths import walk
 from launcher.contract.site import SiteConfig, time_s
@@ -18,9 +18,8 @@ RANK_VARIABLES = frozenset(
 """Variables that the job sets for its ranks."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
-_BINDING = re.compile(
-    r"((quiet|verbose),)?(none|sockets|cores|threads|ldoms|rank|rank_ldom|(map|mask)_(cpu|ldom):[0-9a-fx,]+)"
-)
+_BINDINGS = ("none", "sockets", "cores", "threads", "ldoms", "rank", "rank_ldom")
+_BINDING = re.compile(rf"((quiet|verbose),)?({'|'.join(_BINDINGS)}|(map|mask)_(cpu|ldom):[0-9a-fx,]+)")
 _MOUNT = re.compile(r"[^:,]+:[^:,]+(:[^:,]+)?")
 
 
@@ -67,14 +66,14 @@ def site_faults(site: SiteConfig) -> Iterator[Fault]:
         if memory is not None and not _MEMORY.fullmatch(memory):
             rule = "must be a whole number with K, M, G or T (M where none is given)"
             path = f"{group}.memory_per_node"
-            ways = ({path: "64G"}, {path: None})
-            yield Fault(path, memory, rule, "Write 64G, or null to ask for none.", ways=ways)
+            meant = re.sub(r"i?B$", "", "".join(memory.split()), flags=re.IGNORECASE)
+            ways = tuple({path: value} for value in (*filter(_MEMORY.fullmatch, [meant]), None))
+            yield Fault(path, memory, rule, ways=ways)
     if site.cpu_bind is not None and not _BINDING.fullmatch(site.cpu_bind):
         rule = "must be what srun's --cpu-bind takes: none, sockets, cores, threads, ldoms, rank or a map"
-        ways = ({"site.cpu_bind": "cores"}, {"site.cpu_bind": None})
-        yield Fault(
-            "site.cpu_bind", site.cpu_bind, rule, "Write cores, or null for the site's default.", ways=ways
-        )
+        near = nearest(site.cpu_bind, _BINDINGS)
+        ways = tuple({"site.cpu_bind": value} for value in (*filter(None, [near]), None))
+        yield Fault("site.cpu_bind", site.cpu_bind, rule, ways=ways)
     if site.gpu_request == "gres_typed" and site.gpu_type is None:
         rule = "requests GPUs by type, and site.gpu_type is null"
         fix = "Set site.gpu_type, or site.gpu_request=gres."
@@ -89,8 +88,8 @@ def _time_faults(limit: str | None) -> Iterator[Fault]:
         rule = (
             "must be a time as Slurm takes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS, UNLIMITED"
         )
-        fix, ways = "Write 12:30:00, or 1-12:30:00 with days.", ({"site.time_limit": "12:30:00"},)
-        yield Fault("site.time_limit", limit, rule, fix, ways=ways)
+        fix = "Half a day is written as 12:00:00, a day and a half as 1-12:00:00."
+        yield Fault("site.time_limit", limit, rule, fix)
 
 
 def _variable_faults(site: SiteConfig) -> Iterator[Fault]:
@@ -116,5 +115,7 @@ def _container_faults(site: SiteConfig) -> Iterator[Fault]:
     for index, mount in enumerate(mounts):
         if not _MOUNT.fullmatch(mount):
             rule = "must be SOURCE:TARGET or SOURCE:TARGET:FLAGS, without commas"
-            path = f"site.container_mounts[{index}]"
-            yield Fault(path, mount, rule, "Write /scratch:/scratch.", ways=({path: "/scratch:/scratch"},))
+            path, folder = f"site.container_mounts[{index}]", mount.strip(":")
+            meant = [{path: same} for same in [f"{folder}:{folder}"] if _MOUNT.fullmatch(same)]
+            fix = "" if meant else "A folder of the node with its place in the container reads /data:/data."
+            yield Fault(path, mount, rule, fix, ways=tuple(meant))

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
+from launcher.contract.job import ReportConfig, RunConfig
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.site import SiteConfig
-from launcher.typed.read import REST, read_or_raise, read_unless, read_while
+from launcher.typed.read import REST, read_if, read_or_raise, read_unless, read_where, read_while
 from launcher.typed.scalars import (
-    Filled,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -35,6 +35,9 @@ LOCAL_EXECUTOR, SUBMITTING_EXECUTOR = "torchrun", "slurm"
 DType = Literal["fp32", "bf16", "fp16"]
 """A number format of weights, gradients or activations."""
 
+_RANKS = ("parallel.dp", "parallel.tp", "parallel.pp", "architecture.name")
+_NODES = ("site.roles", "cluster.nodes", "cluster.devices_per_node")
+
 NOT_COMPUTED = (
     "model.name",
     "data.name",
@@ -46,6 +49,21 @@ NOT_COMPUTED = (
     "train.async_checkpoint",
 )
 """Labels, and settings that change how fast but not what is computed."""
+
+
+def _several_axes(*sizes: int) -> bool:
+    return sum(size > 1 for size in sizes) > 1
+
+
+def _ranks_share_a_node(devices_per_node: int, dp: int, tp: int, pp: int, architecture: str) -> bool:
+    """Whether they do; other architectures may have ranks beside those that train."""
+    return devices_per_node > 1 and (dp * tp * pp > 1 or architecture != DEFAULT_ARCHITECTURE)
+
+
+def _on_several_nodes(roles: Mapping[str, Any], nodes: int, per_node: int, *ranks: Any) -> bool:
+    """Whether ranks are, some perhaps of a role with nodes of its own."""
+    dp, tp, pp, architecture = ranks
+    return bool(roles) or (nodes > 1 and (dp * tp * pp > per_node or architecture != DEFAULT_ARCHITECTURE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +128,13 @@ class ClusterConfig:
     """Number of nodes."""
     devices_per_node: SmallInt
     """Devices in one node; one rank drives one device."""
-    intra_node: LinkConfig
+    intra_node: LinkConfig = field(
+        metadata=read_where("several ranks share a node", _ranks_share_a_node, *_NODES[2:], *_RANKS)
+    )
     """Link between two devices of one node."""
-    inter_node: LinkConfig = field(metadata=read_unless("cluster.nodes", 1))
+    inter_node: LinkConfig = field(
+        metadata=read_where("ranks are on several nodes", _on_several_nodes, *_NODES, *_RANKS)
+    )
     """Link between two devices of different nodes."""
     allow_idle_devices: bool
     """Accept a strategy that leaves devices unused."""
@@ -151,7 +173,9 @@ class ParallelConfig:
     zero_stage: Annotated[int, Range(minimum=0, maximum=3)]
     """ZeRO stage, by DeepSpeed: 0 replicates the model states over the data-parallel ranks, 1 splits the
     optimizer state between them, 2 the gradients, too, 3 also the weights."""
-    rank_order: str
+    rank_order: str = field(
+        metadata=read_where("two of parallel.dp, tp and pp are above 1", _several_axes, *_RANKS[:3])
+    )
     """The mesh axes from the outermost to the innermost, joined by hyphens: ``pp-dp-tp``. Megatron's
     ``--order`` of the same ranks begins with the innermost: ``tp-dp-pp``."""
     bucket_bytes: PositiveInt = field(metadata=read_unless("parallel.dp", 1))
@@ -253,7 +277,9 @@ class ModelConfig:
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = field(default=None, metadata=read_while("model.family", "llama"))
     """How rotary frequencies are lowered for a longer context; null = not at all."""
-    init_std: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
+    init_std: PositiveFloat = field(
+        metadata=read_if(read_unless("model.family", "custom"), read_while("train.init_from", None))
+    )
     """Standard deviation of the initial weights."""
     target: str | None
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
@@ -266,7 +292,7 @@ class DataConfig:
     """What is trained on."""
 
     name: str
-    """Name shown in the plan."""
+    """Name shown in the report."""
     source: str | None
     """Text, neither compressed nor in records: ``package:NAME/glob`` inside an installed package, or a path
     or glob of files."""
@@ -347,36 +373,6 @@ class TrainConfig:
     init_from: str | None = None
     """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
     null = random weights."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """How the speedup is measured."""
-
-    baseline: str
-    """``auto``, ``none``, or the directory of a finished run."""
-    warmup_steps: NonNegativeInt
-    """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
-    short for it."""
-    claims: bool = False
-    """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
-    own. What autograd holds is then followed through the second step, which has to be warm-up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Where the run is kept and how long it may hang."""
-
-    dir: str | None
-    """Run directory; null = a new one under ``root``, named after recipe and time."""
-    root: Annotated[str, Filled()]
-    """Folder of all runs."""
-    timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
-    """Seconds after which a rank ends that has given no sign of life, and with it the job; from its first
-    step on."""
-    start_timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
-    """Seconds that a rank may take from its start to its first step: libraries, process groups, the model,
-    data, a checkpoint. Compilation is a part of the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,7 +161,8 @@ def _at_path(source: str) -> list[Path]:
     found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
     files = sorted(Path(match) for match in found if os.path.isfile(match))
     if not files:
-        rule, folder = f"no such file, relative to {Path.cwd()}", f"{source.rstrip('/')}/**"
+        where = f": {path}" if path != source else f", relative to {Path.cwd()}"
+        rule, folder = f"no such file{'' if os.path.isabs(source) else where}", f"{source.rstrip('/')}/**"
         if os.path.isdir(path):
             raise ConfigError([Fault("data.source", source, rule, ways=({"data.source": folder},))])
         raise _fault(source, rule, "Check the path.")

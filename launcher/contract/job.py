@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from launcher.typed.scalars import Filled, NonNegativeInt, Range
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 """Phase of a job."""
@@ -33,6 +35,36 @@ SAVE_TIMES = "save_times"
 """File in the run directory: each line begins with the seconds that the ranks need to save and end."""
 SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 """Exit codes of a rank that ends because another one failed: terminated, or aborted in a collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """How the speedup is measured."""
+
+    baseline: str
+    """``auto``, ``none``, or the directory of a finished run."""
+    warmup_steps: NonNegativeInt
+    """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
+    short for it."""
+    claims: bool = False
+    """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
+    own. What autograd holds is then followed through the second step, which has to be warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where the run is kept and how long it may hang."""
+
+    dir: str | None
+    """Run directory; null = a new one under ``root``, named after recipe and time."""
+    root: Annotated[str, Filled()]
+    """Folder of all runs."""
+    timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
+    """Seconds after which a rank ends that has given no sign of life, and with it the job; from its first
+    step on."""
+    start_timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
+    """Seconds that a rank may take from its start to its first step: libraries, process groups, the model,
+    data, a checkpoint. Compilation is a part of the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)

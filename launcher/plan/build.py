@@ -59,7 +59,7 @@ def _built(
     schedule = plan_schedule(job, chosen.schedule, predicted.lists, costs, predicted.memory)
     owner = chosen.owner
     notes = [f"Planned, but by prediction it ends out of memory: {fault.allowed}." for fault in faults]
-    notes += unread_notes(config, sources)
+    notes += unread_notes(job.config, sources, job.roles)
     notes += plan_notes(config.batch, job, chosen.schedule, schedule, costs)
     if config.parallel.layers_per_stage == "auto":
         notes.append(balance_note(job, chosen.parallels))

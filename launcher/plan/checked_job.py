@@ -86,6 +86,10 @@ def examine(
     dp, sizes, late = _solve(config, len(held.layers), others, sources)
     job = _job(config, dp or 1, sizes or _UNSOLVED, held)
     chosen = choose(job.config)
+    if dp and sizes:  # what is read by these is known only now
+        known = {fault.path for fault in early}
+        unread = unread_faults(job.config, sources, chosen.architecture.roles(job))
+        late += [fault for fault in unread if fault.path not in known]
     late += [*recompute_faults(job, sources), *measured_faults(job, inputs.measured), *_training_faults(job)]
     verdicts = [*fusion_faults(job.config, chosen.schedule), *(parallel_faults(job.config) if dp else ())]
     verdicts += _plugin_verdicts(job, chosen, is_sound=not (early or late))
@@ -121,13 +125,15 @@ def _early_faults(
 ) -> list[Fault]:
     """What is wrong whatever the layout."""
     settings = (found.settings_faults(config) for found in candidate_parallels(config).values())
-    return [
+    faults = [
         *config_faults(config, sources),
-        *unread_faults(config, sources),
         *chain.from_iterable(settings),
         *rank_order_faults(config.parallel.rank_order),
         *unusable_plugins,
     ]
+    unread = unread_faults(config, sources)
+    paths = {fault.path for fault in unread}  # what is not read need not be right
+    return [*(fault for fault in faults if fault.path not in paths), *unread]
 
 
 def _balanced(job: JobShape, chosen: Chosen) -> JobShape:

@@ -73,10 +73,10 @@ def _frozen(plan: Plan) -> str:
 
 
 def _formats(precision: PrecisionConfig) -> str:
-    if precision.tf32:
-        return "fp32 with products in tf32"
     is_mixed = precision.compute == "fp32" or precision.master_weights
-    return precision.compute if is_mixed else f"pure {precision.compute}"
+    formats = precision.compute if is_mixed else f"pure {precision.compute}"
+    formats += " with products in tf32" if precision.tf32 else ""
+    return formats if formats == precision.name else f"{precision.name} ({formats})"
 
 
 def _devices(plan: Plan) -> str:
@@ -240,6 +240,7 @@ def _job(site: SiteConfig) -> list[str]:
     """What the settings ask of the scheduler beside the nodes, and of the surroundings of the ranks."""
     variables = {**site.env, **site.node_env, **({"TMPDIR": site.scratch} if site.scratch else {})}
     rows = {
+        "site": [site.name] if site.name != SiteConfig().name else [],
         "time limit": [site.time_limit or ""],
         "modules": site.modules,
         "environment": [f"{name}={value}" for name, value in variables.items()],

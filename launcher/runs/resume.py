@@ -13,11 +13,12 @@ from typing import Any
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.files import read_json
 from launcher.base.units import counted
-from launcher.contract.config import NOT_COMPUTED, RunConfig
+from launcher.contract.config import NOT_COMPUTED
 from launcher.contract.data_files import PACKAGE, find_files
 from launcher.contract.inputs.record import INPUTS, read_inputs
 from launcher.contract.inputs.text import file_digests
 from launcher.contract.inputs.user_code import code_digests
+from launcher.contract.job import RunConfig
 from launcher.contract.moved import with_current_names
 from launcher.contract.plan import Plan
 from launcher.runs.store import (

@@ -26,8 +26,7 @@ from typing import Any
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.files import read_json, safe_name, write_whole
 from launcher.base.resources import home_folder
-from launcher.contract.config import RunConfig
-from launcher.contract.job import CHECKPOINTS, JobState, checkpoint_name, records_name
+from launcher.contract.job import CHECKPOINTS, JobState, RunConfig, checkpoint_name, records_name
 from launcher.runs.status import BrokenStatus, RunPhase, Status, read_status, status_now
 from launcher.typed.read import plain
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -28,39 +28,69 @@ REST: Final = {"rest": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """When a setting is read: while another one has some values, or has others."""
+    """When a setting is read, by the values of others."""
 
-    path: str
-    """Config path of the other."""
-    values: tuple[Any, ...]
-    is_read: bool
-    """Whether the setting is read at these values of the other, or at all others."""
+    paths: tuple[str, ...]
+    """Config paths of the others."""
+    is_read: Callable[..., bool]
+    """Tells it by their values, in this order."""
+    text: str
+    """When it is read, or when it is not, as a reader of the settings is told."""
+    offered: tuple[Any, ...] = ()
+    """Values of a single other one under which it is read, where they can be listed."""
     neutral: Any = None
     """A value that says itself that nothing is done, so that it may be given anywhere."""
 
-    def holds(self, value: Any) -> bool:
-        """Whether the setting is read where the other has this value."""
-        return (value in self.values) == self.is_read
-
     def __str__(self) -> str:
-        word = "while" if self.is_read else "unless"
-        values = " or ".join("null" if value is None else str(value) for value in self.values)
-        return f"Read {word} ``{self.path}`` is {values}."
+        return f"Read {self.text}."
 
 
-def read_while(path: str, *values: Any, neutral: Any = None) -> Mapping[str, Condition]:
-    """Metadata of a field that is read only while the setting at ``path`` has one of the values."""
-    return {"read": Condition(path=path, values=values, is_read=True, neutral=neutral)}
+Conditions = Mapping[str, tuple[Condition, ...]]
+"""Metadata of a field that is not always read."""
 
 
-def read_unless(path: str, *values: Any, neutral: Any = None) -> Mapping[str, Condition]:
-    """Metadata of a field that is not read while the setting at ``path`` has one of the values."""
-    return {"read": Condition(path=path, values=values, is_read=False, neutral=neutral)}
+def read_while(path: str, *values: Any, neutral: Any = None) -> Conditions:
+    """A field that is read only while the setting at ``path`` has one of the values."""
+    text = f"while ``{path}`` is {_either(values)}"
+    is_read = values.__contains__
+    return _condition(Condition(paths=(path,), is_read=is_read, text=text, offered=values, neutral=neutral))
 
 
-def condition_of(item: dataclasses.Field[Any]) -> Condition | None:
-    """When a field is read; None: always."""
-    return item.metadata.get("read")
+def read_unless(path: str, *values: Any, neutral: Any = None) -> Conditions:
+    """A field that is not read while the setting at ``path`` has one of the values."""
+    text = f"unless ``{path}`` is {_either(values)}"
+    return _condition(
+        Condition(paths=(path,), is_read=lambda value: value not in values, text=text, neutral=neutral)
+    )
+
+
+def read_where(text: str, is_read: Callable[..., bool], *paths: str, neutral: Any = None) -> Conditions:
+    """A field that is read only where ``is_read`` says so of the values at ``paths``, which ``text`` tells as
+    in ``several ranks share a node``. While one of them is open (null, ``auto``), it counts as read."""
+
+    def is_open_or_read(*values: Any) -> bool:
+        return None in values or "auto" in values or is_read(*values)
+
+    return _condition(Condition(paths=paths, is_read=is_open_or_read, text=f"where {text}", neutral=neutral))
+
+
+def read_if(*all_of: Conditions) -> Conditions:
+    """A field that is read only where each condition holds."""
+    return {"read": tuple(condition for one in all_of for condition in one["read"])}
+
+
+def conditions_of(item: dataclasses.Field[Any]) -> tuple[Condition, ...]:
+    """When a field is read; none: always."""
+    declared: tuple[Condition, ...] = item.metadata.get("read", ())
+    return declared
+
+
+def _condition(condition: Condition) -> Conditions:
+    return {"read": (condition,)}
+
+
+def _either(values: tuple[Any, ...]) -> str:
+    return " or ".join("null" if value is None else str(value) for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import Any, get_args
 from launcher.base import registry
 from launcher.config.compose import Composed
 from launcher.contract.config import LaunchConfig, PluginChoice
-from launcher.typed.read import MISSING, REST, Source, condition_of, field_types
+from launcher.typed.read import MISSING, REST, Source, conditions_of, field_types
 from launcher.typed.scalars import describe
 from tests.helpers.configs import compose_sound
 
@@ -119,10 +119,8 @@ def entries(cls: type, prefix: str, composed: Composed | None) -> Iterator[str]:
         if item.metadata == REST:
             continue
         if is_class_of_settings(kind):
-            if condition := condition_of(item):
-                yield from wrap(
-                    f"`{path}`: {markdown(field_docs(cls)[item.name])} {markdown(str(condition))}", "- ", "  "
-                )
+            if conditions_of(item):
+                yield from wrap(f"`{path}`: {markdown(told(cls, item))}", "- ", "  ")
             yield from entries(kind, path, composed)
             continue
         yield from entry(path, cls, item.name, composed)
@@ -145,9 +143,13 @@ def entry(path: str, cls: type, name: str, composed: Composed | None) -> Iterato
         kind = kind.replace(word, plainer)
     kind = re.sub(r"\d{5,}", lambda number: f"{int(number[0]):,}", kind)
     (item,) = (item for item in dataclasses.fields(cls) if item.name == name)
-    told = f"{field_docs(cls)[name]} {condition_of(item) or ''}".strip()
-    text = f"{given} ({kind if default else f'{kind}; no default'}): {markdown(told)}"
+    text = f"{given} ({kind if default else f'{kind}; no default'}): {markdown(told(cls, item))}"
     yield from wrap(text, "- ", "  ")
+
+
+def told(cls: type, item: dataclasses.Field[Any]) -> str:
+    """What a setting does, and when it is read."""
+    return " ".join([field_docs(cls)[item.name], *map(str, conditions_of(item))])
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> list[str]:

@@ -27,8 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("launcher", "plugins/launcher_plugins")
 NOTES = "TRIREME_TEST_FAULT_PLACES"
 """The variable with the file into which every process of the tests writes the places that made a fault."""
-_MOST_ALIKE = 2
-"""Refusals by one rule that one process follows: a further one is the same code with other numbers."""
+_MOST_ALIKE = 12
+"""Refusals by one rule, each of another value, that one process follows: a further one is the same code with
+other numbers."""
+_NUMBER = re.compile(r"[\d.]+")
 _OVERRIDE = re.compile(r"(?<![\w.~])[a-z_]+(\.\w+)*=[\"'\[{]?[a-z0-9](?!\S*\|)")
 _COMMAND = re.compile(r"trireme (run|submit) .*")
 """A whole command to type."""
@@ -42,8 +44,15 @@ def watch() -> None:
 
     _note_places()
     starting: Any = launch
-    starting.make_plan = _following(planning.make_plan)
+    done: Counter[Any] = Counter()
+    starting.make_plan = _following(planning.make_plan, done)
     vars(planning)["make_plan"] = starting.make_plan
+    from launcher.app.sweep import planning as sweeping  # takes the one that is followed
+
+    vars(sweeping)["plan_sweep"] = _following_sweep(sweeping, done)
+    from launcher.plan import build as building  # what tests call themselves; make_plan has its own
+
+    vars(building)["build"] = _following_build(building.build)
     starting.launch = _following_start(launch.launch, is_here=True)
     starting.submit = _following_start(launch.submit, is_here=False)
     for name in registry.own_plugins(Executor.entry_group):
@@ -73,8 +82,7 @@ def check(error: ConfigError, plan: Plan, recipe: str, overrides: Sequence[str],
         AssertionError: when a fault is still there, another one contradicts, or there is no plan in the end.
     """
     for fault in error.faults:
-        done[key := (fault.path, tuple(map(tuple, fault.ways)))] += 1
-        for way in fault.ways if done[key] <= _MOST_ALIKE else ():
+        for way in fault.ways if _is_new(fault, done) else ():
             words = followed(overrides, way)
             left = refused(plan, recipe, words)
             told = f"{fault}\n  followed: {shlex.join(words)}\n  " + "\n  ".join(map(str, left))
@@ -89,6 +97,14 @@ def check(error: ConfigError, plan: Plan, recipe: str, overrides: Sequence[str],
         left = refused(plan, recipe, words)
         told = f"{error}\n  followed: {shlex.join(words)}\n  " + "\n  ".join(map(str, left))
         assert not left, f"the advice does not go together: {told}"
+
+
+def _is_new(fault: Fault, done: Counter[Any]) -> bool:
+    """Whether a fault is to be followed: its rule has not refused this value, nor many of this setting."""
+    rule = (fault.path, tuple(map(tuple, fault.ways)), _NUMBER.sub("", fault.allowed))
+    done[value := (*rule, str(fault.given))] += 1
+    done[rule] += done[value] == 1
+    return done[value] == 1 and done[rule] <= _MOST_ALIKE
 
 
 def _key_of(word: str) -> str:
@@ -145,9 +161,7 @@ def unreached_places() -> list[str]:
     return sorted(set(places()) - set(notes.read_text().split() if notes.exists() else ()))
 
 
-def _following(plan: Plan) -> Plan:
-    done: Counter[Any] = Counter()
-
+def _following(plan: Plan, done: Counter[Any]) -> Plan:
     @functools.wraps(plan)
     def make_plan(recipe: str, overrides: Sequence[str], *others: Any) -> Any:
         try:
@@ -158,6 +172,64 @@ def _following(plan: Plan) -> Plan:
             raise
 
     return make_plan
+
+
+def _following_build(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Planning a configuration, whose ways are followed where they are settings."""
+    from launcher.config.paths import changed
+
+    done: Counter[Any] = Counter()
+
+    def left(config: Any, way: Mapping[str, Any], *args: Any, **kwargs: Any) -> set[str]:
+        """Paths that are refused under a way out."""
+        try:
+            new = changed(config, way)
+            if new.model.family != "custom" or "inputs" in kwargs:  # else its shape is not known
+                build(new, *args, **kwargs)
+        except KeyError:  # a whole file of a group, which only a recipe can choose
+            pass
+        except ConfigError as error:
+            return {fault.path for fault in error.faults}
+        return set()
+
+    @functools.wraps(build)
+    def built(config: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return build(config, *args, **kwargs)
+        except ConfigError as error:
+            for fault in error.faults:
+                for way in fault.ways if _is_new(fault, done) else ():
+                    own = {fault.path, *(way if len(error.faults) == 1 else ())}
+                    paths = left(config, way, *args, **kwargs) & own
+                    assert not paths, f"{fault}\n  followed: {way}, refused: {paths}"
+            raise
+
+    return built
+
+
+def _following_sweep(sweeping: Any, done: Counter[Any]) -> Callable[..., Any]:
+    """Planning a sweep: what is wrong with its words, and with the start of each point."""
+    plan_sweep = sweeping.plan_sweep
+
+    @functools.wraps(plan_sweep)
+    def planned(given: Request, *, starts: bool = False) -> Any:
+        def try_sweep(recipe: str, words: Sequence[str]) -> None:
+            plan_sweep(replace(given, recipe=recipe, overrides=tuple(words)), starts=starts)
+
+        def try_point(recipe: str, words: Sequence[str]) -> None:
+            made = sweeping.make_plan(recipe, words)
+            sweeping.refuse(sweeping._faults(made.plan, starts=starts), made.composed.sources)
+
+        try:
+            found = plan_sweep(given, starts=starts)
+        except ConfigError as error:
+            check(error, try_sweep, given.recipe, given.overrides, done)
+            raise
+        for point in found.refused:
+            check(ConfigError(point.faults), try_point, given.recipe, point.overrides, done)
+        return found
+
+    return planned
 
 
 def _following_start(start: Callable[..., Any], *, is_here: bool) -> Callable[..., Any]:
@@ -197,10 +269,9 @@ def following_check(check_plan: Callable[..., Iterable[Fault]]) -> Callable[...,
     def checked(self: Any, plan: Any, run_dir: str | None = None) -> Iterable[Fault]:
         faults = tuple(check_plan(self, plan, run_dir))
         for fault in () if following or plan.config.model.target or plan.config.data.target else faults:
-            done[key := (fault.path, tuple(map(tuple, fault.ways)))] += 1
             following.append(fault)
             try:
-                for way in fault.ways if done[key] <= _MOST_ALIKE else ():
+                for way in fault.ways if _is_new(fault, done) else ():
                     try:
                         left = tuple(check_plan(self, build(changed(plan.config, way)), run_dir))
                     except ConfigError as error:

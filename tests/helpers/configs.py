@@ -23,10 +23,9 @@ from launcher.contract.config import (
     ParallelConfig,
     PluginChoice,
     PrecisionConfig,
-    ReportConfig,
-    RunConfig,
     TrainConfig,
 )
+from launcher.contract.job import ReportConfig, RunConfig
 from launcher.contract.strategy import JobShape
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launcher.app.planning import plan_inputs
-from launcher.app.user_model import source_roots
+from launcher.app.user_model import request_of, source_roots
 from launcher.base.errors import PlanError
 from launcher.plan.build import build
+from launcher.runtime.process import measure
 from tests.helpers.configs import launch_config
 
 MODULE = """
@@ -83,7 +86,10 @@ def test_layers_that_can_put_their_weight_gradients_off_say_how_much(roots):
     ("name", "message"),
     [
         ("no_layers", r"^model\.target=my_layers:no_layers: must return an object with `layers`"),
-        ("broken", r"^model\.target=my_layers:broken: .* not be measured: OSError: there are no weights\.$"),
+        (
+            "broken",
+            r"not be measured: OSError: there are no weights \(my_layers\.py, line \d+\)\.$",
+        ),
         ("layers_that_mix", r"(?s)^2 faults:.*layer 0 is BatchNorm1d.*GroupNorm.*layer 1 is Dropout"),
     ],
 )
@@ -99,6 +105,36 @@ def test_a_dataset_that_cannot_be_read_is_refused_as_the_dataset(roots, tmp_path
     message = r"data\.target=my_data:build: the dataset could not be made: OSError: the disk is gone"
     with pytest.raises(PlanError, match=message):
         plan_inputs(job, roots)
+
+
+def test_all_that_a_users_code_raises_is_told(roots, tmp_path):
+    (tmp_path / "my_two.py").write_text("def build(width):\n    raise OSError('first line\\nand last')\n")
+    with pytest.raises(PlanError, match=r"OSError: first line\\nand last \(my_two\.py, line 2\)\.$"):
+        plan_inputs(config("my_two:build"), roots)
+
+
+def test_what_a_users_code_raises_is_one_fault_of_the_model(roots, monkeypatch):
+    monkeypatch.syspath_prepend(roots[0])
+    job = config("my_layers:broken")
+    monkeypatch.setattr("sys.stdin", io.StringIO(request_of(job)))
+    answer = io.StringIO()
+    assert measure.main(answer) == 1
+    (fault,) = json.loads(answer.getvalue())
+    assert (fault["path"], fault["given"]) == ("model.target", "my_layers:broken")
+
+
+def test_a_measuring_process_that_dies_is_told(roots, tmp_path):
+    (tmp_path / "my_dead.py").write_text("import os\n\ndef build(width):\n    os._exit(3)\n")
+    with pytest.raises(PlanError, match=r"could not be measured: the process ended with status 3\.$"):
+        plan_inputs(config("my_dead:build"), roots)
+
+
+def test_the_faults_of_a_dataset_and_of_a_model_are_told_together(roots):
+    job = config("my_layers:layers_that_mix")
+    job = replace(job, data=replace(job.data, target="my_layers:absent"))
+    with pytest.raises(PlanError) as refused:
+        plan_inputs(job, roots)
+    assert [fault.path for fault in refused.value.faults] == ["data.target", "model.target", "model.target"]
 
 
 def test_a_dataset_that_is_too_small_is_refused_by_the_plan(roots):

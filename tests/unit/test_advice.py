@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from launcher.app.planning import make_plan
+from launcher.app.request import Request
+from launcher.app.sweep.planning import plan_sweep
 from launcher.base.errors import AsTyped, ConfigError, Fault, PlanError, as_override, offer
 from launcher.cli.main import main
 from launcher.config.overrides import refused_fault
@@ -45,6 +47,10 @@ FOLLOWED = {
     ),
     "data.source=$HOME/x.txt": "no variable is replaced in this path. Set data.source=~/x.txt.",
     "run.root=$SCRATCH/x": "no variable is replaced in this path. Write what it stands for.",
+    "run.root=$USER-runs": "no variable is replaced in this path. Write what it stands for.",
+    "run.root=$HOME-runs": "no variable is replaced in this path. Write what it stands for.",
+    "run.root=$HOME/$USER": "no variable is replaced in this path. Write what it stands for.",
+    r"run.root=runs/\${HOME}x": "nothing expands its ${...}. Write what it stands for.",
     "parallel.tp=3 parallel.pp=3 batch.global_size=7": "All at once: ",
     "parallel.schedule=interleaved_1f1b parallel.pp=3 batch.global_size=10 parallel.tp=3": "All at once: ",
 }
@@ -162,6 +168,25 @@ def test_advice_of_an_executor_that_it_refuses_itself_is_seen(make_plan):
     checked = advice.following_check(lambda executor, plan, run_dir: [stubborn])
     with pytest.raises(AssertionError, match=r"refused: \{'executor.max_restarts'\}"):
         checked(None, make_plan())
+
+
+def test_advice_of_a_plan_that_is_built_without_a_recipe_is_followed(make_plan):
+    def stubborn(config):
+        raise PlanError([Fault("train.num_steps", 0, "is refused", ways=({"train.num_steps": 2},))])
+
+    with pytest.raises(AssertionError, match=r"refused: \{'train.num_steps'\}"):
+        advice._following_build(stubborn)(make_plan().config)
+
+
+def test_advice_on_the_points_of_a_sweep_is_followed(monkeypatch):
+    followed = []
+    monkeypatch.setattr(advice, "check", lambda error, plan, recipe, words, done: followed.append(words))
+    plan_sweep(Request(recipe="quickstart", overrides=("parallel.tp=1,3",)))
+    assert ("parallel.tp=3",) in followed
+    followed.clear()
+    with pytest.raises(ConfigError):
+        plan_sweep(Request(recipe="quickstart", overrides=("seed=1,1",)))
+    assert followed == [("seed=1,1",)]
 
 
 def test_what_is_advised_takes_the_place_of_what_was_typed():

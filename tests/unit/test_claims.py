@@ -11,7 +11,7 @@ import pytest
 from launcher.app.planning import one_device
 from launcher.base.errors import ConfigError
 from launcher.config.load import load
-from launcher.contract.config import ReportConfig
+from launcher.contract.job import ReportConfig
 from launcher.contract.mesh import Mesh
 from launcher.contract.plan import Plan
 from launcher.plan.build import build

@@ -52,6 +52,13 @@ def test_a_missing_path_says_where_it_was_looked_for() -> None:
         find_files("no/such/*")
 
 
+def test_a_missing_path_below_the_home_folder_is_told_in_full() -> None:
+    with pytest.raises(ConfigError, match=rf"data.source=~/no/x: no such file: {Path.home()}/no/x\. Check"):
+        find_files("~/no/x")
+    with pytest.raises(ConfigError, match=r"data.source=/no/x: no such file\. Check"):
+        find_files("/no/x")
+
+
 def test_a_folder_is_refused_with_the_pattern_of_its_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"Set 'data.source={tmp_path}/**'.")):
         find_files(str(tmp_path))
@@ -59,7 +66,7 @@ def test_a_folder_is_refused_with_the_pattern_of_its_files(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("source", ["n" * 300, "a\0b", "~nobody/x"])
 def test_a_name_that_no_file_can_have_is_no_file(source: str) -> None:
-    with pytest.raises(ConfigError, match=r"no such file, relative to .*\. Check the path\."):
+    with pytest.raises(ConfigError, match=r"no such file(, relative to|:) .*\. Check the path\."):
         find_files(source)
 
 

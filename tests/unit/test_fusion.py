@@ -12,7 +12,8 @@ from launcher.app.preflight import input_faults
 from launcher.base.errors import PlanError
 from launcher.base.machine import cxx_compiler, missing_for_compile
 from launcher.cli.cluster import doctor
-from launcher.contract.config import FusionConfig, ReportConfig
+from launcher.contract.config import FusionConfig
+from launcher.contract.job import ReportConfig
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
 from launcher.plan.cost.memory import saved_activation_bytes

@@ -124,6 +124,8 @@ def test_name_fit_for_a_file_is_kept(quickstart: Composed, name: str) -> None:
         ("run.root", "/scratch/$USER/runs", "run.root=/scratch/$USER/runs: no variable is replaced in this "
          "path. Write what it stands for. [ours.yaml:3]"),
         ("run.root", "$HOME/runs", "no variable is replaced in this path. Set run.root=~/runs."),
+        ("run.root", "$USER-runs", "no variable is replaced in this path. Write what it stands for."),
+        ("run.root", "runs/x$HOME", "no variable is replaced in this path. Write what it stands for."),
         ("run.root", "$HOME/$USER", "no variable is replaced in this path. Write what it stands for."),
         ("site.python", "$HOME/bin/python", "site.python=$HOME/bin/python: no variable is replaced in this "
          "path. Write what it stands for."),

@@ -89,9 +89,9 @@ def test_a_step_of_long_layers_is_told_as_predicted():
     assert "Not counted" not in text
 
 
-def test_the_compute_format_is_shown_even_where_its_group_is_named_otherwise():
+def test_the_compute_format_is_shown_with_the_name_of_its_group_where_that_is_another():
     config = launch_config(precision=replace(MIXED, name="mine"))
-    assert plan_text(build(config)).splitlines()[0].endswith(" parameters, bf16")
+    assert plan_text(build(config)).splitlines()[0].endswith(" parameters, mine (bf16)")
 
 
 def test_devices_that_a_cpu_does_not_use_are_not_counted_in_figures_per_device():

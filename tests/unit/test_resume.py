@@ -4,7 +4,7 @@ import re
 import pytest
 
 from launcher.base.errors import ConfigError, JobError
-from launcher.contract.config import RunConfig
+from launcher.contract.job import RunConfig
 from launcher.runs import store
 from launcher.runs.resume import resumed_directory
 from launcher.runs.store import RunDirectory, new_directory

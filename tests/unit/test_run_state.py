@@ -82,7 +82,7 @@ def test_a_directory_without_a_status_says_so(directory):
 
 
 def test_the_directory_of_a_waiting_job_is_not_used_again(directory, queue):
-    from launcher.contract.config import RunConfig
+    from launcher.contract.job import RunConfig
     from launcher.runs.store import new_directory
 
     submitted(directory, queue)

@@ -32,7 +32,7 @@ REFUSED = [
     "quickstart batch.num_microbatches=3",
     "quickstart model.num_heads=3",
     "quickstart parallel.sequence_parallel=true",
-    "quickstart parallel.rank_order=dp-tp",
+    "quickstart parallel.rank_order=dp-tp parallel.dp=2",
     "quickstart parallel.schedule=gpipe batch.global_size=4096 batch.micro_size=16 parallel.pp=4",
     "quickstart parallel.pp=4 parallel.schedule=interleaved_1f1b parallel.num_chunks=2 batch.micro_size=8",
     f"{LLAMA3_8B} parallel.pp=3",

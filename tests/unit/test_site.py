@@ -61,7 +61,7 @@ def test_what_is_no_time_is_refused_with_the_forms(limit):
     (fault,) = told(time_limit=limit)
     assert fault == (
         f"site.time_limit={limit}: must be a time as Slurm takes it: minutes, MM:SS, HH:MM:SS, D-HH, "
-        "D-HH:MM, D-HH:MM:SS, UNLIMITED. Write 12:30:00, or 1-12:30:00 with days."
+        "D-HH:MM, D-HH:MM:SS, UNLIMITED. Half a day is written as 12:00:00, a day and a half as 1-12:00:00."
     )
 
 
@@ -70,9 +70,15 @@ def test_memory_is_a_number_with_a_unit(memory):
     assert told(memory_per_node=memory) == []
 
 
-def test_memory_in_other_words_is_refused():
-    (fault,) = told(memory_per_node="4 GB")
-    assert fault.startswith("site.memory_per_node=4 GB: must be a whole number with K, M, G or T")
+@pytest.mark.parametrize(
+    ("memory", "ways"), [("4 GB", "4G or null"), ("64GiB", "64G or null"), ("1.5T", "null"), ("all", "null")]
+)
+def test_memory_in_other_words_is_refused_with_what_it_means(memory, ways):
+    (fault,) = told(memory_per_node=memory)
+    assert fault == (
+        f"site.memory_per_node={memory}: must be a whole number with K, M, G or T (M where none is given). "
+        f"Set site.memory_per_node={ways}."
+    )
 
 
 def test_a_typed_gpu_request_and_its_type_need_each_other():
@@ -94,7 +100,9 @@ def test_a_binding_is_one_of_sruns(binding):
 def test_another_binding_is_refused():
     (fault,) = told(cpu_bind="core")
     assert fault.startswith("site.cpu_bind=core: must be what srun's --cpu-bind takes: none, sockets, cores,")
-    assert fault.endswith("Write cores, or null for the site's default.")
+    assert fault.endswith("Set site.cpu_bind=cores or null.")
+    (far,) = told(cpu_bind="gpu")
+    assert far.endswith("Set site.cpu_bind=null.")
 
 
 def test_temporary_files_have_one_place():
@@ -171,4 +179,9 @@ def test_mounts_need_an_image_and_two_paths():
     (useless,) = told(container_mounts=("/data:/data",))
     assert "has no effect without site.container_image" in useless
     (broken,) = told(container_image="a.sqsh", container_mounts=("/data",))
-    assert broken.startswith("site.container_mounts[0]=/data: must be SOURCE:TARGET")
+    assert broken == (
+        "site.container_mounts[0]=/data: must be SOURCE:TARGET or SOURCE:TARGET:FLAGS, without commas. "
+        "Set site.container_mounts.0=/data:/data."
+    )
+    (unclear,) = told(container_image="a.sqsh", container_mounts=("/a,/b",))
+    assert unclear.endswith("A folder of the node with its place in the container reads /data:/data.")

@@ -1,5 +1,6 @@
 """Roles with nodes of their own: components of one heterogeneous job, with consecutive ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from launcher.app.planning import make_plan
 from launcher.base.errors import ConfigError, PlanError
 from launcher.contract.job import GroupRequest
+from launcher.contract.site import RoleSite
 from launcher.contract.strategy import RoleGroup
 from launcher.plan.text import plan_text
 from launcher.runs.render import render
@@ -16,6 +18,7 @@ from launcher_plugins.executors.slurm.state import rank_ends
 from tests.helpers.slurm_stage import GOLDEN, REQUEST, TWO_BY_TWO, Stage
 
 OWN_NODES = (*TWO_BY_TWO, "+site.roles.server.partition=cpu")
+SERVERS = ("architecture=parameter_server", "parallel.pp=1")
 FULL = (
     "site.partition=gpu",
     "site.account=physics",
@@ -156,7 +159,9 @@ def test_ranks_that_do_not_fill_their_nodes_are_refused(plan, monkeypatch):
 
 
 def test_a_site_may_have_nodes_for_roles_that_a_recipe_does_not_have(make_plan):
-    text = Slurm().render(make_plan(*OWN_NODES), REQUEST).text
+    plan = make_plan(*TWO_BY_TWO)
+    site = replace(plan.config.site, roles={"server": RoleSite(partition="cpu")})
+    text = Slurm().render(replace(plan, config=replace(plan.config, site=site)), REQUEST).text
     assert "hetjob" not in text
 
 
@@ -164,7 +169,9 @@ def test_the_memory_of_a_role_is_checked_as_that_of_the_site():
     with pytest.raises(
         ConfigError, match=r"site\.roles\.server\.memory_per_node=4 GB: must be a whole number"
     ):
-        make_plan("quickstart", ["+site.roles.server.memory_per_node='4 GB'"])
+        make_plan(
+            "quickstart", ["architecture=parameter_server", "+site.roles.server.memory_per_node='4 GB'"]
+        )
 
 
 PARTS = "trireme: ranks from 0 on node[0-1]\ntrireme: ranks from 4 on cpu[1-2]\n"

@@ -8,14 +8,14 @@ import pytest
 
 from launcher.base.errors import ConfigError, JobError
 from launcher.base.files import read_json
-from launcher.contract.config import RunConfig
+from launcher.contract.job import RunConfig
 from launcher.runs import store
 from launcher.runs.store import new_directory
 from tests.helpers.objects import there
 
 MAKE_ONE = """
 import sys
-from launcher.contract.config import RunConfig
+from launcher.contract.job import RunConfig
 from launcher.runs.store import new_directory
 settings = RunConfig(dir=None, root=sys.argv[1], timeout_s=1.0, start_timeout_s=1.0)
 sys.stdin.readline()

@@ -41,30 +41,38 @@ def declared() -> list[tuple[tuple[str, ...], str, Condition]]:
     return found
 
 
-ON: dict[str, dict[Any, tuple[str, ...]]] = {
-    "model.family": {"custom": (), "llama": ("model=llama3_8b", "model.num_layers=4", "model.vocab_size=256",
-                                             "model.hidden_size=64", "model.num_heads=8")},
-    "data.source": {None: ()},
-    "optim.decay": {"constant": ()},
-    "train.eval_batches": {0: ()},
-    "train.checkpoint_interval": {0: ("train.checkpoint_interval=10",)},
-    "cluster.nodes": {1: ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=1")},
-    "parallel.dp": {1: ("parallel.dp=2",)},
-    "precision.compute": {"fp32": ("precision=bf16",)},
-    "device.kind": {"cuda": ("device=h100", "cluster=dgx_h100", "cluster.devices_per_node=2")},
-    "executor.continuation": {"none": ()},
-}  # fmt: skip
-"""By the setting that decides, and the value that its condition names: words under which it is read."""
-OFF: dict[str, dict[Any, tuple[str, ...]]] = {
-    "model.family": {"custom": ("model=custom", "model.target=a.b:c"), "llama": ()},
-    "data.source": {None: ("data=custom", "data.target=a.b:c")},
-    "optim.decay": {"constant": ("optim.decay=constant",)},
-    "train.eval_batches": {0: ("train.eval_batches=0",)},
-    "executor.continuation": {"none": ("executor.continuation=none",)},
+LLAMA = ("model=llama3_8b", "model.num_layers=4", "model.vocab_size=256", "model.hidden_size=64",
+         "model.num_heads=8")  # fmt: skip
+TWO_NODES = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=1")
+ON: dict[str, tuple[str, ...]] = {
+    "while model.family is llama": LLAMA,
+    "unless train.checkpoint_interval is 0": ("train.checkpoint_interval=10",),
+    "unless parallel.dp is 1": ("parallel.dp=2",),
+    "unless precision.compute is fp32": ("precision=bf16",),
+    "while device.kind is cuda": ("device=h100", "cluster=dgx_h100", "cluster.devices_per_node=2"),
+    "where ranks are on several nodes": TWO_NODES,
+    "where two of parallel.dp, tp and pp are above 1": ("parallel.dp=2",),
+    "where batch.num_microbatches is no multiple of parallel.pp": (
+        *("parallel=interleaved", "batch.num_microbatches=5", "batch.global_size=null"),
+    ),
 }
-"""Words under which it is not; none for what is so in the quickstart."""
+"""Words under which a condition holds; none for what is so in the quickstart."""
+OFF: dict[str, tuple[str, ...]] = {
+    "unless model.family is custom": ("model=custom", "model.target=a.b:c"),
+    "unless data.source is null": ("data=custom", "data.target=a.b:c"),
+    "unless optim.decay is constant": ("optim.decay=constant",),
+    "unless train.eval_batches is 0": ("train.eval_batches=0",),
+    "unless executor.continuation is none": ("executor.continuation=none",),
+    "while train.init_from is null": ("train.init_from=x",),
+    "where several ranks share a node": TWO_NODES,
+    "where batch.num_microbatches is no multiple of parallel.pp": ("parallel=interleaved",),
+}
+"""Words under which it does not."""
 VALUES = {
     "cluster.inter_node": "{latency_s: 1, bandwidth_bytes_per_s: 1}",
+    "cluster.intra_node": "{latency_s: 1, bandwidth_bytes_per_s: 1}",
+    "parallel.rank_order": "tp-dp-pp",
+    "parallel.schedule_options.uneven_groups": "true",
     "data.cache_dir": "x",
     "site.gpu_type": "h100",
     "site.gpu_request": "gres",
@@ -93,14 +101,15 @@ def refused(path: str, words: Sequence[str], recipe: str = "quickstart") -> list
 def test_a_setting_is_refused_where_it_is_not_read_and_accepted_where_it_is(
     choice: tuple[str, ...], path: str, condition: Condition
 ) -> None:
-    key = condition.values[0]
+    key = condition.text.replace("``", "")
     given = f"{path}={VALUES.get(path, '3')}"
-    off = [*choice, *OFF.get(condition.path, {}).get(key, ())]
-    off = [*off, "site.gpu_request=gres_typed"] if path == "site.gpu_type" else off
+    typed = ("site.gpu_request=gres_typed",) if path == "site.gpu_type" else ()
+    off = [*choice, *OFF.get(key, ()), *typed]
     faults = refused(path, [*off, given])
-    assert faults and all(f"has no effect while {condition.path} is " in fault for fault in faults)  # noqa: PT018
-    on = [*choice, *ON[condition.path][key]]
-    on = [*on, "site.gpu_request=gres_typed"] if path == "site.gpu_type" else on
+    (cause, *others) = condition.paths
+    rule = f"has no effect here: it is read {key}" if others else f"has no effect while {cause} is "
+    assert faults and all(rule in fault for fault in faults)  # noqa: PT018
+    on = [*choice, *ON.get(key, ()), *typed]
     assert not refused(path, [*on, given])
     if condition.neutral is not None:
         assert not refused(path, [*off, f"{path}={str(condition.neutral).lower()}"])
@@ -170,6 +179,34 @@ def test_points_of_a_sweep_that_do_not_read_what_all_are_given_are_run_with_a_no
     assert not fixed.points
 
 
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("cluster.intra_node.latency_s=1 parallel.pp=1 parallel.dp=auto", "cluster.intra_node"),
+        ("parallel.bucket_bytes=3 parallel.dp=auto", "parallel.bucket_bytes"),
+        ("parallel.rank_order=tp-dp-pp parallel.dp=auto", "parallel.rank_order"),
+        ("executor=slurm +site.roles.server.ranks_per_node=2", "site.roles.server.ranks_per_node"),
+    ],
+)
+def test_what_is_not_read_is_refused_where_that_is_known_only_once_the_plan_is_made(
+    words: str, path: str
+) -> None:
+    (fault,) = refused(path, words.split())
+    assert "has no effect" in fault
+
+
+def test_the_roles_of_a_site_are_silent_where_the_architecture_has_none(tmp_path: Path) -> None:
+    write(tmp_path, "site/ours.yaml", "roles: {server: {ranks_per_node: 2}}\n")
+    ours = write(tmp_path, "ours.yaml", "defaults: [/quickstart, override /site: ours, _self_]\n")
+    assert "site.roles" not in " ".join(make_plan(ours, ["executor=slurm"]).plan.notes)
+
+
+def test_links_are_read_where_a_role_has_nodes_of_its_own() -> None:
+    words = ["executor=slurm", "architecture=parameter_server", "parallel.pp=1", "parallel.dp=2",
+             "cluster.devices_per_node=2", "+site.roles.server.ranks_per_node=1"]  # fmt: skip
+    assert not refused("cluster", [*words, "cluster.inter_node.latency_s=1"])
+
+
 def test_a_recipe_that_extends_nothing_sets_everything(tmp_path: Path) -> None:
     from launcher.config.save import dump
 
@@ -181,10 +218,8 @@ def test_a_recipe_that_extends_nothing_sets_everything(tmp_path: Path) -> None:
 def test_a_setting_without_its_condition_would_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal is that of the declaration: turned round, it says the opposite."""
     monkeypatch.setattr(
-        "launcher.plan.rules.unread.condition_of",
-        lambda item: (
-            read_while("optim.decay", "constant")["read"] if item.name == "min_lr_fraction" else None
-        ),
+        "launcher.plan.rules.unread.conditions_of",
+        lambda item: read_while("optim.decay", "constant")["read"] if item.name == "min_lr_fraction" else (),
     )
     assert not refused("optim", ["optim.decay=constant", "optim.min_lr_fraction=0.2"])
     assert refused("optim", ["optim.min_lr_fraction=0.2"])

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from launcher.base.errors import PlanError
-from launcher.contract.config import PrecisionConfig, ReportConfig
+from launcher.contract.config import PrecisionConfig
+from launcher.contract.job import ReportConfig
 from launcher.plan.build import build
 from tests.helpers.configs import launch_config, with_settings
 

@@ -12,39 +12,57 @@ What becomes of one depends on who set it, and on who took its effect away:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from launcher.base.errors import Fault
+from launcher.base.errors import Fault, offer
 from launcher.config.load import plugin_options
 from launcher.config.paths import value_at
 from launcher.contract.config import LaunchConfig
-from launcher.typed.read import Condition, Reading, Source, condition_of, field_types, join, plain, read
+from launcher.contract.strategy import RoleGroup
+from launcher.typed.read import (
+    Condition,
+    Reading,
+    Source,
+    conditions_of,
+    field_types,
+    join,
+    plain,
+    read,
+    read_unless,
+)
 
 _NOWHERE = Source(where="")
 
 
-def unread_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[Fault]:
-    """Faults of settings without an effect, of those who set them knowing what takes the effect away."""
-    return [fault for fault, is_note in _unread(config, sources) if not is_note]
+def unread_faults(
+    config: LaunchConfig, sources: Mapping[str, Source], roles: Iterable[RoleGroup] | None = None
+) -> list[Fault]:
+    """Faults of settings without an effect, of those who set them knowing what takes the effect away.
+    ``roles``: of the job; None while they are not known."""
+    return [fault for fault, is_note in _unread(config, sources, roles) if not is_note]
 
 
-def unread_notes(config: LaunchConfig, sources: Mapping[str, Source]) -> list[str]:
+def unread_notes(
+    config: LaunchConfig, sources: Mapping[str, Source], roles: Iterable[RoleGroup]
+) -> list[str]:
     """Notes on settings of a recipe that have no effect under what a later recipe or an override sets."""
-    return [str(dataclasses.replace(fault, fix="")) for fault, is_note in _unread(config, sources) if is_note]
+    found = _unread(config, sources, roles)
+    return [str(dataclasses.replace(fault, fix="")) for fault, is_note in found if is_note]
 
 
 def conditions(cls: type, path: str = "") -> Iterator[tuple[str, Condition]]:
     """The settings of a class, and of those below it, that are not always read."""
     for item in dataclasses.fields(cls):
         inner, kind = join(path, item.name), field_types(cls)[item.name]
-        if condition := condition_of(item):
-            yield inner, condition
-        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        yield from ((inner, condition) for condition in conditions_of(item))
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from conditions(kind, inner)
 
 
-def _unread(config: LaunchConfig, sources: Mapping[str, Source]) -> Iterator[tuple[Fault, bool]]:
+def _unread(
+    config: LaunchConfig, sources: Mapping[str, Source], roles: Iterable[RoleGroup] | None
+) -> Iterator[tuple[Fault, bool]]:
     """A fault for every given setting that is not read, and whether it is a note only."""
     given = {path: source for path, source in sources.items() if source.is_given}
     if not given:
@@ -55,25 +73,31 @@ def _unread(config: LaunchConfig, sources: Mapping[str, Source]) -> Iterator[tup
         declared += conditions(cls, path)
         made = read(cls, options, Reading())
         values |= {join(path, name): value for name, value in vars(made).items()} if made else {}
+    if roles is not None and all(role.trains for role in roles):
+        (absent,) = read_unless("architecture.name", config.architecture.name, neutral={})["read"]
+        declared.append(("site.roles", absent))
+    told: set[str] = set()
     for path, condition in declared:
-        value = values.get(condition.path, value_at(config, condition.path))
-        if condition.holds(value):
+        others = {other: values.get(other, value_at(config, other)) for other in condition.paths}
+        if condition.is_read(*others.values()):
             continue
-        rule = f"has no effect while {condition.path} is {'null' if value is None else value}"
-        cause = sources.get(condition.path, _NOWHERE).layer
+        cause = max(sources.get(other, _NOWHERE).layer for other in others)
         for leaf in _leaves(path, given):
             own = values.get(leaf, value_at(config, leaf))
-            if own is not None and own != condition.neutral:
-                shown = own if given[leaf].text is None else given[leaf].text
-                ways = tuple({condition.path: value} for value in condition.values if condition.is_read)
-                fault = Fault(leaf, shown, rule, _fix(condition), given[leaf].where, ways=ways)
-                yield fault, given[leaf].layer < cause
+            if own is not None and own != condition.neutral and leaf not in told:
+                told.add(leaf)
+                yield _fault(leaf, own, given[leaf], condition, others), given[leaf].layer < cause
 
 
-def _fix(condition: Condition) -> str:
-    values = " or ".join(map(str, condition.values))
-    other = f"{condition.path}={values}" if condition.is_read else f"another {condition.path}"
-    return f"Leave it out, or set {other}."
+def _fault(leaf: str, own: Any, source: Source, condition: Condition, others: Mapping[str, Any]) -> Fault:
+    rule, fix = f"has no effect here: it is read {condition.text}", "Leave it out."
+    ways = tuple({path: value} for path in others for value in condition.offered)
+    if len(others) == 1:
+        ((path, value),) = others.items()
+        rule = f"has no effect while {path} is {'null' if value is None else value}"
+        fix = f"Leave it out, or s{offer(ways)[1:]}" if ways else f"Leave it out, or set another {path}."
+    shown = own if source.text is None else source.text
+    return Fault(leaf, shown, rule, fix, source.where, ways=ways)
 
 
 def _leaves(path: str, given: Mapping[str, Any]) -> Iterator[str]:

@@ -56,7 +56,7 @@ class OwnData:
             self._samples = resolve(data.target)(**data.options)
             self._length = len(self._samples)
         except Exception as error:
-            rule = f"the dataset could not be made: {_reason(error)}"
+            rule = f"the dataset could not be made: {reason(error)}"
             raise self._refusal(rule, f"Check data.options={dict(data.options)} and the code.") from error
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class OwnData:
             found = self._samples[index]
         except Exception as error:
             fix = "Correct the dataset, or its files."
-            raise self._refusal(f"item {index} raised {_reason(error)}", fix) from error
+            raise self._refusal(f"item {index} raised {reason(error)}", fix) from error
         pair = self._pair(found, index)
         forms = [_form(value) for value in pair]
         self._first = self._first or (index, forms)
@@ -162,7 +162,7 @@ def _seed_generators(key: str) -> None:
     torch.default_generator.manual_seed(int.from_bytes(digest[:7], "little"))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """An error of a user's code, and the line of that code."""
     entries = traceback.extract_tb(error.__traceback__)
     own = [entry for entry in entries if not entry.filename.startswith((_LAUNCHER, "<"))]

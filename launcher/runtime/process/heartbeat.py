@@ -12,7 +12,6 @@ import threading
 import time
 from pathlib import Path
 
-from launcher.contract.config import RunConfig
 from launcher.contract.heartbeat import (
     DOING,
     SIZE,
@@ -23,6 +22,7 @@ from launcher.contract.heartbeat import (
     pack_woke,
     stacks_name,
 )
+from launcher.contract.job import RunConfig
 from launcher.contract.records import OTHER
 
 MESSAGE_GRACE_S = 2.0

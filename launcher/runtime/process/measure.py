@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
-from launcher.base.errors import ConfigError, LauncherError
+from launcher.base.errors import ConfigError, Fault
 from launcher.contract.config import DataConfig, ModelConfig
 from launcher.contract.model.shape import Measured
 from launcher.runtime.api import DTYPES
-from launcher.runtime.data.own_data import OwnData
+from launcher.runtime.data.own_data import OwnData, reason
 from launcher.runtime.model.measure_shape import describe
+from launcher.runtime.model.user_model import load_custom
 from launcher.runtime.process.supervise import end_with
 from launcher.typed.read import plain, read_or_raise
 
@@ -33,8 +35,10 @@ def main(answer: TextIO) -> int:
     except ConfigError as error:
         print(json.dumps([vars(fault) for fault in error.faults], default=str), file=answer)
         return 1
-    except LauncherError as error:
-        print(error, file=sys.stderr)
+    except Exception as error:  # the user's code may raise anything
+        name = "model" if request["model"] else "data"
+        fault = Fault(f"{name}.target", request[name]["target"], f"could not be measured: {reason(error)}")
+        print(json.dumps([vars(fault)]), file=answer)
         return 1
     print(json.dumps(plain(found), allow_nan=False), file=answer)
     return 0
@@ -50,8 +54,20 @@ def measured(request: dict[str, Any]) -> Measured:
     if request["model"] is None:
         return Measured(model=None, num_samples=measured_rows(data, seq_length))
     model = read_or_raise(ModelConfig, request["model"], "model")
-    samples, num_samples = first_inputs(data, seq_length)
+    try:
+        samples, num_samples = first_inputs(data, seq_length)
+    except ConfigError as error:  # told together with what is wrong with the model alone
+        raise ConfigError([*error.faults, *_faults_without_data(model)]) from None
     return Measured(model=describe(model, samples, DTYPES[request["compute"]]), num_samples=num_samples)
+
+
+def _faults_without_data(model: ModelConfig) -> Sequence[Fault]:
+    """Those of a model that are seen before it gets a sample."""
+    try:
+        load_custom(model, seed=0)
+    except ConfigError as error:
+        return error.faults
+    return ()
 
 
 def measured_rows(data: DataConfig, seq_length: int) -> int:

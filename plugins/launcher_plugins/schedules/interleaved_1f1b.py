@@ -21,18 +21,27 @@ Megatron-LM (2021), section 2.2.2.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from launcher.contract.actions import B, F
 from launcher.contract.strategy import Action, Fault, PipelineShape, Schedule
+from launcher.typed.read import read_where
 
 
 @dataclass(frozen=True, kw_only=True)
 class InterleavedConfig:
     """Settings of the schedule."""
 
-    uneven_groups: bool = False
+    uneven_groups: bool = field(
+        default=False,
+        metadata=read_where(
+            "batch.num_microbatches is no multiple of parallel.pp",
+            lambda num_microbatches, pp: num_microbatches % pp > 0,
+            *("batch.num_microbatches", "parallel.pp"),
+            neutral=False,
+        ),
+    )
     """Allow microbatches that are no multiple of p: groups are larger than p then, and hold more memory."""
 
 
