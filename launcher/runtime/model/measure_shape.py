@@ -1,6 +1,7 @@
 """Measures a user's own model: `python -m launcher.runtime.model.measure_shape < request.json > shape.json`.
 
-The request holds ``model``, ``batch``, ``data`` and ``precision``, as in the configuration. The result is a
+The request holds ``model``, ``batch``, ``data`` and ``precision``, as in the configuration, and the
+``source_roots`` of the plan. The result is a
 `launcher.contract.model.shape.ModelShape`; with exit code 1 it is a list of faults. Each layer runs twice on
 the CPU with one sample, to be measured and to be seen to do the same. The planner runs this in a process of
 its own, so that it needs no torch.
@@ -37,6 +38,7 @@ from launcher.runtime.model.repeatable import (
 )
 from launcher.runtime.model.stage import message_elements, message_tensors
 from launcher.runtime.model.user_model import cast_parameters, fp32_parameters, load_custom
+from launcher.runtime.process.module_path import add_source_roots
 from launcher.typed.read import plain, read_or_raise
 
 _OTHER_FORMAT = re.compile(r"same dtype|scalar type|should be the same")
@@ -46,6 +48,7 @@ _OTHER_FORMAT = re.compile(r"same dtype|scalar type|should be the same")
 def main() -> int:
     """Measures the model of one request. Returns the exit code."""
     request = json.load(sys.stdin)
+    add_source_roots(request["source_roots"])
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the user's code may print
             model = read_or_raise(ModelConfig, request["model"], "model")
