@@ -277,7 +277,7 @@ class DataConfig:
     prefetch_batches: NonNegativeInt
     """Steps of data made ready in the background; 0 = none."""
     cache_dir: str | None = field(metadata=read_unless("data.source", None))
-    """Where the token file is kept; null = the user's cache folder."""
+    """Folder of the token file, a copy of the text that only its user can read; null = ``run.root``."""
     target: str | None
     """``package.module:function`` that builds a user's own dataset, of pairs (input, target); excludes
     ``source``."""
