@@ -94,12 +94,8 @@ def resolve(
     """Plain values with every ``${...}`` resolved, and the texts of those that are referred to; one that
     cannot be resolved becomes null and adds a fault."""
     while True:
-        written: Any = OmegaConf.to_container(config)
-        if refused := _refused(written):
-            path, rule = refused
-            where = sources[path].where if path in sources else ""
-            given = str(dict(paths.walk(written)).get(path, "..."))
-            raise ConfigError([*faults, Fault(path or "name", given, rule, "Write the value itself.", where)])
+        if refused := _too_much(config, sources):
+            raise ConfigError([*faults, refused])
         try:
             values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
         except (OmegaConfBaseException, RecursionError) as error:
@@ -118,11 +114,16 @@ def resolve(
             return _with_texts({str(key): value for key, value in values.items()}, config, sources, faults)
 
 
-def _refused(values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """A setting whose references are not to be resolved, and why."""
+def _too_much(config: DictConfig, sources: Mapping[str, Source]) -> Fault | None:
+    """The fault of a setting whose references are not to be resolved."""
+    values: Any = OmegaConf.to_container(config)
     costs = _Costs(values)
     costs.of(())
-    return next(iter(costs.refused.items()), None)
+    for inner, rule in costs.refused.items():
+        path = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", inner) or "defaults"
+        where = sources[path].where if path in sources else ""
+        return Fault(path, dict(paths.walk(values)).get(path, "..."), rule, "Write the value itself.", where)
+    return None
 
 
 def _with_texts(
