@@ -212,7 +212,10 @@ def test_a_parameter_on_two_stages_is_refused_but_not_on_one(monkeypatch: pytest
 def ask(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: LaunchConfig
 ) -> tuple[int, str, str]:
-    request = {name: plain(getattr(config, name)) for name in ("model", "batch", "data", "precision")}
+    request: dict[str, Any] = {
+        name: plain(getattr(config, name)) for name in ("model", "batch", "data", "precision")
+    }
+    request["source_roots"] = []
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
     code = describe.main()
     answer = capsys.readouterr()
