@@ -12,7 +12,7 @@ find_address() {
   if [ "$is_alone" = yes ]; then return; fi
   local hosts
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
+    hosts=$("$python" "$start" launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
   [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
     fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"

@@ -7,4 +7,4 @@ mkdir -p "${TMPDIR:-/tmp}" || exit
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec "$@"'
 command=(bash -c "$task" rank
-  "$python" -m launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
+  "$python" "$start" launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.app.user_model import is_seen_here, measured_code, source_roots
+from launcher.app.user_model import is_seen_here, measured_code, refuse_shadowed, source_roots
 from launcher.base.errors import LauncherError
 from launcher.config.compose import Composed, compose
 from launcher.config.load import load
@@ -40,6 +40,7 @@ def make_plan(recipe: str, overrides: Sequence[str], swept: Container[str] = ())
     try:
         config = load(composed.values, composed.sources, composed.faults)
         roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
+        refuse_shadowed(config, roots, composed.sources)
         inputs = plan_inputs(config, roots, composed.sources)
         plan = build(config, composed.sources, inputs=inputs, source_roots=roots)
     except LauncherError as error:

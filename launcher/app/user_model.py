@@ -7,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import PathFinder
 
-from launcher.base.errors import Fault, PlanError
+from launcher.base.errors import ConfigError, Fault, PlanError
 from launcher.base.units import format_duration
 from launcher.contract.config import LaunchConfig
+from launcher.contract.inputs.user_code import shadowed_files
 from launcher.contract.model.shape import Measured
-from launcher.typed.read import plain, read_or_raise
+from launcher.plan.rules.checks import with_sources
+from launcher.typed.read import Source, plain, read_or_raise
 
 _MODULE = "launcher.runtime.process.measure"
 _LIMIT_S = 600.0
@@ -37,8 +39,25 @@ def is_seen_here(config: LaunchConfig) -> bool:
     return config.model.family == "custom" or not is_elsewhere
 
 
+def refuse_shadowed(config: LaunchConfig, roots: Sequence[str], sources: Mapping[str, Source]) -> None:
+    """Refuses modules of the user's whose names mean others, which come before them.
+
+    Raises:
+        ConfigError: with both files.
+    """
+    targets = {"model.target": config.model.target, "data.target": config.data.target}
+    setting = next((setting for setting, target in targets.items() if target), "model.target")
+    faults = []
+    for module, (path, other) in shadowed_files(config, roots).items():
+        rule = f"it imports {module}, which is {other or 'a module of Python'}, not {path}"
+        faults.append(Fault(setting, targets[setting], rule, f"Rename {path}."))
+    if faults:
+        raise ConfigError(with_sources(faults, sources))
+
+
 def measured_code(config: LaunchConfig, roots: Sequence[str]) -> Measured:
-    """What a user's own model and dataset are like, with ``roots`` on the module path.
+    """What a user's own model and dataset are like, whose modules are below ``roots`` or
+    installed.
 
     Raises:
         PlanError: when one of them cannot be made, or not in time: with its faults, or with the last line of
@@ -46,13 +65,14 @@ def measured_code(config: LaunchConfig, roots: Sequence[str]) -> Measured:
     """
     if faults := list(_missing_modules(config, roots)):
         raise PlanError(faults)
-    return _measure(request_of(config), tuple(roots))
+    return _measure(request_of(config, roots))
 
 
-def request_of(config: LaunchConfig) -> str:
+def request_of(config: LaunchConfig, roots: Sequence[str] = ()) -> str:
     """What `launcher.runtime.process.measure` is asked: the same whatever the layout."""
     is_own = config.model.family == "custom"
     request = {
+        "source_roots": list(roots),
         "model": plain(config.model) if is_own else None,
         "data": plain(config.data),
         "seq_length": config.batch.seq_length,
@@ -73,12 +93,11 @@ def _missing_modules(config: LaunchConfig, roots: Sequence[str]) -> Iterator[Fau
 
 
 @cache
-def _measure(request: str, roots: Sequence[str]) -> Measured:
+def _measure(request: str) -> Measured:
     """The answer of the other process; the points of a sweep and a baseline ask the same."""
-    path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(  # noqa: S603 (our own module, no shell)
         [sys.executable, "-m", _MODULE],
-        env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+        env=os.environ | {"PYTHONSAFEPATH": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from launcher.base.errors import Fault
@@ -19,6 +20,7 @@ _MAX_NODES = 10_000
 _MAX_SHOWN = 40
 _IN_BRACES = re.compile(r"[,{}\[\]]|: ")
 """What a text in ``{ }`` cannot hold without quotes."""
+_BRACES = re.compile(r"\$\{|\}")
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 
 
@@ -40,7 +42,8 @@ class NodeReader:
         self.num_nodes += 1
         is_plain = node.id == "scalar" and node.style in _PLAIN_STYLES and "${" not in node.value
         self.marks[path] = Source(where=where, text=node.value if is_plain else None)
-        if self.num_nodes > _MAX_NODES or depth > overrides.MAX_DEPTH:
+        depth_within = _reference_depth(node.value) if node.id == "scalar" else 0
+        if self.num_nodes > _MAX_NODES or depth + depth_within > overrides.MAX_DEPTH:
             return self._too_much(path, where)
         if node.tag not in _TAGS:
             self.faults.append(Fault(path, node.tag, "YAML tags are not supported", "Remove the tag.", where))
@@ -98,6 +101,16 @@ class NodeReader:
 
     def _where(self, node: Any) -> str:
         return f"{self.label}:{node.start_mark.line + 1}"
+
+
+def _reference_depth(text: str) -> int:
+    """How deep references are nested in references.
+
+    >>> _reference_depth("${a.${b}} ${c}")
+    2
+    """
+    steps = ({"${": 1, "}": -1}[brace] for brace in _BRACES.findall(text))
+    return max(accumulate(steps), default=0)
 
 
 def _nested(key: str, value: str) -> str:

@@ -17,17 +17,26 @@ from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from hydra.grammar.gen.OverrideParser import OverrideParser
 
-from launcher.base.errors import Fault, did_you_mean, quoted
+from launcher.base.errors import Fault, LauncherError, did_you_mean, quoted
 from launcher.config import overrides
 from launcher.typed.read import Source
 
+_MAX_WORDS = 1000
 _UNCOUNTABLE = "cannot be enumerated: a sweep takes A,B,... or choice(A,B,...) or range(FROM,TO,STEP)"
 Parsed = tuple[Override, Mapping[str, Source]]
 """An override with typed values, and the source of each by its path inside the value."""
 
 
 def parse_all(words: Sequence[str], swept: Container[str] = ()) -> tuple[list[Parsed], list[Fault]]:
-    """The overrides that can be parsed, and the faults of the others. Those ``swept`` take precedence."""
+    """The overrides that can be parsed, and the faults of the others. Those ``swept`` take precedence.
+
+    Raises:
+        LauncherError: when there are more than any run has settings.
+    """
+    if len(words) > _MAX_WORDS:
+        raise LauncherError(
+            f"{len(words)} overrides: at most {_MAX_WORDS} can be given. Write the settings into a recipe."
+        )
     results = [_parse(word.rstrip("\r\n"), overrides.LAYER + (word in swept)) for word in words]
     faults = [result for result in results if isinstance(result, Fault)]
     return [result for result in results if not isinstance(result, Fault)], faults
@@ -128,6 +137,8 @@ def _parse(typed: str, layer: int) -> Parsed | Fault:
         override = _visited(word, _TextVisitor(create_functions()))
     except HydraException:
         return overrides.unreadable_fault(word)
+    except ValueError:
+        return Fault(*overrides.split(word), "is a number with thousands of digits", "Give fewer.")
     if override.is_sweep_override():
         return overrides.sweep_fault(word)
     marks: dict[str, Source] = {}

@@ -13,7 +13,7 @@ from launcher.config.paths import walk
 from launcher.contract.site import SiteConfig, time_s
 
 RANK_VARIABLES = frozenset(
-    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSAFEPATH")
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONSAFEPATH")
 )
 """Variables that the job sets for its ranks."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

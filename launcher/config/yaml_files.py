@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
@@ -29,6 +29,8 @@ PRIMARY = "<recipe>"
 UNSET = "???"
 """Hydra's mark of a mandatory value that is not given."""
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+_MAX_BYTES, _MAX_FILES = 1_000_000, 1000
+"""Of one file, and of all that the defaults lists of a recipe name."""
 _FIX = "Write `defaults: [/base, override /model: tiny, _self_]`."
 
 
@@ -94,6 +96,29 @@ class Folder(FileConfigSource):
         return not self.only and (self.folder / config_path).is_dir()
 
 
+class _Repository(CachingConfigRepository):
+    """The files of one recipe, counted as often as its defaults lists name them: a file that names the next
+    one twice doubles what comes after."""
+
+    def __init__(self, files: IConfigRepository, recipe: Recipe) -> None:
+        super().__init__(files)
+        self._recipe, self._num_files = recipe, 0
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Reads a file, once.
+
+        Raises:
+            LauncherError: when there are too many.
+        """
+        self._num_files += 1
+        if self._num_files > _MAX_FILES:
+            rule = (
+                f"its defaults lists name more than {_MAX_FILES} files, each counted as often as it is named"
+            )
+            raise LauncherError(f"{self._recipe.path}: {rule}. Name fewer.")
+        return super().load_config(config_path)
+
+
 def read_document(file: Path, label: str, *, is_own: bool) -> Document:
     """Reads one file. ``is_own``: it is a recipe, not a file of a group or the launcher's own.
 
@@ -101,7 +126,13 @@ def read_document(file: Path, label: str, *, is_own: bool) -> Document:
         LauncherError: when it is not YAML, or uses what recipes may not.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as opened:
+            content = opened.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise LauncherError(
+                f"{label}: holds more than {_MAX_BYTES:,} bytes, which no recipe does. Shorten it."
+            )
+        text = content.decode()
         node = yaml.compose(text, Loader=_LOADER)
         header = ConfigSource._get_header_dict(text[:512])
         reader = NodeReader(label)
@@ -165,7 +196,7 @@ def repository(recipe: Recipe) -> CachingConfigRepository:
     found = ConfigRepository(ConfigSearchPathImpl())
     primary = Folder(home, searched[0].label, only=recipe.path)
     found.sources = [primary, *searched, StructuredConfigSource("schema", "structured://")]
-    return CachingConfigRepository(found)
+    return _Repository(found, recipe)
 
 
 def folders(files: CachingConfigRepository) -> list[Folder]:

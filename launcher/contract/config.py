@@ -300,10 +300,10 @@ class DataConfig:
     """``bytes``: one token per byte, vocabulary 256."""
     eval_fraction: Probability
     """Share of the text or the samples, taken from the end, that is only evaluated."""
-    prefetch_batches: NonNegativeInt
-    """Steps of data made ready in the background; 0 = none."""
+    prefetch_batches: Annotated[int, Range(minimum=0, maximum=1000)]
+    """Steps of data made ready in the background, which are kept in memory: at most 1000; 0 = none."""
     cache_dir: str | None = field(metadata=read_unless("data.source", None))
-    """Where the token file is kept; null = the user's cache folder."""
+    """Folder of the token file, a copy of the text that only its user can read; null = ``run.root``."""
     target: str | None
     """``package.module:function`` that builds a user's own dataset, of pairs (input, target); excludes
     ``source``."""

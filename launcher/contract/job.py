@@ -24,6 +24,11 @@ RESUME_NOTE = "exit/resumed.json"
 """Written there by ranks that resume: the step of the checkpoint, and a sentence for each damaged one."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in the run directory; each has a folder of its own, of `checkpoint_name`."""
+CODE, FROZEN_ROOTS = "source/lib", "source/roots"
+"""In the directory of a job or of its sweep: the copy of this program, and the folder of those of the user's
+folders."""
+START_FILE = "launcher/runtime/process/start.py"
+"""In `CODE`: starts a module of that copy, `python START_FILE MODULE WORD...`."""
 RENDEZVOUS_FILE = "TRIREME_RENDEZVOUS_FILE"
 """Variable of the ranks of one host: the file in which they meet, absent or empty at the start. Without it
 they meet through the TCPStore of ``MASTER_ADDR`` and ``MASTER_PORT``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from launcher.contract.actions import PipelineShape
@@ -68,7 +69,15 @@ class JobShape:
 
     def stages_of(self, pp_rank: int) -> tuple[StagePlan, ...]:
         """The stages of one pipeline rank, in chunk order."""
-        return tuple(stage for stage in self.stages if stage.pp_rank == pp_rank)
+        return self._stages_by_rank.get(pp_rank, ())
+
+    @cached_property
+    def _stages_by_rank(self) -> dict[int, tuple[StagePlan, ...]]:
+        """Found once: a plan asks for those of every rank many times."""
+        found: dict[int, tuple[StagePlan, ...]] = {}
+        for stage in self.stages:
+            found[stage.pp_rank] = (*found.get(stage.pp_rank, ()), stage)
+        return found
 
     def layers(self, stage: StagePlan) -> tuple[LayerShape, ...]:
         """The layers of a stage."""

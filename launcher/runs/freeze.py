@@ -20,13 +20,12 @@ from launcher.base.errors import JobError
 from launcher.base.registry import DISTRIBUTION
 from launcher.base.secrets import check_file
 from launcher.base.units import format_bytes
+from launcher.contract.job import CODE, FROZEN_ROOTS
 from launcher.contract.plan import Plan
 from launcher.runs.facts import filters_off, git
 from launcher.runs.fingerprint import own_packages, package_folder
 from launcher.runs.store import SWEEP_FILE, move_aside
 
-CODE = "source/lib"
-_ROOTS = "source/roots"
 _OF_RUNS = (("job.json", "plan.json", "logs"), (SWEEP_FILE, CODE))
 """What only the directory of a run holds, and that of a sweep with its code."""
 _MAX_BYTES = 100_000_000
@@ -36,7 +35,7 @@ _METADATA = ("METADATA", "entry_points.txt")
 
 def frozen_plan(plan: Plan, run_dir: Path) -> Plan:
     """The plan with the user's modules imported from the copies in the run directory."""
-    roots = tuple(str(run_dir / _ROOTS / str(number)) for number in range(len(plan.source_roots)))
+    roots = tuple(str(run_dir / FROZEN_ROOTS / str(number)) for number in range(len(plan.source_roots)))
     return replace(plan, source_roots=roots)
 
 
@@ -81,7 +80,7 @@ def _trees(source_roots: Sequence[str], run_dir: Path) -> Iterator[tuple[Path, P
     if not conf.is_relative_to(package_folder("launcher")):
         yield conf, code / "conf", "*"
     for number, root in enumerate(source_roots):
-        yield Path(root), run_dir / _ROOTS / str(number), "*.py"
+        yield Path(root), run_dir / FROZEN_ROOTS / str(number), "*.py"
 
 
 def _files(source: Path, outside_git: str, untracked: Sequence[str]) -> tuple[list[Path], list[Path]]:

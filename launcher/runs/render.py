@@ -9,9 +9,8 @@ from pathlib import Path
 from launcher.base import registry
 from launcher.base.errors import PlanError
 from launcher.contract.executor import Executor
-from launcher.contract.job import JobRequest, JobScript
+from launcher.contract.job import CODE, JobRequest, JobScript
 from launcher.contract.plan import Plan, sha256
-from launcher.runs.freeze import CODE
 
 
 def executor_of(plan: Plan) -> Executor:

@@ -19,6 +19,7 @@ buffers of the receives pending at once, at most depth + 1 unless the order abov
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, pairwise
 from typing import Any, TypeVar
@@ -161,34 +162,41 @@ def smallest_depth(graph: DependencyGraph, deadline: list[int]) -> int:
     is_computed = bytearray(len(graph.owner))
     longest = max(end - first for first, end in zip(position, stop, strict=True))
     depth = 0
-    while position != stop and depth <= longest:
-        if not _advance(graph, deadline, depth, position, is_computed):
-            depth += 1
+    while depth <= longest:
+        _advance(graph, deadline, depth, position, is_computed)
+        if position == stop:
+            break
+        depth += 1
     return depth
 
 
 def _advance(
     graph: DependencyGraph, deadline: list[int], depth: int, position: list[int], is_computed: bytearray
-) -> bool:
-    """Advances every rank as far as it can; whether any advanced.
+) -> None:
+    """Advances every rank as far as it can.
 
     A rank at an action has finished the sends of the actions before it and posted every receive that is
     due within ``depth`` actions. The action may be computed already, and blocked in its send.
     """
     owner, producer = graph.owner, graph.producer
-    has_moved = False
-    for rank, end in enumerate(graph.first[1:]):
-        here = position[rank]
-        while here < end:
+    ready = list(range(len(position)))
+    reached: defaultdict[int, list[int]] = defaultdict(list)
+    """The ranks that wait, by the action that another one has to reach."""
+    computed: defaultdict[int, list[int]] = defaultdict(list)
+    """Likewise, by the one that has to be computed."""
+    while ready:
+        rank = ready.pop()
+        while (here := position[rank]) < graph.first[rank + 1]:
+            ready += reached.pop(here, ())
             if not is_computed[here]:
                 source = producer[here]
                 if source != ABSENT and not is_computed[source]:
+                    computed[source].append(rank)
                     break
-                is_computed[here] = has_moved = True
+                is_computed[here] = True
+                ready += computed.pop(here, ())
             needed = deadline[here]
             if needed != ABSENT and position[owner[needed]] < needed - depth:
+                reached[needed - depth].append(rank)
                 break
-            here += 1
-            has_moved = True
-        position[rank] = here
-    return has_moved
+            position[rank] += 1

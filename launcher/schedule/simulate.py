@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,28 +168,31 @@ def _run(
     owner, producer = graph.owner, graph.producer
     starts, ends = [0.0] * len(durations), [PENDING] * len(durations)
     position, stop = graph.first[:-1], graph.first[1:]
-    before: list[int] = []
     clocks = [0.0] * len(position)
-    while position != stop:
-        assert position != before, "the lists deadlock: validate them before simulating"
-        before = list(position)
-        for rank, end in enumerate(stop):
-            here, clock = position[rank], clocks[rank]
-            while here < end:
-                source = producer[here]
-                if source != ABSENT:
-                    arrival = ends[source]
-                    if arrival == PENDING:
-                        break
-                    if owner[source] != rank:
-                        arrival += transfer_s
-                    if arrival > clock:
-                        clock = arrival
-                starts[here] = clock
-                clock += durations[here]
-                ends[here] = clock
-                here += 1
-            position[rank], clocks[rank] = here, clock
+    waiting: defaultdict[int, list[int]] = defaultdict(list)  # ranks, by the action whose result they need
+    ready = list(range(len(position)))
+    while ready:
+        rank = ready.pop()
+        here, end, clock = position[rank], stop[rank], clocks[rank]
+        while here < end:
+            source = producer[here]
+            if source != ABSENT:
+                arrival = ends[source]
+                if arrival == PENDING:
+                    waiting[source].append(rank)
+                    break
+                if owner[source] != rank:
+                    arrival += transfer_s
+                if arrival > clock:
+                    clock = arrival
+            starts[here] = clock
+            clock += durations[here]
+            ends[here] = clock
+            if here in waiting:
+                ready += waiting.pop(here)
+            here += 1
+        position[rank], clocks[rank] = here, clock
+    assert position == stop, "the lists deadlock: validate them before simulating"
     return starts, ends
 
 

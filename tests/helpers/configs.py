@@ -5,6 +5,8 @@ The one place that knows every setting: other helpers change what differs for th
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -128,13 +130,15 @@ _MODEL = ModelConfig(
     target=None,
     options={},
 )
+TOKENS = os.path.join(tempfile.gettempdir(), f"trireme-tests-{os.getuid()}")
+"""The folder of the token files of all tests."""
 _DATA = DataConfig(
     name="text",
     source="text.txt",
     tokenizer="bytes",
     eval_fraction=0.1,
     prefetch_batches=0,
-    cache_dir=None,
+    cache_dir=TOKENS,
     target=None,
     options={},
 )

@@ -22,6 +22,7 @@ from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import reductions
 from launcher.runtime.train.loop import Trainer
+from tests.helpers.configs import TOKENS
 from tests.helpers.contexts import make_config
 from tests.helpers.ranks import TIMEOUT_S, run_ranks
 
@@ -65,7 +66,7 @@ def job(inputs: PlanInputs | None = None, **sections: dict[str, Any]) -> Plan:
     """A plan of a tiny transformer: 4 layers, 16 sequences a step unless told otherwise."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"num_layers": 4, "num_heads": 4, "hidden_size": 16, "vocab_size": 256, "init_std": 0.2},
-        "data": {"source": "package:pydoc_data/topics.py", "cache_dir": None},
+        "data": {"source": "package:pydoc_data/topics.py", "cache_dir": TOKENS},
         "batch": {"global_size": 16, "micro_size": 2, "num_microbatches": None, "seq_length": 8},
         # A large eps: where a gradient is only rounding noise, Adam must not blow it up to a step of lr.
         "optim": {"lr": 1e-2, "eps": 1e-4, "warmup_steps": 1, "clip_norm": 0.5},

@@ -14,8 +14,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "slurm" / "cluster"
 TWO_BY_TWO = ("site=box", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
 RANK = """#!/bin/bash
-# Stands in for a rank: python -m launcher.runtime.process.main RUN/plan.json --sha256 HEX
-[ "$1" = -m ] || exec python3 "$@"
+# Stands in for a rank: python START_FILE launcher.runtime.process.main RUN/plan.json --sha256 HEX
+[ "$2" = launcher.runtime.process.main ] || exec python3 "$@"
 run=$(dirname "$3")
 meets=${TRIREME_RENDEZVOUS_FILE:-$MASTER_ADDR:$MASTER_PORT}
 export PLACE="$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $meets ${*: -1}"

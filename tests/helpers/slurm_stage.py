@@ -16,7 +16,8 @@ from launcher_plugins.executors.slurm.executor import Slurm
 REQUEST = JobRequest(
     run_dir="/runs/a b", plan_sha256="5a" * 32, python="/venv/bin/python", code="/runs/a b/lib"
 )
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "slurm"
+CHECKOUT = Path(__file__).resolve().parents[2]
+GOLDEN = CHECKOUT / "tests" / "golden" / "slurm"
 TWO_BY_TWO = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
 SRUN = """#!/bin/bash
 # Starts every task that it is asked for, as the real one does, each with its own place.
@@ -76,7 +77,7 @@ class Stage:
     def start(self, **variables: str) -> subprocess.Popen[str]:
         """Starts the script as Slurm does on the first node."""
         request = replace(
-            REQUEST, run_dir=str(self.run_dir), python=str(self.folder / "bin" / "python"), code=""
+            REQUEST, run_dir=str(self.run_dir), python=str(self.folder / "bin" / "python"), code=str(CHECKOUT)
         )
         script = self.folder / "job.sh"
         script.write_text(Slurm().render(self.plan, request).text)

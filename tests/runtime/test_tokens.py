@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 from launcher.base.errors import LauncherError
 from launcher.runtime.data import tokens
+from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.data.tokens import open_tokens
+from tests.helpers.contexts import make_config, make_context
+from tests.helpers.plans import staged_plan
 
 
 @pytest.fixture
@@ -48,19 +52,94 @@ def test_the_token_file_is_made_once_and_follows_the_content(
     assert len(written) == 1
     (text / "b.md").write_bytes(b"SECOND")
     assert open_tokens(f"{text}/*.md", tmp_path / "cache").tobytes() == b"first\xffSECOND"
-    assert sorted(token_files(tmp_path / "cache")) == sorted(set(written))
-
-
-def test_a_token_file_cut_short_is_made_again(text: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    open_tokens(f"{text}/*.md", cache)
-    (path,) = token_files(cache)
-    path.write_bytes(b"fir")
-    assert open_tokens(f"{text}/*.md", cache).tobytes() == b"first\xffsecond"
+    assert token_files(tmp_path / "cache") == sorted(set(written))
 
 
 def token_files(cache: Path) -> list[Path]:
-    return [path for path in cache.iterdir() if path.name != "lock"]
+    return sorted(cache.glob(".tokens-*/*.tokens"))
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut short": lambda content: content[:-3],
+    "without its header": lambda content: content[-12:],
+    "with another byte in its tokens": lambda content: content[:-1] + b"?",
+    "with another digest": lambda content: content.replace(content[20:24], b"????", 1),
+    "empty": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_token_file_is_passed_over_and_made_again(
+    text: Path, tmp_path: Path, change: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = made(text, tmp_path)
+    path.write_bytes(change(path.read_bytes()))
+    assert open_tokens(f"{text}/*.md", tmp_path / "cache").tobytes() == b"first\xffsecond"
+    told = f"{path} is damaged, or was not written by this user: it is passed over and made again\n"
+    assert capsys.readouterr().out == told
+    assert open_tokens(f"{text}/*.md", tmp_path / "cache").tobytes() == b"first\xffsecond"
+    assert capsys.readouterr().out == ""
+
+
+def made(text: Path, tmp_path: Path) -> list[Path]:
+    open_tokens(f"{text}/*.md", tmp_path / "cache")
+    return token_files(tmp_path / "cache")
+
+
+def test_only_its_user_can_read_a_token_file(text: Path, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        (path,) = made(text, tmp_path)
+    finally:
+        os.umask(before)
+    modes = [each.stat().st_mode & 0o777 for each in (path, path.parent, path.parent / "lock")]
+    assert modes == [0o600, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("name", ["lock", "tokens"])
+def test_a_link_in_the_folder_is_never_followed(text: Path, tmp_path: Path, name: str) -> None:
+    """Neither read nor truncated, though it leads to a token file that is sound."""
+    (path,) = made(text, tmp_path)
+    target = tmp_path / "precious"
+    link = path if name == "tokens" else path.parent / "lock"
+    link.replace(target) if name == "tokens" else link.unlink()
+    link.symlink_to(target)
+    content = target.read_bytes() if target.exists() else target.write_bytes(b"precious") and b"precious"
+    if name == "lock":
+        path.unlink()
+        with pytest.raises(LauncherError, match=r"cannot be written: .*symbolic link.*lock"):
+            open_tokens(f"{text}/*.md", tmp_path / "cache")
+    else:
+        assert open_tokens(f"{text}/*.md", tmp_path / "cache").tobytes() == b"first\xffsecond"
+        assert not path.is_symlink()
+    assert target.read_bytes() == content
+
+
+def test_a_token_file_that_others_can_write_is_made_again(text: Path, tmp_path: Path) -> None:
+    (path,) = made(text, tmp_path)
+    number = path.stat().st_ino
+    path.chmod(0o666)
+    open_tokens(f"{text}/*.md", tmp_path / "cache")
+    assert path.stat().st_ino != number
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_in_which_others_can_write_is_refused(text: Path, tmp_path: Path) -> None:
+    (path,) = made(text, tmp_path)
+    path.parent.chmod(0o777)
+    with pytest.raises(
+        LauncherError, match=r"not a folder in which this user alone can write\. Set data\.cache"
+    ):
+        open_tokens(f"{text}/*.md", tmp_path / "cache")
+
+
+def test_tokens_are_kept_below_the_root_of_the_runs_unless_a_folder_is_named(tmp_path: Path) -> None:
+    for number, cache_dir in enumerate((None, str(tmp_path / "named"))):
+        text, root = tmp_path / f"{number}.txt", tmp_path / f"runs-{number}"
+        text.write_bytes(b"a text " * 400)
+        data = {"source": str(text), "cache_dir": cache_dir}
+        Loader(make_context(staged_plan(make_config(data=data, run={"root": str(root)}))))
+        assert len(token_files(tmp_path / "named" if cache_dir else root)) == 1
 
 
 def test_processes_that_race_all_see_the_whole_file(tmp_path: Path) -> None:
@@ -93,4 +172,4 @@ def test_a_failed_write_leaves_nothing_behind(
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(LauncherError, match="no space left"):
         open_tokens(f"{text}/*.md", tmp_path / "cache")
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+    assert [path.name for path in (tmp_path / "cache").glob(".tokens-*/*")] == ["lock"]

@@ -117,6 +117,7 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     """The one test with real ranks: two nodes of two, which torchrun starts twice, and their baseline."""
     text = slurm.folder / "text.txt"
     text.write_text("In the beginning there was a little text, and it was repeated. " * 200)
+    (slurm.folder / "random.py").write_text("raise SystemExit('a file of the current folder was imported')\n")
     data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache")
     # The baseline runs at the same time: nothing is measured here.
     hold = ("+site.options.hold=true", "site.is_one_machine=false", "executor.starter=torchrun", SAVES)

@@ -29,7 +29,14 @@ def test_the_exporter_is_a_process_of_its_own_whose_exit_code_counts(a_run, tmp_
     monkeypatch.setattr(subprocess, "run", start)
     assert run_verb("export", [str(a_run), str(tmp_path / "model")]) == 3
     assert started == [
-        [sys.executable, "-m", "launcher.runtime.checkpoint.export", str(a_run), str(tmp_path / "model")]
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "launcher.runtime.checkpoint.export",
+            str(a_run),
+            str(tmp_path / "model"),
+        ]
     ]
 
 

@@ -29,7 +29,7 @@ SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=4 exec "$@"
 RANK = """#!{python}
 # A rank that saves when it is told to end; it tells how often it was, and ends with RANK_CODE.
 import json, os, pathlib, signal, sys, time
-if sys.argv[1] != "-m":
+if sys.argv[2] != "launcher.runtime.process.main":
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 run, told = pathlib.Path(sys.argv[3]).parent, []
 signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import PlanError
+from launcher.contract.job import START_FILE
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.executor import Slurm
 from launcher_plugins.executors.slurm.script import expandable
-from tests.helpers.slurm_stage import GOLDEN, REQUEST, TWO_BY_TWO, Stage
+from tests.helpers.slurm_stage import CHECKOUT, GOLDEN, REQUEST, TWO_BY_TWO, Stage
 
 SITE = (
     "site.account=physics",
@@ -90,7 +91,13 @@ def test_every_rank_has_its_own_place_and_the_same_rendezvous(stage):
     assert [words[:5] for words in told] == [
         [str(rank), str(rank % 2), "4", "node7:20041", "unset"] for rank in range(4)
     ]
-    assert told[0][5:] == ["-m", "launcher.runtime.process.main", plan, "--sha256", "5a" * 32]
+    assert told[0][5:] == [
+        f"{CHECKOUT}/{START_FILE}",
+        "launcher.runtime.process.main",
+        plan,
+        "--sha256",
+        "5a" * 32,
+    ]
     assert (two.done.returncode, two.record()) == (0, '{"job": "41", "exit_code": 0}\n')
 
 
@@ -98,7 +105,7 @@ def test_torchrun_is_started_once_a_node_with_the_nodes_number(stage):
     told = stage(*TWO_BY_TWO, "executor.starter=torchrun").run(SLURM_RESTART_COUNT="2")
     assert len(told) == 2
     words = told[1][5:]
-    assert words[:4] == ["-m", "torch.distributed.run", "--node-rank=1", "--nnodes=2"]
+    assert words[:4] == [f"{CHECKOUT}/{START_FILE}", "torch.distributed.run", "--node-rank=1", "--nnodes=2"]
     assert {"--rdzv-id=41.2", "--master-addr=node7", "--master-port=22059"} <= set(words)
 
 

@@ -454,7 +454,7 @@ def test_a_sweep_is_one_array_of_recorded_runs_that_share_one_copy_of_the_code(s
     runs = sorted(tmp_path.glob("run/?-seed_*"))
     assert [read_json(run / "handle.json")["id"] for run in runs] == ["7_0", "7_1"]
     assert [(tmp_path / "run" / "tasks" / str(task)).resolve() for task in range(2)] == runs
-    assert all(f"PYTHONPATH={tmp_path}/run/source/lib$" in (run / "job.sh").read_text() for run in runs)
+    assert all(f"start={tmp_path}/run/source/lib/launcher/" in (run / "job.sh").read_text() for run in runs)
     assert "submitted as the job array 7 of 2 tasks, 1 at a time\n" in capsys.readouterr().out
 
 

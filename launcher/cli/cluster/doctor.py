@@ -73,7 +73,7 @@ def devices() -> Check:
     if not gpus:
         return Check("none", "no NVIDIA device: ranks run on the CPU (device=cpu)")
     text = f"{num_visible(gpus, os.environ)} of {len(gpus)} visible: {', '.join(sorted(set(gpus)))}"
-    if int(command_output((sys.executable, "-c", _CUDA_DEVICES), timeout_s=60) or 0):
+    if int(command_output((sys.executable, "-P", "-c", _CUDA_DEVICES), timeout_s=60) or 0):
         return Check("ok", text)
     build = f"torch {version('torch')} can use none of them"
     return Check("fix", f"{text}; {build}: install torch built for your driver's CUDA version")

@@ -64,7 +64,7 @@ def export(given: Namespace) -> int:
     if folder.exists():
         raise LauncherError(f"{folder} is there already, and is not written over: give a new folder.")
     # A process of its own: the command line does without torch.
-    command = [sys.executable, "-m", _EXPORT, str(directory.path), str(folder)]
+    command = [sys.executable, "-P", "-m", _EXPORT, str(directory.path), str(folder)]
     return subprocess.run(command, check=False).returncode  # noqa: S603 (our own module, no shell)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -13,7 +14,8 @@ from pathlib import Path
 from launcher.contract.config import LaunchConfig
 
 _OURS = __name__.partition(".")[0]
-_OF_INSTALLED = frozenset(("site-packages", "dist-packages"))
+OF_INSTALLED = frozenset(("site-packages", "dist-packages"))
+"""Names of the folders that packages are installed in."""
 
 
 def code_digests(config: LaunchConfig, roots: Sequence[str], *, with_installed: bool) -> dict[str, str]:
@@ -30,16 +32,40 @@ def code_files(config: LaunchConfig, roots: Sequence[str], *, with_installed: bo
     """
     named = [target.partition(":")[0] for target in _targets(config)]
     installed = [folder for module in named for folder in _installed_in(module)] if with_installed else []
-    of_user = [*map(Path, roots), *(folder for folder in installed if not _OF_INSTALLED & {*folder.parts})]
+    of_user = [*map(Path, roots), *(folder for folder in installed if not OF_INSTALLED & {*folder.parts})]
     found: dict[str, Path] = {}
     left = [(module, [*of_user, *installed]) for module in named]
     while left:
         for name, path in _files(*left.pop()):
             if name not in found:
                 found[name] = path
-                if not _OF_INSTALLED & {*path.parts}:
+                if not OF_INSTALLED & {*path.parts}:
                     left += [(module, of_user) for module in _imported(path, name)]
     return dict(sorted(found.items()))
+
+
+def shadowed_files(config: LaunchConfig, roots: Sequence[str]) -> dict[str, tuple[Path, str]]:
+    """The modules below ``roots`` that the code imports and whose names Python or an installed package has:
+    each one's file there, and the one that is imported in its place (empty: it is in no file)."""
+    found: dict[str, tuple[Path, str]] = {}
+    for name, path in code_files(config, roots, with_installed=False).items():
+        module, own = name.partition("/")[0].removesuffix(".py"), path.parents[name.count("/")]
+        spec = None
+        with suppress(ValueError):  # as in `_installed_in`
+            spec = find_spec(module)
+        places = [spec.origin or "", *(spec.submodule_search_locations or ())] if spec else []
+        is_own = any(_is_same(place, own / inner) for place in places for inner in _places(module))
+        if places and not is_own:
+            found.setdefault(module, (path, places[0] if os.path.isabs(places[0]) else ""))
+    return found
+
+
+def _places(module: str) -> tuple[str, ...]:
+    return f"{module}.py", f"{module}/__init__.py", module
+
+
+def _is_same(place: str, path: Path) -> bool:
+    return path.exists() and os.path.realpath(place) == os.path.realpath(path)
 
 
 def _targets(config: LaunchConfig) -> list[str]:

@@ -35,6 +35,7 @@ def plan_memory(
     ``costs``: per pp_rank, what each parallel plugin adds.
     """
     change = _held_changes(job, is_split=has_weight_actions(lists))
+    received = _receive_changes(job)
     held = peak_held(lists, job.pipeline)
     plans = []
     for pp_rank, actions in enumerate(lists):
@@ -47,7 +48,7 @@ def plan_memory(
                 optimizer_bytes=states.optimizer_bytes,
                 activations_bytes=_peak_bytes(actions, change),
                 peak_microbatches=held[pp_rank],
-                other_bytes=_other_bytes(job, pp_rank, actions, costs[pp_rank]),
+                other_bytes=_other_bytes(job, pp_rank, _peak_bytes(actions, received), costs[pp_rank]),
                 persistent_bytes=_summed(cost.persistent_bytes for cost in costs[pp_rank]),
             )
         )
@@ -149,11 +150,11 @@ def _peak_bytes(actions: Sequence[Action], change: Mapping[str, Sequence[int]]) 
 
 
 def _other_bytes(
-    job: JobShape, pp_rank: int, actions: Sequence[Action], costs: Sequence[RankCost]
+    job: JobShape, pp_rank: int, received_bytes: int, costs: Sequence[RankCost]
 ) -> Mapping[str, int]:
     stages, states = job.stages_of(pp_rank), states_of(job, pp_rank, costs)
     other = {
-        "receive buffers": _peak_bytes(actions, _receive_changes(job)),
+        "receive buffers": received_bytes,
         "sends under way": _send_bytes(job, stages),
         "logits": max(_logits_bytes(job, stage) for stage in stages),
         "converted gradients": 0 if states.is_sharded else _converted_bytes(job, pp_rank),
@@ -209,8 +210,8 @@ def _scratch_bytes(job: JobShape, pp_rank: int) -> int:
 
 def _send_bytes(job: JobShape, stages: Sequence[StagePlan]) -> int:
     """The sends that a rank has under way, at the largest of its messages."""
-    neighbours = {stage.stage for stage in stages} | {stage.stage + 1 for stage in stages}
-    largest = max(_message_bytes(job, stage) for stage in job.stages if stage.stage in neighbours)
+    neighbours = [each for stage in stages for each in job.stages[stage.stage : stage.stage + 2]]
+    largest = max(_message_bytes(job, stage) for stage in neighbours)
     num_sends = 2 * job.pipeline.num_microbatches * len(stages)
     return min(SENDS_IN_FLIGHT, num_sends) * largest if job.mesh.pp > 1 else 0
 

@@ -27,7 +27,6 @@ from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.reader import Reader
 from launcher.runtime.data.samples import NoSamples, SampleOrder, Samples, item_of, open_samples
 from launcher.runtime.data.token_ids import check_ids
-from launcher.runtime.process.environment import user_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ class Loader:
         if data.target is not None:
             self._reader = Reader(ctx.config)
             self.first_digests = compared_items(ctx.plan, self._reader, ctx.clock)
-        cache = Path(os.path.expanduser(data.cache_dir)) if data.cache_dir else user_cache()
+        cache = Path(os.path.expanduser(data.cache_dir or ctx.config.run.root))
         return open_samples(ctx.config, self._batch, cache, self._reader)
 
     @property

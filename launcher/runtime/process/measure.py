@@ -1,8 +1,9 @@
 """Measures a user's own model and data: `python -m launcher.runtime.process.measure < request.json`.
 
 The request holds ``model`` (null where it is not the user's), ``data``, ``seq_length`` and ``compute``, as in
-the configuration. The answer is a `launcher.contract.model.shape.Measured`; with exit code 1 it is a list of
-faults. The planner runs this in a process of its own, so that it needs no torch.
+the configuration, and the ``source_roots`` of the plan. The answer is a
+`launcher.contract.model.shape.Measured`; with exit code 1 it is a list of faults. The planner runs this in a
+process of its own, so that it needs no torch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from launcher.runtime.api import DTYPES
 from launcher.runtime.data.own_data import OwnData, reason
 from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.model.user_model import load_custom
+from launcher.runtime.process.module_path import add_source_roots
 from launcher.runtime.process.supervise import end_with
 from launcher.typed.read import plain, read_or_raise
 
@@ -30,6 +32,7 @@ from launcher.typed.read import plain, read_or_raise
 def main(answer: TextIO) -> int:
     """Measures what one request names. Returns the exit code."""
     request = json.load(sys.stdin)
+    add_source_roots(request["source_roots"])
     try:
         found = measured(request)
     except ConfigError as error:

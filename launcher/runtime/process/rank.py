@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,13 +19,14 @@ from launcher.runtime.model.layers import Layers
 from launcher.runtime.process.environment import ProcessRank, prepare_compiler
 from launcher.runtime.process.groups import backend, make_groups, single_rank_groups
 from launcher.runtime.process.heartbeat import HeartbeatWriter, message_timeout_s
+from launcher.runtime.process.module_path import add_source_roots
 from launcher.runtime.process.rendezvous import init_process_group
 from launcher.runtime.train.loop import train
 
 
 def run(plan: Plan, process: ProcessRank, run_dir: Path, heartbeat: HeartbeatWriter, *, resume: bool) -> None:
     """Does the work of this rank of the plan: trains, or serves the ranks that do."""
-    sys.path[:0] = list(plan.source_roots)
+    add_source_roots(plan.source_roots)
     role = plan.rank(process.rank).role
     if plan.config.fusion.compile != "none":
         prepare_compiler(plan.config.device.kind)

@@ -70,19 +70,19 @@ def _waits(graph: DependencyGraph, *, sends_block: bool) -> list[int]:
 
 def _run(graph: DependencyGraph, waits_for: list[int]) -> list[int]:
     """Advances every rank until none can advance; the position of each then."""
-    owner, stop = graph.owner, graph.first[1:]
-    position = graph.first[:-1]
-    before: list[int] = []
-    while position != before:
-        before = list(position)
-        for rank, end in enumerate(stop):
-            here = position[rank]
-            while here < end:
-                needed = waits_for[here]
-                if needed != ABSENT and position[owner[needed]] < needed:
-                    break
-                here += 1
-            position[rank] = here
+    owner, position = graph.owner, graph.first[:-1]
+    waiting: dict[int, int] = {}  # the rank that waits, by the action that another one has to reach
+    ready = list(range(len(position)))
+    while ready:
+        rank = ready.pop()
+        while (here := position[rank]) < graph.first[rank + 1]:
+            if here in waiting:
+                ready.append(waiting.pop(here))
+            needed = waits_for[here]
+            if needed != ABSENT and position[owner[needed]] < needed:
+                waiting[needed] = rank
+                break
+            position[rank] += 1
     return position
 
 

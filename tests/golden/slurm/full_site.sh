@@ -22,6 +22,7 @@
 run='/runs/a b'
 plan_sha256=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a
 python=/venv/bin/python
+start='/runs/a b/lib'/launcher/runtime/process/start.py
 starter=srun
 continuation=requeue
 max_starts=8
@@ -35,7 +36,7 @@ ranks_per_node=2
 components=1
 host_suffix=i
 resume=()
-step=(--cpus-per-task=8 --cpu-bind=cores --container-image=/images/torch.sqsh '--container-mounts=/runs/a b:/runs/a b,/data:/data:ro' --container-env=GLOO_SOCKET_IFNAME,HF_HOME,LANG,LD_LIBRARY_PATH,LOGNAME,MASTER_ADDR,MASTER_PORT,NCCL_DEBUG,NCCL_SOCKET_IFNAME,OMP_NUM_THREADS,PYTHONDONTWRITEBYTECODE,PYTHONPATH,PYTHONSAFEPATH,PYTHONUNBUFFERED,TMPDIR,TRIREME_RENDEZVOUS_FILE,TRIREME_RENDEZVOUS_KEY,USER,WANDB_API_KEY)
+step=(--cpus-per-task=8 --cpu-bind=cores --container-image=/images/torch.sqsh '--container-mounts=/runs/a b:/runs/a b,/data:/data:ro' --container-env=GLOO_SOCKET_IFNAME,HF_HOME,LANG,LD_LIBRARY_PATH,LOGNAME,MASTER_ADDR,MASTER_PORT,NCCL_DEBUG,NCCL_SOCKET_IFNAME,OMP_NUM_THREADS,PYTHONDONTWRITEBYTECODE,PYTHONSAFEPATH,PYTHONUNBUFFERED,TMPDIR,TRIREME_RENDEZVOUS_FILE,TRIREME_RENDEZVOUS_KEY,USER,WANDB_API_KEY)
 
 fail() {
   echo "trireme: $*" >&2
@@ -76,7 +77,6 @@ for signal in 1 10 12 15; do trap "end_by $signal" "$signal"; done # HUP, USR1, 
 type module >/dev/null 2>&1 || . /etc/profile
 module load cuda/12.4 || fail 'cannot load the module cuda/12.4'
 ulimit -l unlimited
-export PYTHONPATH='/runs/a b/lib'${PYTHONPATH:+:$PYTHONPATH}
 export TMPDIR="/scratch/${USER-}/${SLURM_JOB_ID-}"
 export GLOO_SOCKET_IFNAME=ib0
 export NCCL_SOCKET_IFNAME=ib0
@@ -100,7 +100,7 @@ find_address() {
   if [ "$is_alone" = yes ]; then return; fi
   local hosts
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
+    hosts=$("$python" "$start" launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
   [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
     fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
@@ -347,7 +347,7 @@ mkdir -p "${TMPDIR:-/tmp}" || exit
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec "$@"'
 command=(bash -c "$task" rank
-  "$python" -m launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
+  "$python" "$start" launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
   --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
   "${command[@]}"

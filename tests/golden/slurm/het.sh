@@ -27,6 +27,7 @@
 run='/runs/a b'
 plan_sha256=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a
 python=/venv/bin/python
+start='/runs/a b/lib'/launcher/runtime/process/start.py
 starter=srun
 continuation=requeue
 max_starts=8
@@ -80,7 +81,6 @@ end_by() {
 for signal in 1 10 12 15; do trap "end_by $signal" "$signal"; done # HUP, USR1, USR2, TERM
 [ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"
 
-export PYTHONPATH='/runs/a b/lib'${PYTHONPATH:+:$PYTHONPATH}
 export OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE=1
 export PYTHONSAFEPATH=1
@@ -99,7 +99,7 @@ find_address() {
   if [ "$is_alone" = yes ]; then return; fi
   local hosts
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
+    hosts=$("$python" "$start" launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
   [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
     fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
@@ -346,7 +346,7 @@ mkdir -p "${TMPDIR:-/tmp}" || exit
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 exec "$@"'
 command=(bash -c "$task" rank
-  "$python" -m launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
+  "$python" "$start" launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
 
 # When a rank fails, srun ends those of all components once: ranks that were still starting survive, and
 # are ended here.

@@ -13,6 +13,7 @@
 run='/runs/a b'
 plan_sha256=5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a
 python=/venv/bin/python
+start='/runs/a b/lib'/launcher/runtime/process/start.py
 starter=torchrun
 continuation=chain
 max_starts=8
@@ -64,7 +65,6 @@ end_by() {
 for signal in 1 10 12 15; do trap "end_by $signal" "$signal"; done # HUP, USR1, USR2, TERM
 [ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"
 
-export PYTHONPATH='/runs/a b/lib'${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONDONTWRITEBYTECODE=1
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
@@ -82,7 +82,7 @@ find_address() {
   if [ "$is_alone" = yes ]; then return; fi
   local hosts
   hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" -m launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
+    hosts=$("$python" "$start" launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
     fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
   [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
     fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
@@ -327,11 +327,11 @@ fi
 task='
 trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit
-exec "$1" -m torch.distributed.run --node-rank="$SLURM_NODEID" "${@:2}"'
+exec "$1" "$2" torch.distributed.run --node-rank="$SLURM_NODEID" "${@:3}"'
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
   --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${step[@]}" \
   bash -c "$task" torchrun \
-  "$python" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
+  "$python" "$start" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
   "${meet[@]}" --log-dir="$run/logs/torchrun" \
-  --module launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
+  "$start" launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}"
 conclude

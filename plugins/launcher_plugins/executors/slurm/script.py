@@ -21,6 +21,7 @@ from launcher.contract.job import (
     EXECUTOR_LOG,
     RENDEZVOUS_FILE,
     RENDEZVOUS_KEY,
+    START_FILE,
     GroupRequest,
     JobRequest,
     JobScript,
@@ -139,6 +140,7 @@ def _settings(batch: Batch) -> Iterator[str]:
         yield "umask 027"
     yield f"plan_sha256={request.plan_sha256}"
     yield f"python={shlex.quote(site.python or request.python)}"
+    yield f"start={shlex.quote(request.code)}/{START_FILE}"
     yield f"starter={settings.starter}"
     yield f"continuation={settings.continuation}"
     yield f"max_starts={settings.max_starts}"
@@ -176,7 +178,7 @@ def _step_options(batch: Batch, cpus_per_task: int | None) -> Iterator[str]:
     if site.cpu_bind:
         yield f"--cpu-bind={site.cpu_bind}"
     if site.container_image:
-        names = {*EXPORTED, *_OF_THE_RENDEZVOUS, "PYTHONPATH", *batch.variables}
+        names = {*EXPORTED, *_OF_THE_RENDEZVOUS, *batch.variables}
         names |= {"TMPDIR"} if site.scratch else set()
         names |= {*site.env, *site.node_env, *site.forward, *site.secrets}
         yield f"--container-image={site.container_image}"
@@ -203,8 +205,6 @@ def _environment(batch: Batch) -> Iterator[str]:
         failure = shlex.quote(f"cannot load the module {module}")
         yield f"module load {shlex.quote(module)} || fail {failure}"
     yield from site.setup
-    if batch.request.code:  # before what modules may have put there
-        yield f"export PYTHONPATH={shlex.quote(batch.request.code)}${{PYTHONPATH:+:$PYTHONPATH}}"
     if site.scratch:
         yield f"export TMPDIR={expandable(site.scratch)}"
     for variables in (batch.variables, site.env):
