@@ -101,6 +101,17 @@ def _decay_rules(optim: OptimConfig) -> Iterator[Fault]:
     yield Fault("optim.decay_steps", optim.decay_steps, rule, ways=ways)
 
 
+def _keeping_rules(train: TrainConfig) -> Iterator[Fault]:
+    interval, every = train.checkpoint_interval, train.keep_every
+    if interval and every % interval:
+        rule = f"must be a multiple of train.checkpoint_interval = {interval}: others are not saved"
+        ways = ({"train.keep_every": -(-every // interval) * interval}, {"train.keep_every": 0})
+        yield Fault("train.keep_every", every, rule, ways=ways)
+    elif every > train.num_steps:
+        rule = f"keeps none of a run of train.num_steps = {train.num_steps} steps"
+        yield Fault("train.keep_every", every, rule, ways=({"train.keep_every": 0},))
+
+
 def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Fault]:
     if train.eval_batches and not data.eval_fraction:
         rule = "nothing is left to evaluate on while data.eval_fraction is 0"
@@ -141,6 +152,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (
     (("data",), _target_rules),
     (("device",), _device_rules),
     (("optim",), _decay_rules),
+    (("train",), _keeping_rules),
     (("train", "data"), _evaluation_rules),
     (("train", "report"), _measure_rules),
     (("report", "parallel", "fusion"), _claims_rules),

@@ -43,6 +43,7 @@ NOT_COMPUTED = (
     "precision.name",
     "train.checkpoint_interval",
     "train.keep_checkpoints",
+    "train.keep_every",
     "train.async_checkpoint",
 )
 """Labels, and settings that change how fast but not what is computed."""
@@ -340,6 +341,11 @@ class TrainConfig:
     """Steps between checkpoints; 0 = none."""
     keep_checkpoints: PositiveInt = field(metadata=read_unless("train.checkpoint_interval", 0))
     """How many checkpoints are kept, the newest."""
+    keep_every: NonNegativeInt = field(
+        default=0, metadata=read_unless("train.checkpoint_interval", 0, neutral=0)
+    )
+    """Every checkpoint after a multiple of so many steps is kept for good beside them, a multiple of
+    ``checkpoint_interval``; 0 = none."""
     async_checkpoint: bool = field(
         default=True, metadata=read_unless("train.checkpoint_interval", 0, neutral=True)
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from math import isclose
 
 from launcher.base.units import counted, format_bytes, format_duration
-from launcher.contract.config import BatchConfig
+from launcher.contract.config import BatchConfig, TrainConfig
 from launcher.contract.plan import SchedulePlan
 from launcher.contract.strategy import JobShape, Parallel, RankCost, Schedule
 from launcher.plan.cost.memory import copies_checkpoints, states_of
@@ -37,6 +38,7 @@ def plan_notes(
     yield from _cut_note(job)
     yield from _split_note(job, schedule)
     yield from _checkpoint_note(job, costs)
+    yield from _disk_note(job, costs)
     if compiled := compile_note(job):
         yield compiled
 
@@ -120,6 +122,31 @@ def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iter
         f"Checkpoints are written in the background from a copy in the memory of the host: at most "
         f"{format_bytes(most)} a rank, {format_bytes(most * per_node)} a node (train.async_checkpoint)."
     )
+
+
+def _disk_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iterator[str]:
+    """What the checkpoints take that are kept for good, the number of which grows with the run."""
+    train = job.config.train
+    if not train.keep_every:
+        return
+    states = [states_of(job, pp_rank, rank) for pp_rank, rank in enumerate(costs)]
+    copies = [job.mesh.tp * (job.mesh.dp if held.is_sharded else 1) for held in states]
+    each = sum(held.saved_bytes * count for held, count in zip(states, copies, strict=True))
+    number = num_kept(train)
+    yield (
+        f"At its end the run has {counted(number, 'checkpoint')} of at most {format_bytes(each)}: "
+        f"{format_bytes(each * number)} on the disk, and one more while one is written "
+        "(train.keep_every, train.keep_checkpoints)."
+    )
+
+
+def num_kept(train: TrainConfig) -> int:
+    """How many checkpoints a run has at its end that was never stopped."""
+    last_due = train.num_steps // train.checkpoint_interval * train.checkpoint_interval
+    due = range(last_due, 0, -train.checkpoint_interval)
+    saved = chain([train.num_steps] if train.num_steps != last_due else [], due)
+    newest = islice(saved, train.keep_checkpoints)
+    return train.num_steps // train.keep_every + sum(step % train.keep_every != 0 for step in newest)
 
 
 def _cut_note(job: JobShape) -> Iterator[str]:

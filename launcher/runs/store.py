@@ -200,9 +200,14 @@ def _numbered_folder(run: RunConfig, name: str) -> Path:
 
 
 def move_aside(path: Path) -> Path:
-    """Renames to ``<path>.<time>``, with a number where that exists."""
+    """Renames to `free_name`."""
+    return path.rename(free_name(path))
+
+
+def free_name(path: Path) -> Path:
+    """``<path>.<time>``, with a number behind it where that exists."""
     names = _numbered(path.with_name(f"{path.name}.{_stamp()}"))
-    return path.rename(next(name for name in names if not os.path.lexists(name)))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -75,6 +75,7 @@ VALUES = {
     "optim.min_lr_fraction": "0.25",
     "optim.decay_steps": "30",
     "train.async_checkpoint": "false",
+    "train.keep_every": "30",
     "precision.master_weights": "true",
 }
 """What is given where a number does not do."""

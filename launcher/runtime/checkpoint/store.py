@@ -123,14 +123,16 @@ def folder_of(root: Path, step: int) -> Path:
     return root / checkpoint_name(step)
 
 
-def prune(root: Path, step: int, keep: int) -> None:
-    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest intact one.
+def prune(root: Path, step: int, keep: int, every: int = 0) -> None:
+    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest intact one, beside
+    those after a multiple of ``every`` steps (0: none).
 
     Newer ones are not removed: they are from before a resume, and may be damaged.
     """
     known = [path for path in sorted(root.glob(_FOLDERS)) if path <= folder_of(root, step)]
     for old in known[:-keep]:
-        shutil.rmtree(old)
+        if not every or int(old.name.removeprefix("step-")) % every:
+            shutil.rmtree(old)
 
 
 @dataclass(frozen=True, kw_only=True)
