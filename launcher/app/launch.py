@@ -43,19 +43,19 @@ from launcher.contract.plan import Plan
 from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of, shell_text
-from launcher.runs.resume import changed_inputs, forget_inputs, resumed_directory, set_aside_newer
+from launcher.runs.resume import began_with, changed_inputs, forget_inputs, resumed_directory, set_aside_newer
 from launcher.runs.store import RunDirectory, absolute, new_directory
 from launcher.runs.watch import stop_signals
 from launcher.schedule.drawing.grid import draw
 
 
-def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
+def launch(asked: Request, output: Output = TERMINAL) -> EndedRun:
     """Runs a recipe on this machine, to its end.
 
     Raises:
         LauncherError: when nothing could be started.
     """
-    planned = make_plan(given.recipe, given.overrides)
+    given, planned = _planned(asked)
     plan = planned.plan
     given.check(plan.config)
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
@@ -90,8 +90,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     Raises:
         LauncherError: when nothing was submitted.
     """
-    given = with_executor(asked)
-    planned = make_plan(given.recipe, given.overrides)
+    given, planned = _planned(with_executor(asked))
     plan, sources = planned.plan, planned.composed.sources
     given.check(plan.config)
     run = prepared(plan, resume=given.resume)
@@ -123,6 +122,18 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
         if found.message:
             output.say(found.message)
     return run
+
+
+def _planned(given: Request) -> tuple[Request, Planned]:
+    """The plan, of a run that is resumed with what it began with, which needs not be told again; and the
+    request for it."""
+    planned = make_plan(given.recipe, given.overrides)
+    train = planned.plan.config.train
+    began = began_with(planned.plan.config.run) if given.resume and train.init_from is None else ()
+    if not began:
+        return given, planned
+    given = replace(given, overrides=(*given.overrides, *began))
+    return given, make_plan(given.recipe, given.overrides)
 
 
 def run_directory(plan: Plan, given: Request) -> tuple[RunDirectory, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
 from launcher.report.runs import named_base
 from launcher.report.tables import speedup_text
@@ -139,7 +140,7 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
         num_restarts += 1
         running = replace(running, reason=f"restart {num_restarts} of {run.script.max_restarts}")
         output.say(failure_line(directory.path, state))
-        output.say(f"{running.reason}: {_next_start(directory, progress.view.num_done)}")
+        output.say(f"{running.reason}: {_next_start(run, progress.view.num_done)}")
         run = replace(run, resume=bool(saved_steps(directory.path)))
         fresh_folders(directory, *START_FOLDERS)
     if num_restarts and state.phase != "cancelled":
@@ -149,10 +150,12 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     return state
 
 
-def _next_start(directory: RunDirectory, num_done: int) -> str:
+def _next_start(run: PreparedRun, num_done: int) -> str:
     """Where the next start begins, and which steps it repeats."""
-    first = max(saved_steps(directory.path), default=0)
-    begins = f"resumed after step {first}" if first else "restarts from scratch (no checkpoint)"
+    saved, first = saved_steps(run.directory.path), first_step(run.plan.config.train)
+    begins = "restarts where it began" if first else "restarts from scratch"
+    begins = f"resumed after step {saved[-1]}" if saved else f"{begins} (no checkpoint)"
+    first = max(saved, default=first)
     return f"{begins}; {counted(num_done - first, 'step')} repeated" if num_done > first else begins
 
 

@@ -13,6 +13,7 @@ from inspect import cleandoc
 from textwrap import fill
 from typing import Any
 
+from launcher.app.lookup import beginning
 from launcher.app.request import Request
 from launcher.base.columns import wrapped
 from launcher.base.errors import LauncherError, nearest
@@ -116,6 +117,17 @@ def one_recipe(names: Sequence[str]) -> str:
     return names[0] if names else DEFAULT_RECIPE
 
 
+def settings_of(given: argparse.Namespace) -> tuple[str, ...]:
+    """The settings that were typed, and that which --from stands for.
+
+    Raises:
+        LauncherError: when there is no such checkpoint.
+    """
+    source = vars(given).get("from")
+    typed: tuple[str, ...] = given.overrides
+    return (*typed, beginning(source, typed)) if source else typed
+
+
 def request(given: argparse.Namespace) -> Request:
     """What is to be started; a flag that the verb does not know is as if it was not given.
 
@@ -127,11 +139,16 @@ def request(given: argparse.Namespace) -> Request:
     if at_once and (not at_once.isdecimal() or int(at_once) < 1):
         raise LauncherError(f"--at-once={at_once}: must be a whole number of at least 1.")
     resume = flags.get("resume") or ""
+    if resume and flags.get("from"):
+        raise LauncherError(
+            "--resume goes on with a run, which knows what it began with, and --from begins a new one: give "
+            "one of them."
+        )
     if resume not in ("", _NEWEST) and (not resume.isdecimal() or int(resume) < 1):
         raise LauncherError(f"--resume={resume}: must be the step of a checkpoint, a whole number from 1 on.")
     return Request(
         recipe=flags.get("recipe", ""),
-        overrides=given.overrides,
+        overrides=settings_of(given),
         resume=bool(resume),
         resume_step=int(resume) if resume.isdecimal() else None,
         accepts_changed_inputs=flags.get("accept_changed_inputs", False),

@@ -87,6 +87,11 @@ _RESUME = Flag(
     "--resume[=STEP]",
     "go on in run.dir from its newest checkpoint, or from that after STEP: newer ones are set aside",
 )
+_FROM = Flag(
+    "--from RUN[@STEP]",
+    "begin with the weights of another run's checkpoint, the newest or that after STEP; its optimizer, too, "
+    "with train.init_optimizer=true",
+)
 _ACCEPT = (
     "--accept-changed-inputs",
     "resume although data or code are not what the run was started with",
@@ -101,6 +106,7 @@ VERBS: Mapping[str, Verb] = {
         "check a recipe and show what it would do: mesh, schedule, memory, traffic",
         _RECIPE,
         flags=(
+            _FROM,
             Flag("--json", "the plan as JSON: what the ranks would be given"),
             Flag("--out FILE", "write to a new file instead of the screen"),
             Flag(
@@ -115,7 +121,7 @@ VERBS: Mapping[str, Verb] = {
         "plan, start the ranks on this machine, follow them, and report the speedup",
         _RECIPE,
         flags=(
-            *(_RESUME, Flag(*_ACCEPT), _OVERWRITE),
+            *(_FROM, _RESUME, Flag(*_ACCEPT), _OVERWRITE),
             Flag("--no-baseline", "do not look for the run on one device, and do not make it"),
         ),
     ),
@@ -125,7 +131,7 @@ VERBS: Mapping[str, Verb] = {
         _RECIPE,
         flags=(
             Flag("--dry-run", "print the job script, byte for byte, and submit nothing; needs no Slurm"),
-            *(_RESUME, Flag(*_ACCEPT), _OVERWRITE),
+            *(_FROM, _RESUME, Flag(*_ACCEPT), _OVERWRITE),
             Flag("--no-baseline", "do not look for the run on one device, and do not submit it"),
             Flag("--require-clean", "refuse code that differs from its commit"),
             Flag("--untracked GLOB,...", "copy these files, too; untracked Python files always are"),

@@ -351,8 +351,12 @@ class TrainConfig:
     )
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
     init_from: str | None = None
-    """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
-    null = random weights."""
+    """Where the first weights are from: a folder with a GPT-2 or Llama model in Hugging Face's format, or a
+    checkpoint of another run, RUN/checkpoints/step-00000040, which ``--from RUN@40`` stands for; null =
+    random weights."""
+    init_optimizer: bool = field(default=False, metadata=read_unless("train.init_from", None, neutral=False))
+    """Take the optimizer's state of that checkpoint, too, and go on after its step: ``num_steps``, learning
+    rate and data count on from there. Else the training begins with step 1, with a fresh optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)

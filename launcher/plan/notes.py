@@ -9,6 +9,7 @@ from math import isclose
 
 from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.config import BatchConfig, TrainConfig
+from launcher.contract.model.checkpoint import first_step, source_checkpoint
 from launcher.contract.plan import SchedulePlan
 from launcher.contract.strategy import JobShape, Parallel, RankCost, Schedule
 from launcher.plan.cost.memory import copies_checkpoints, states_of
@@ -30,6 +31,7 @@ def plan_notes(
     """All notes, each a sentence. ``given``: the batch sizes before they were solved."""
     if assumed := assumed_note(given):
         yield assumed
+    yield from _beginning_note(job.config.train)
     yield from _setting_notes(job)
     yield from _microbatches_note(job, chosen)
     yield from _tensor_note(job, costs)
@@ -56,6 +58,17 @@ def balance_note(job: JobShape, parallels: Sequence[Parallel]) -> str:
         f"Layers are split by {how} time, embedding and head counted: the slowest stage takes {slowest} "
         f"per microbatch, {even} with the layers split evenly."
     )
+
+
+def _beginning_note(train: TrainConfig) -> Iterator[str]:
+    if (source := source_checkpoint(train)) is None:
+        return
+    done = first_step(train)
+    what, then = "weights", "its optimizer is fresh, and it begins with step 1 of its data and learning rates"
+    if done:
+        what = "weights and the optimizer"
+        then = f"it goes on with step {done + 1} of {train.num_steps} of its own data and learning rates"
+    yield f"It begins with the {what} of {source.run_dir} after step {source.step}: {then}."
 
 
 def _setting_notes(job: JobShape) -> Iterator[str]:

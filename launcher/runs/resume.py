@@ -6,11 +6,12 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import ConfigError, Fault, JobError
+from launcher.base.errors import ConfigError, Fault, JobError, quoted
 from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.config import NOT_COMPUTED, RunConfig
@@ -46,7 +47,7 @@ _TRAINING = (
 )
 """The settings that determine what is computed. The others may change: a checkpoint does not depend on
 how the run is distributed."""
-_FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches")
+_FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches", "train.init_optimizer")
 _LENGTH = ("train.num_steps", "optim.decay_steps")
 
 
@@ -86,6 +87,17 @@ def resumed_directory(
     return directory
 
 
+def began_with(run: RunConfig) -> tuple[str, ...]:
+    """The settings of what the run in ``run.dir`` began with, as overrides; none where that is nothing."""
+    plan: dict[str, Any] = with_current_names(read_json(RunDirectory(absolute(run.dir or "")).plan))
+    with suppress(LookupError, TypeError):
+        train = plan["config"]["train"]
+        if isinstance(train["init_from"], str):
+            optimizer = str(bool(train.get("init_optimizer"))).lower()
+            return f"train.init_from={quoted(train['init_from'])}", f"train.init_optimizer={optimizer}"
+    return ()
+
+
 def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The settings that change what is trained, with both values. More steps do not where every step before
     the old end keeps its learning rate, nor another architecture where both compute what one device does."""
@@ -93,6 +105,9 @@ def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tupl
     parts = [part for part in _TRAINING if part != "architecture"]
     parts += [] if old.get("exact") and new.get("exact") else ["architecture"]
     yield from differences(before, after, parts, (*_FREE, *_LENGTH))
+    took, takes = (bool(config["train"].get("init_optimizer")) for config in (before, after))  # older: none
+    if took != takes:
+        yield "train.init_optimizer", took, takes
     num_steps, more = before["train"]["num_steps"], after["train"]["num_steps"]
     end, new_end = _decay_end(before), _decay_end(after)
     if more < num_steps:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from launcher.contract.plan import Plan
 from launcher.runs.resume import set_aside_newer
@@ -21,7 +25,13 @@ NUM_STEPS, BACK_TO, CRASHES_IN = 8, 2, 5
 """The steps of a run that saves every second, the one it goes back to, and one that ends it."""
 
 
-def planned(*, num_steps: int = NUM_STEPS, dp: int = 2, pp: int = 1, **train: Any) -> Plan:
+STANDS_STILL = {"lr": 1e-30, "weight_decay": 0.0}
+"""An optimizer whose steps change no weight."""
+
+
+def planned(
+    *, num_steps: int = NUM_STEPS, dp: int = 2, optim: dict[str, Any] | None = None, **train: Any
+) -> Plan:
     train = {
         "num_steps": num_steps,
         "eval_batches": 0,
@@ -32,7 +42,7 @@ def planned(*, num_steps: int = NUM_STEPS, dp: int = 2, pp: int = 1, **train: An
         **train,
     }
     model = {"num_layers": 2, "vocab_size": 257, "dropout": 0.1}
-    return job(model=model, parallel={"dp": dp, "pp": pp}, train=train)
+    return job(model=model, parallel={"dp": dp}, train=train, optim=optim or {})
 
 
 def crash(rank: int) -> None:
@@ -97,3 +107,75 @@ def test_newer_checkpoints_that_stay_in_the_line_are_told_apart(undisturbed: Pat
 def test_a_run_keeps_every_some_checkpoint_for_good(tmp_path: Path) -> None:
     run_ranks(1, trained, planned(dp=1, keep_every=4, keep_checkpoints=1, num_steps=10), tmp_path)
     assert saved_steps(tmp_path) == [4, 8, 10]
+
+
+# A run that begins with a checkpoint of another
+
+
+def state_of(run_dir: Path, step: int) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint of one rank, by its global name."""
+    file = run_dir / "checkpoints" / f"step-{step:08d}" / "shard-00000.safetensors"
+    return {name.partition(":")[2]: tensor for name, tensor in load_file(file).items()}
+
+
+def begun(source: Path, step: int, run_dir: Path, **settings: Any) -> None:
+    """A new run that begins with a checkpoint."""
+    folder = source / "checkpoints" / f"step-{step:08d}"
+    plan = planned(init_from=str(folder), **settings)
+    run_ranks(plan.world_size, trained, plan, run_dir)
+
+
+def test_a_run_that_takes_the_optimizer_goes_on_as_its_source_did(undisturbed: Path, tmp_path: Path) -> None:
+    before = saved(undisturbed)
+    begun(undisturbed, 4, tmp_path, init_optimizer=True)
+    assert [step for step, _ in losses(tmp_path)] == [4, 5, 6, 7]
+    assert set(losses(tmp_path)) < set(losses(undisturbed))
+    ours = saved(tmp_path)
+    assert ours == {name: before[name] for name in before if name > "step-00000005"}
+    assert saved(undisturbed) == before, "the source is only read"
+
+
+def test_under_another_layout_it_goes_on_as_well(undisturbed: Path, tmp_path: Path) -> None:
+    begun(undisturbed, 4, tmp_path, init_optimizer=True, dp=1)
+    whole = dict(losses(undisturbed))
+    found = dict(losses(tmp_path))
+    assert sorted(found) == [4, 5, 6, 7]
+    torch.testing.assert_close(found, {step: whole[step] for step in found}, rtol=2e-5, atol=0)
+
+
+def test_weights_alone_begin_with_step_1_and_a_fresh_optimizer(undisturbed: Path, tmp_path: Path) -> None:
+    begun(undisturbed, 4, tmp_path, dp=1, num_steps=2, optim=STANDS_STILL)
+    assert [step for step, _ in losses(tmp_path)] == [0, 1]
+    found, source = state_of(tmp_path, 2), state_of(undisturbed, 4)
+    weights = [name for name in source if name.startswith("weight/")]
+    assert len(weights) > 10
+    assert all(torch.equal(found[name], source[name]) for name in weights)
+    assert found["optimizer/step"].item() == 2
+    assert source["optimizer/step"].item() == 4
+
+
+def test_moments_that_are_kept_with_weights_alone_are_told_apart(undisturbed: Path, tmp_path: Path) -> None:
+    """The moments after two steps of a fresh optimizer are not those of one with a history."""
+    begun(undisturbed, 4, tmp_path / "alone", dp=1, num_steps=6, optim=STANDS_STILL)
+    begun(undisturbed, 4, tmp_path / "all", dp=1, num_steps=6, optim=STANDS_STILL, init_optimizer=True)
+    alone, everything = state_of(tmp_path / "alone", 2), state_of(tmp_path / "all", 6)
+    assert everything["optimizer/step"].item() == 6
+    name = next(name for name in alone if name.startswith("exp_avg_sq/layers.0."))
+    assert not torch.equal(alone[name], everything[name])
+
+
+def test_a_checkpoint_that_is_gone_by_the_start_is_told_as_such(undisturbed: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RankError,
+        match=r"train\.init_from=\S+/step-00000003 is no longer there: its run keeps its newest checkpoints, "
+        r"and those of train\.keep_every\. Begin with one that is kept\.",
+    ):
+        begun(undisturbed, 3, tmp_path, dp=1)
+
+
+def test_a_damaged_checkpoint_is_not_begun_with(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "source")
+    folder = tmp_path / "source" / "checkpoints" / "step-00000004"
+    (folder / "complete.json").write_text("{")
+    with pytest.raises(RankError, match=r"train\.init_from=\S+/step-00000004 is damaged: "):
+        begun(tmp_path / "source", 4, tmp_path / "new", dp=1)

@@ -45,6 +45,7 @@ ON: dict[str, dict[Any, tuple[str, ...]]] = {
     "model.family": {"custom": (), "llama": ("model=llama3_8b", "model.num_layers=4", "model.vocab_size=256",
                                              "model.hidden_size=64", "model.num_heads=8")},
     "data.source": {None: ()},
+    "train.init_from": {None: ("train.init_from=run/checkpoints/step-00000040",)},
     "optim.decay": {"constant": ()},
     "train.eval_batches": {0: ()},
     "train.checkpoint_interval": {0: ("train.checkpoint_interval=10",)},
@@ -76,6 +77,7 @@ VALUES = {
     "optim.decay_steps": "30",
     "train.async_checkpoint": "false",
     "train.keep_every": "30",
+    "train.init_optimizer": "true",
     "precision.master_weights": "true",
 }
 """What is given where a number does not do."""

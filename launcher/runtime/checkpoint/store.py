@@ -32,7 +32,7 @@ from launcher.contract.job import checkpoint_name
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
 _MARKER, _FOLDERS, _INDICES = "complete.json", "step-????????", "shard-*.json"
-_DAMAGE = (JobError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+DAMAGE = (JobError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What opening a damaged checkpoint raises."""
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"
 _LOOK_INTERVAL_S = 0.02
@@ -233,7 +233,7 @@ def newest(root: Path) -> tuple[int, list[str]]:
             found = Checkpoint(folder)
             found.verify()
             return found.step, skipped
-        except _DAMAGE as error:
+        except DAMAGE as error:
             skipped.append(f"{folder.name} was skipped: {error}")
     if skipped:
         raise JobError(
