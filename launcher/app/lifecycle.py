@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ from launcher.base.errors import LauncherError
 from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
-from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.contract.job import END_NOTE, START_NOTE, JobHandle, JobScript, JobState
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
 from launcher.report.runs import named_base
@@ -130,10 +132,18 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     directory, num_restarts, running = run.directory, 0, JobState(phase="running")
     while True:
         directory.write_state(running)
+        directory.write(START_NOTE, json.dumps({"time": time.time()}) + "\n")
         progress = progress_of(directory, run.plan, output.stream)
         state = follow(run.executor, run.script, stop, progress.update, output.warn)
         with surviving_lost_terminal():
             progress.close()
+        ended = {
+            "phase": state.phase,
+            "exit_code": state.exit_code,
+            "reason": state.reason,
+            "rank": state.rank,
+        }
+        directory.write(END_NOTE, json.dumps({"time": time.time()} | ended) + "\n")
         assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
         if state.phase != "failed" or num_restarts == run.script.max_restarts or stop.signal is not None:
             break

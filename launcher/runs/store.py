@@ -5,6 +5,7 @@ RUN/job.json         how they were started      RUN/metrics/rank-NNNNN.jsonl eac
 RUN/config.yaml      every setting, composed    RUN/exit/rank-N.*            why a rank failed
 RUN/job.sh           the command, to read       RUN/status.json              the state of the run
 RUN/handle.json      the submitted job          RUN/source/                  its copy of the code
+RUN/exit.*/          the same of earlier starts RUN/checkpoints.*/           set aside by --resume=STEP
 RUN/inputs.json      digests of data and code that it was started with
 RUN/init_config.json that of train.init_from
 """

@@ -22,6 +22,7 @@ from launcher_plugins.executors.slurm.continuation import (
     SlurmConfig,
     continuation_faults,
     continuation_notes,
+    next_start,
     time_notes,
 )
 from launcher_plugins.executors.slurm.option_rules import clash_faults, node_faults, option_faults
@@ -83,6 +84,10 @@ class Slurm(Executor):
         yield from _network_notes(plan.config)
         yield from continuation_notes(plan.config)
         yield from time_notes(plan.config, plan.config.train.num_steps * plan.schedule.step_s)
+
+    def after_start(self, plan: Plan, num_starts: int) -> str:
+        """Its requeue, or the next job of its chain."""
+        return next_start(plan.config, num_starts)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The batch script, and the command that submits it."""
