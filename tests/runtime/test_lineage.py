@@ -12,13 +12,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from launcher.base.registry import resolve
 from launcher.contract.plan import Plan
 from launcher.runs.resume import set_aside_newer
 from launcher.runs.store import RunDirectory, saved_steps
+from launcher.runtime.api import FragmentReader
+from launcher.runtime.process.rank import make_context
+from launcher.runtime.train import loop
 from launcher.runtime.train.loop import Trainer
-from tests.helpers.equality import job
+from launcher.typed.read import plain
+from launcher_plugins.architectures.parameter_server.runtime.shard import Shard
+from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.servers import servers_job
 from tests.runtime.test_saving import saved, trained
 
 NUM_STEPS, BACK_TO, CRASHES_IN = 8, 2, 5
@@ -179,3 +186,32 @@ def test_a_damaged_checkpoint_is_not_begun_with(undisturbed: Path, tmp_path: Pat
     (folder / "complete.json").write_text("{")
     with pytest.raises(RankError, match=r"train\.init_from=\S+/step-00000004 is damaged: "):
         begun(tmp_path / "source", 4, tmp_path / "new", dp=1)
+
+
+def trained_with_servers(rank: int, plan: Plan, run_dir: Path) -> None:
+    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    ctx = make_context(plan.rank(rank), CPU)
+    (resolve(ctx.plan.role.serve) if ctx.plan.role.serve else loop.train)(ctx, run_dir, resume=False)
+
+
+def loses_the_moments_of_its_servers(rank: int) -> None:
+    load = Shard.load
+    substitute(Shard, "load", lambda shard, read: load(shard, weights_alone(read)))
+
+
+def weights_alone(read: FragmentReader) -> FragmentReader:
+    return lambda name, *box: read(name, *box) * (0 if name.startswith("exp_avg/") else 1)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_servers_take_the_optimizer_too(undisturbed: Path, tmp_path: Path, is_whole: bool) -> None:
+    folder = undisturbed / "checkpoints" / "step-00000004"
+    settings = planned(init_from=str(folder), init_optimizer=True).config
+    model = {"num_layers": 2, "vocab_size": 257, "dropout": 0.1}
+    plan = servers_job(model=model, options={"servers": 2}, train=plain(settings.train))
+    before = (lambda rank: None) if is_whole else loses_the_moments_of_its_servers
+    run_ranks(plan.world_size, trained_with_servers, plan, tmp_path, before=before)
+    whole, found = dict(losses(undisturbed)), dict(losses(tmp_path))
+    assert sorted(found) == [4, 5, 6, 7]
+    differ = max(abs(found[step] / whole[step] - 1) for step in found)
+    assert (differ < 2e-5) == is_whole
