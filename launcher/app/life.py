@@ -37,6 +37,7 @@ _JOB_RECORD = "exit/job.json"
 """Written by the script of a job as it ends: its id and its exit code."""
 _UNFINISHED = 75
 """The exit code of a job whose run can be resumed."""
+_FINISHED = "finished"
 _WHY_WIDTH = 60
 
 
@@ -94,10 +95,12 @@ def starts_of(directory: RunDirectory, state: JobState) -> list[Start]:
     newest = directory.path / "exit"
     if newest.is_dir() and any(newest.iterdir()):
         last = _start(newest, begins)
-        done = plan.config.train.num_steps if plan and state.phase == "succeeded" else last.done
         is_active = state.phase in ACTIVE
         why = "" if is_active else last.why if state.phase == "failed" and last.why else _state_text(state)
-        starts.append(replace(last, why=why, done=done, ended_s=None if is_active else last.ended_s))
+        starts.append(replace(last, why=why, ended_s=None if is_active else last.ended_s))
+    if plan:  # ranks that end well leave no heartbeat
+        num_steps = plan.config.train.num_steps
+        starts = [replace(each, done=num_steps) if each.why == _FINISHED else each for each in starts]
     following = [each.first for each in starts[1:]]
     if state.phase not in (*ACTIVE, "succeeded"):
         following.append(max(saved_steps(directory.path), default=begins))
@@ -130,14 +133,14 @@ def _start(folder: Path, begins: int) -> Start:
 def _why(folder: Path, ended: dict[str, Any], record: dict[str, Any], stopped: dict[str, Any]) -> str:
     """Why a start ended; empty where nothing tells."""
     if (folder / "finished").exists():
-        return "finished"
+        return _FINISHED
     if stopped:
-        by = ended.get("reason") or stopped.get("signal")
+        by = ended.get("reason") or stopped.get("signal") or "a signal"
         return f"stopped by {by}, saved after step {stopped.get('step')}"
     code, rank = _number(ended.get("exit_code")), _number(ended.get("rank"))
     phase = ended.get("phase")
     if phase == "succeeded":
-        return "finished"
+        return _FINISHED
     if phase == "cancelled":
         return f"stopped by {ended.get('reason')}"
     state = JobState(
@@ -183,7 +186,7 @@ def _heartbeats(folder: Path) -> Iterator[Heartbeat]:
 
 def _state_text(state: JobState) -> str:
     if state.phase == "succeeded":
-        return "finished"
+        return _FINISHED
     return f"{state.phase}: {state.reason}" if state.reason else state.phase
 
 

@@ -30,7 +30,7 @@ def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
     told = slurm.trireme("status", "run").splitlines()
     starts = [line.split() for line in told if f" {job} " in line and line[0].isdecimal()]
     assert [words[0] for words in starts] == ["1", "2", "3"]
-    assert "stopped by USR1, saved after step " in " ".join(starts[0])
+    assert "stopped by a signal, saved after step " in " ".join(starts[0])
     assert starts[2][-1] == "finished"
     assert told[-1] == "next: nothing: it is finished"
     log = (run / "logs" / "executor.log").read_text()

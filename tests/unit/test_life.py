@@ -131,6 +131,14 @@ def test_steps_after_the_last_checkpoint_of_a_run_that_failed_are_lost(run: RunD
     assert (last.done, last.lost, last.why) == (77, 7, "failed: ended with exit code 1")
 
 
+def test_a_finished_run_that_went_back_lost_the_steps_that_it_made_again(run: RunDirectory) -> None:
+    left(run.path / "exit.5", end__json={"time": T0 + 9 * HOUR, "phase": "succeeded"})
+    (run.path / "exit.5" / "rank-0.heartbeat").unlink()
+    *_, before, last = starts_of(run, JobState(phase="succeeded"))
+    assert (before.why, before.done, before.lost) == ("finished", 100, 50)
+    assert (last.why, last.done, last.lost) == ("finished", 100, 0)
+
+
 def test_a_hung_rank_is_named(run: RunDirectory) -> None:
     (run.path / "exit.2" / "rank-3.stacks").write_text("Thread 0x1")
     assert starts_of(run, RUNNING)[1].why == "rank 3 hung"
