@@ -42,24 +42,24 @@ from launcher.contract.plan import Plan
 from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of, shell_text
-from launcher.runs.resume import changed_inputs, forget_inputs, resumed_directory
+from launcher.runs.resume import began_with, changed_inputs, forget_inputs, resumed_directory, set_aside_newer
 from launcher.runs.store import RunDirectory, absolute, new_directory
 from launcher.runs.watch import stop_signals
 from launcher.schedule.drawing.grid import draw
 
 
-def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
+def launch(asked: Request, output: Output = TERMINAL) -> EndedRun:
     """Runs a recipe on this machine, to its end.
 
     Raises:
         LauncherError: when nothing could be started.
     """
     output = replace(output, goes_on=True)
-    planned = make_plan(given.recipe, given.overrides)
+    given, planned = _planned(asked)
     plan = planned.plan
     given.check(plan.config)
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
-    directory = run_directory(plan, given)
+    directory, resumed = run_directory(plan, given)
     origin = origin_of(given.recipe, given.overrides)
     with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
@@ -69,7 +69,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
             *planned.composed.notes,
             *plan.notes,
             *allocation_notes(plan, directory),
-            *resume_notes(given, directory),
+            *resumed,
         ):
             output.say(f"note: {note}")
         drawn = _drawn_schedule(plan, color=takes_color(output.stream))
@@ -90,8 +90,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     Raises:
         LauncherError: when nothing was submitted.
     """
-    given = with_executor(asked)
-    planned = make_plan(given.recipe, given.overrides)
+    given, planned = _planned(with_executor(asked))
     plan, sources = planned.plan, planned.composed.sources
     given.check(plan.config)
     run = prepared(plan, resume=given.resume)
@@ -102,7 +101,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
         return run
     refuse(start_faults(run, is_here=False), sources)
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
-    directory = run_directory(plan, given)
+    directory, resumed = run_directory(plan, given)
     run = prepared(plan, directory, resume=given.resume)
     with removed_unless_begun(directory.path, is_new=not given.resume):
         handle, copied = freeze_and_submit(run, origin, given.untracked)
@@ -110,7 +109,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     for note in (
         *planned.composed.notes,
         *plan.notes,
-        *resume_notes(given, directory),
+        *resumed,
         *handle.notes,
         *trees,
     ):
@@ -126,27 +125,47 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     return run
 
 
-def run_directory(plan: Plan, given: Request) -> RunDirectory:
-    """The directory of the run: a new one, or with --resume that of an interrupted run."""
-    run = plan.config.run
+def _planned(given: Request) -> tuple[Request, Planned]:
+    """The plan, of a run that is resumed with what it began with, which needs not be told again; and the
+    request for it."""
+    planned = make_plan(given.recipe, given.overrides)
+    train = planned.plan.config.train
+    began = began_with(planned.plan.config.run) if given.resume and train.init_from is None else ()
+    if not began:
+        return given, planned
+    given = replace(given, overrides=(*given.overrides, *began))
+    return given, make_plan(given.recipe, given.overrides)
+
+
+def run_directory(plan: Plan, given: Request) -> tuple[RunDirectory, tuple[str, ...]]:
+    """The directory of the run: a new one, or with --resume that of an interrupted run. With it what is to be
+    known of what is resumed."""
+    run, step = plan.config.run, given.resume_step
     if not given.resume:
-        return new_directory(run, plan.config.name, overwrite=given.overwrite)
+        return new_directory(run, plan.config.name, overwrite=given.overwrite), ()
+    faults = []
+    if not given.accepts_changed_inputs and (changed := changed_inputs(plan, absolute(run.dir or ""))):
+        verb = "run" if executor_of(plan).is_local else "submit"
+        resume = "--resume" if step is None else f"--resume={step}"
+        command = shlex.join(("trireme", verb, given.recipe, *given.overrides, resume, ACCEPT))
+        faults = [refusal(run.dir or "", changed, command)]
+    directory = resumed_directory(run, plan.to_json(), faults, step=step)
     if given.accepts_changed_inputs:
-        directory = resumed_directory(run, plan.to_json())
         forget_inputs(directory)
-        return directory
-    verb = "run" if executor_of(plan).is_local else "submit"
-    command = shlex.join(("trireme", verb, given.recipe, *given.overrides, "--resume", ACCEPT))
-    changed = changed_inputs(plan, absolute(run.dir or ""))
-    return resumed_directory(
-        run, plan.to_json(), [refusal(run.dir or "", changed, command)] if changed else ()
-    )
+    return directory, tuple(_resume_notes(given, directory))
 
 
-def resume_notes(given: Request, directory: RunDirectory) -> tuple[str, ...]:
-    """Says what of a run that is resumed cannot be compared."""
-    is_unknown = given.resume and not given.accepts_changed_inputs and read_inputs(directory.path) is None
-    return (f"{directory.path.name}: {UNKNOWN}.",) if is_unknown else ()
+def _resume_notes(given: Request, directory: RunDirectory) -> Iterator[str]:
+    """Sets newer checkpoints aside and says so, and what of the run cannot be compared."""
+    if not given.accepts_changed_inputs and read_inputs(directory.path) is None:
+        yield f"{directory.path.name}: {UNKNOWN}."
+    newer, aside = set_aside_newer(directory, given.resume_step) if given.resume_step else ([], None)
+    if aside is not None:
+        listed = f"{'s' if len(newer) > 1 else ''} after step {', '.join(map(str, newer))}"
+        yield (
+            f"The newer checkpoint{listed} went to {shown(aside)}; their steps are made again, and whatever "
+            f"goes on from the newest checkpoint goes on from this line."
+        )
 
 
 def summary(plan: Plan) -> str:

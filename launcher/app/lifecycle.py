@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +20,8 @@ from launcher.base.files import share
 from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
-from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.contract.job import END_NOTE, START_NOTE, JobHandle, JobScript, JobState
+from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
 from launcher.report.runs import named_base
@@ -153,17 +156,25 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     directory, num_restarts, running = run.directory, 0, JobState(phase="running")
     while True:
         directory.write_state(running)
+        directory.write(START_NOTE, json.dumps({"time": time.time()}) + "\n")
         progress = progress_of(directory, run.plan, output.stream)
         state = follow(run.executor, run.script, stop, progress.update, output.warn)
         with surviving_lost_output(reader=True):
             progress.close()
+        ended = {
+            "phase": state.phase,
+            "exit_code": state.exit_code,
+            "reason": state.reason,
+            "rank": state.rank,
+        }
+        directory.write(END_NOTE, json.dumps({"time": time.time()} | ended) + "\n")
         assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
         if state.phase != "failed" or num_restarts == run.script.max_restarts or stop.signal is not None:
             break
         num_restarts += 1
         running = replace(running, reason=f"restart {num_restarts} of {run.script.max_restarts}")
         output.say(failure_line(directory.path, state))
-        output.say(f"{running.reason}: {_next_start(directory, progress.view.num_done)}")
+        output.say(f"{running.reason}: {_next_start(run, progress.view.num_done)}")
         run = replace(run, resume=bool(saved_steps(directory.path)))
         fresh_folders(directory, *START_FOLDERS)
     if num_restarts and state.phase != "cancelled":
@@ -173,10 +184,12 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     return state
 
 
-def _next_start(directory: RunDirectory, num_done: int) -> str:
+def _next_start(run: PreparedRun, num_done: int) -> str:
     """Where the next start begins, and which steps it repeats."""
-    first = max(saved_steps(directory.path), default=0)
-    begins = f"resumed after step {first}" if first else "restarts from scratch (no checkpoint)"
+    saved, first = saved_steps(run.directory.path), first_step(run.plan.config.train)
+    begins = "restarts where it began" if first else "restarts from scratch"
+    begins = f"resumed after step {saved[-1]}" if saved else f"{begins} (no checkpoint)"
+    first = max(saved, default=first)
     return f"{begins}; {counted(num_done - first, 'step')} repeated" if num_done > first else begins
 
 

@@ -6,8 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.base.errors import LauncherError, did_you_mean
+from launcher.base.errors import LauncherError, did_you_mean, quoted
 from launcher.base.redaction import shortened
+from launcher.contract.model.checkpoint import checkpoint_folder, complete_steps
+from launcher.contract.model.config_faults import SETTING
 from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute
 
 DEFAULT_ROOT = "runs"
@@ -45,6 +47,31 @@ def find_run(word: str, root: str = DEFAULT_ROOT) -> RunDirectory:
     names = [run.path.name for run in all_runs(root)]
     hint = did_you_mean(Path(word).name, names) if names else f"There is no run in {absolute(root)}."
     raise LauncherError(f"no run directory at {shortened(word)}. {hint}")
+
+
+def beginning(word: str, overrides: Sequence[str] = ()) -> str:
+    """The override that has a training begin with a checkpoint: with that of RUN@STEP, or the newest of RUN.
+
+    Raises:
+        LauncherError: when there is no such run, or no such complete checkpoint, or ``overrides`` say what to
+            begin with, too.
+    """
+    if any(other.lstrip("+~").partition("=")[0] == SETTING for other in overrides):
+        raise LauncherError(f"--from and {SETTING} both say what the training begins with: give one of them.")
+    name, at, step = word.rpartition("@")
+    has_step = bool(at) and step.isdecimal()
+    run = find_run(name if has_step else word).path
+    steps = complete_steps(run)
+    if not steps:
+        raise LauncherError(f"--from {shortened(word)}: the run has no complete checkpoint.")
+    if has_step and int(step) not in steps:
+        known = ", ".join(map(str, steps))
+        raise LauncherError(
+            f"--from {shortened(word)}: the run has no complete checkpoint after step {step}. Those that it "
+            f"has are after step {known}."
+        )
+    folder = checkpoint_folder(run, int(step) if has_step else steps[-1])
+    return f"{SETTING}={quoted(str(folder))}"
 
 
 def one_run(words: Sequence[str], verb: str) -> RunDirectory:

@@ -15,6 +15,7 @@ from launcher.base.units import counted, format_duration
 from launcher.contract.config import LOCAL_EXECUTOR
 from launcher.contract.data_files import PACKAGE, text_faults
 from launcher.contract.executor import Executor
+from launcher.contract.model.checkpoint import checkpoint_faults, first_step
 from launcher.contract.model.folder import initial_weights_faults
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
@@ -85,7 +86,7 @@ def seen_faults(plan: Plan) -> list[Fault]:
     """The faults of initial weights that are on this machine. Those that are not may be where the ranks
     start; of a container's nothing is seen."""
     is_hidden = plan.config.site.container_image is not None
-    return [] if is_hidden else initial_weights_faults(plan.config, is_needed=False)
+    return [] if is_hidden else _initial_faults(plan, is_needed=False)
 
 
 def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list[Fault]:
@@ -96,8 +97,16 @@ def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list
     """
     compiler = _compiler_faults(plan) if is_here else ()
     is_hidden = not is_here and plan.config.site.container_image is not None
-    weights = [] if is_resumed or is_hidden else initial_weights_faults(plan.config)
+    weights = [] if is_resumed or is_hidden else _initial_faults(plan)
     return [*_data_faults(plan, is_here=is_here), *weights, *_baseline_faults(plan), *compiler]
+
+
+def _initial_faults(plan: Plan, *, is_needed: bool = True) -> list[Fault]:
+    """The faults of what a training begins with: a folder of weights, or a checkpoint of another run."""
+    return [
+        *initial_weights_faults(plan.config, is_needed=is_needed),
+        *checkpoint_faults(plan.config, plan.num_parameters, is_needed=is_needed),
+    ]
 
 
 def _compiler_faults(plan: Plan) -> Iterator[Fault]:
@@ -155,7 +164,7 @@ def allocation_notes(plan: Plan, directory: RunDirectory) -> tuple[str, ...]:
         left_s = executor.time_left_s(job)
     except JobError:  # the machine has none of its commands: nothing is known
         return ()
-    *_, done = (0, *saved_steps(directory.path))
+    *_, done = (first_step(plan.config.train), *saved_steps(directory.path))
     needed_s = (plan.config.train.num_steps - done) * plan.schedule.step_s
     if left_s is None or needed_s <= left_s:
         return ()

@@ -19,6 +19,8 @@ class Request:
     """``key=value``, ``+key=value`` and ``~key``, in their order."""
     resume: bool = False
     """Resume the run in run.dir."""
+    resume_step: int | None = None
+    """The step of the checkpoint that it goes on from; None: the newest one's."""
     accepts_changed_inputs: bool = False
     """Resume although data or code are not what the run was started with."""
     overwrite: bool = False

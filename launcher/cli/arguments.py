@@ -13,6 +13,7 @@ from inspect import cleandoc
 from textwrap import fill
 from typing import Any
 
+from launcher.app.lookup import beginning
 from launcher.app.request import Request
 from launcher.base.columns import wrapped
 from launcher.base.errors import LauncherError, nearest
@@ -22,6 +23,8 @@ DEFAULT_RECIPE = "quickstart"
 _PATH_STARTS = ("/", "./", "../", "~/")
 _OVERRIDE_STARTS = ("+", "~", "-", "\\")
 _WIDTH = 104
+_NEWEST = "newest"
+"""The value of --resume where none is given."""
 _AS_RECIPE = "A recipe is a word of its own, without the flag: {value}."
 _AS_PATH = "A recipe is given by its path, such as ./FOLDER/RECIPE.yaml."
 _AS_SWEEP = "Several values are a sweep: trireme sweep run RECIPE key=A,B."
@@ -86,8 +89,10 @@ def split_flags(words: Sequence[str], flags: Sequence[Flag]) -> tuple[argparse.N
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in flags:
-        kind: dict[str, Any] = {} if flag.value else {"nargs": 0, "default": False}
+        kind: dict[str, Any] = {} if flag.value or flag.is_optional else {"nargs": 0, "default": False}
         parser.add_argument(*flag.options, action=_Once, **kind)
+    alone = {option: f"{option}={_NEWEST}" for flag in flags if flag.is_optional for option in flag.options}
+    words = [alone.get(word, word) for word in words]
     try:
         given, rest = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
@@ -112,20 +117,40 @@ def one_recipe(names: Sequence[str]) -> str:
     return names[0] if names else DEFAULT_RECIPE
 
 
+def settings_of(given: argparse.Namespace) -> tuple[str, ...]:
+    """The settings that were typed, and that which --from stands for.
+
+    Raises:
+        LauncherError: when there is no such checkpoint.
+    """
+    source = vars(given).get("from")
+    typed: tuple[str, ...] = given.overrides
+    return (*typed, beginning(source, typed)) if source else typed
+
+
 def request(given: argparse.Namespace) -> Request:
     """What is to be started; a flag that the verb does not know is as if it was not given.
 
     Raises:
-        LauncherError: for a number of points that is none.
+        LauncherError: for a number of points, or a step, that is none.
     """
     flags = vars(given)
     at_once = flags.get("at_once")
     if at_once and (not at_once.isdecimal() or int(at_once) < 1):
         raise LauncherError(f"--at-once={at_once}: must be a whole number of at least 1.")
+    resume = flags.get("resume") or ""
+    if resume and flags.get("from"):
+        raise LauncherError(
+            "--resume goes on with a run, which knows what it began with, and --from begins a new one: give "
+            "one of them."
+        )
+    if resume not in ("", _NEWEST) and (not resume.isdecimal() or int(resume) < 1):
+        raise LauncherError(f"--resume={resume}: must be the step of a checkpoint, a whole number from 1 on.")
     return Request(
         recipe=flags.get("recipe", ""),
-        overrides=given.overrides,
-        resume=flags.get("resume", False),
+        overrides=settings_of(given),
+        resume=bool(resume),
+        resume_step=int(resume) if resume.isdecimal() else None,
         accepts_changed_inputs=flags.get("accept_changed_inputs", False),
         overwrite=flags.get("overwrite", False),
         wants_baseline=not flags.get("no_baseline"),

@@ -24,7 +24,7 @@ class Flag:
 
     usage: str
     """As the help shows it. Behind the flag stands what it takes: FILE, RUN, or the allowed words joined
-    by ``|``."""
+    by ``|``; what it may be given with an equals sign alone stands in brackets: ``[=STEP]``."""
     help: str
     actions: tuple[str, ...] = ()
     """The actions that have it; () = all."""
@@ -32,7 +32,8 @@ class Flag:
     @property
     def options(self) -> list[str]:
         """How it is typed, the long form last."""
-        return [word.rstrip(",") for word in self.usage.split() if word.startswith("-")]
+        words = (word.partition("[")[0].rstrip(",") for word in self.usage.split())
+        return [word for word in words if word.startswith("-")]
 
     @property
     def name(self) -> str:
@@ -41,8 +42,13 @@ class Flag:
 
     @property
     def value(self) -> str:
-        """What it takes; "" = nothing."""
-        return self.usage.partition(self.options[-1])[2].strip()
+        """What it takes; "" = nothing that has to be given."""
+        return "" if self.is_optional else self.usage.partition(self.options[-1])[2].strip()
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may be given with a value and without."""
+        return "[=" in self.usage
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,15 @@ class Verb:
         return tuple(flag for flag in self.flags if not flag.actions or action in flag.actions)
 
 
-_RESUME = Flag("--resume", "resume from the newest checkpoint in run.dir")
+_RESUME = Flag(
+    "--resume[=STEP]",
+    "go on in run.dir from its newest checkpoint, or from that after STEP: newer ones are set aside",
+)
+_FROM = Flag(
+    "--from RUN[@STEP]",
+    "begin with the weights of another run's checkpoint, the newest or that after STEP; its optimizer, too, "
+    "with train.init_optimizer=true",
+)
 _ACCEPT = (
     "--accept-changed-inputs",
     "resume although data or code are not what the run was started with",
@@ -92,6 +106,7 @@ VERBS: Mapping[str, Verb] = {
         "check a recipe and show what it would do: mesh, schedule, memory, traffic",
         _RECIPE,
         flags=(
+            _FROM,
             Flag("--json", "the plan as JSON: what the ranks would be given"),
             Flag("--out FILE", "write to a new file instead of the screen"),
             Flag(
@@ -106,7 +121,7 @@ VERBS: Mapping[str, Verb] = {
         "plan, start the ranks on this machine, follow them, and report the speedup",
         _RECIPE,
         flags=(
-            *(_RESUME, Flag(*_ACCEPT), _OVERWRITE),
+            *(_FROM, _RESUME, Flag(*_ACCEPT), _OVERWRITE),
             Flag("--no-baseline", "do not look for the run on one device, and do not make it"),
         ),
     ),
@@ -116,7 +131,7 @@ VERBS: Mapping[str, Verb] = {
         _RECIPE,
         flags=(
             Flag("--dry-run", "print the job script, byte for byte, and submit nothing; needs no Slurm"),
-            *(_RESUME, Flag(*_ACCEPT), _OVERWRITE),
+            *(_FROM, _RESUME, Flag(*_ACCEPT), _OVERWRITE),
             Flag("--no-baseline", "do not look for the run on one device, and do not submit it"),
             Flag("--require-clean", "refuse code that differs from its commit"),
             Flag("--untracked GLOB,...", "copy these files, too; untracked Python files always are"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.base.errors import LEFT_OUT, Fault, nearest, offer
 from launcher.base.files import safe_name
+from launcher.base.units import counted
 from launcher.config.paths import walk
 from launcher.config.site_rules import secret_variable_faults, site_faults
 from launcher.contract.config import (
@@ -20,6 +21,7 @@ from launcher.contract.config import (
     TrainConfig,
 )
 from launcher.contract.job import ReportConfig
+from launcher.contract.model.checkpoint import first_step, source_checkpoint
 from launcher.typed.read import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -103,6 +105,30 @@ def _decay_rules(optim: OptimConfig) -> Iterator[Fault]:
     yield Fault("optim.decay_steps", optim.decay_steps, rule, ways=ways)
 
 
+def _keeping_rules(train: TrainConfig) -> Iterator[Fault]:
+    interval, every = train.checkpoint_interval, train.keep_every
+    if interval and every % interval:
+        rule = f"must be a multiple of train.checkpoint_interval = {interval}: others are not saved"
+        ways = ({"train.keep_every": -(-every // interval) * interval}, {"train.keep_every": 0})
+        yield Fault("train.keep_every", every, rule, ways=ways)
+    elif every > train.num_steps:
+        rule = f"keeps none of a run of train.num_steps = {train.num_steps} steps"
+        yield Fault("train.keep_every", every, rule, ways=({"train.keep_every": 0},))
+
+
+def _beginning_rules(train: TrainConfig) -> Iterator[Fault]:
+    if not train.init_optimizer or train.init_from is None:
+        return
+    alone = {"train.init_optimizer": False}
+    if source_checkpoint(train) is None:
+        rule = "takes the state of an optimizer, and train.init_from is no checkpoint of a run, which has one"
+        yield Fault("train.init_optimizer", True, rule, ways=(alone,))
+    elif (done := first_step(train)) >= train.num_steps:
+        rule = f"counts the {counted(done, 'step')} of the checkpoint that train.init_optimizer goes on from"
+        fix = f"Set train.num_steps to more than {done}, or train.init_optimizer=false."
+        yield Fault("train.num_steps", train.num_steps, rule, fix, ways=(alone,))
+
+
 def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Fault]:
     if train.eval_batches and not data.eval_fraction:
         rule = "nothing is left to evaluate on while data.eval_fraction is 0"
@@ -111,10 +137,12 @@ def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Fault]:
 
 
 def _measure_rules(train: TrainConfig, report: ReportConfig) -> Iterator[Fault]:
-    if report.warmup_steps >= train.num_steps:
-        rule = f"leaves none of the {train.num_steps} steps of train.num_steps to measure"
-        rule = rule if train.num_steps > 1 else "leaves nothing of the one step of train.num_steps to measure"
-        ways = ({"report.warmup_steps": train.num_steps // 2},)
+    num_steps, of = train.num_steps - first_step(train), "of train.num_steps"
+    of = f"after the checkpoint that train.init_from names up to {of[3:]}" if first_step(train) else of
+    if report.warmup_steps >= num_steps > 0:
+        rule = f"leaves none of the {num_steps} steps {of} to measure"
+        rule = rule if num_steps > 1 else f"leaves nothing of the one step {of} to measure"
+        ways = ({"report.warmup_steps": num_steps // 2},)
         fix = f"{offer(ways)[:-1]}, or a larger train.num_steps."
         yield Fault("report.warmup_steps", report.warmup_steps, rule, fix, ways=ways)
 
@@ -143,6 +171,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (
     (("data",), _target_rules),
     (("device",), _device_rules),
     (("optim",), _decay_rules),
+    (("train",), _keeping_rules),
+    (("train",), _beginning_rules),
     (("train", "data"), _evaluation_rules),
     (("train", "report"), _measure_rules),
     (("report", "parallel", "fusion"), _claims_rules),

@@ -46,6 +46,7 @@ NOT_COMPUTED = (
     "precision.name",
     "train.checkpoint_interval",
     "train.keep_checkpoints",
+    "train.keep_every",
     "train.async_checkpoint",
 )
 """Labels, and settings that change how fast but not what is computed."""
@@ -366,13 +367,22 @@ class TrainConfig:
     """Steps between checkpoints; 0 = none."""
     keep_checkpoints: PositiveInt = field(metadata=read_unless("train.checkpoint_interval", 0))
     """How many checkpoints are kept, the newest."""
+    keep_every: NonNegativeInt = field(
+        default=0, metadata=read_unless("train.checkpoint_interval", 0, neutral=0)
+    )
+    """Every checkpoint after a multiple of so many steps is kept for good beside them, a multiple of
+    ``checkpoint_interval``; 0 = none."""
     async_checkpoint: bool = field(
         default=True, metadata=read_unless("train.checkpoint_interval", 0, neutral=True)
     )
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
     init_from: str | None = None
-    """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
-    null = random weights."""
+    """Where the first weights are from: a folder with a GPT-2 or Llama model in Hugging Face's format, or a
+    checkpoint of another run, RUN/checkpoints/step-00000040, which ``--from RUN@40`` stands for; null =
+    random weights."""
+    init_optimizer: bool = field(default=False, metadata=read_unless("train.init_from", None, neutral=False))
+    """Take the optimizer's state of that checkpoint, too, and go on after its step: ``num_steps``, learning
+    rate and data count on from there. Else the training begins with step 1, with a fresh optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,11 @@ class Executor(Plugin):
         Those that do not save end like any process."""
         return False
 
+    def after_start(self, plan: Plan, num_starts: int) -> str:
+        """What starts the ranks again when their start of this number ends before the run does, as a clause;
+        empty: nothing does."""
+        return ""
+
     def group(self, scripts: Sequence[JobScript], request: GroupRequest) -> JobScript | None:
         """What submits many jobs as one, whose tasks they are; None where that cannot be done, as where they
         ask for different things. Pure."""

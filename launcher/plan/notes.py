@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from math import isclose
 
 from launcher.base.units import counted, format_bytes, format_duration
-from launcher.contract.config import BatchConfig
+from launcher.contract.config import BatchConfig, TrainConfig
+from launcher.contract.model.checkpoint import first_step, source_checkpoint
 from launcher.contract.plan import SchedulePlan
 from launcher.contract.strategy import JobShape, Parallel, RankCost, Schedule
 from launcher.plan.cost.memory import copies_checkpoints, states_of
@@ -29,6 +31,7 @@ def plan_notes(
     """All notes, each a sentence. ``given``: the batch sizes before they were solved."""
     if assumed := assumed_note(given):
         yield assumed
+    yield from _beginning_note(job.config.train)
     yield from _setting_notes(job)
     yield from _microbatches_note(job, chosen)
     yield from _tensor_note(job, costs)
@@ -37,6 +40,7 @@ def plan_notes(
     yield from _cut_note(job)
     yield from _split_note(job, schedule)
     yield from _checkpoint_note(job, costs)
+    yield from _disk_note(job, costs)
     if compiled := compile_note(job):
         yield compiled
 
@@ -54,6 +58,17 @@ def balance_note(job: JobShape, parallels: Sequence[Parallel]) -> str:
         f"Layers are split by {how} time, embedding and head counted: the slowest stage takes {slowest} "
         f"per microbatch, {even} with the layers split evenly."
     )
+
+
+def _beginning_note(train: TrainConfig) -> Iterator[str]:
+    if (source := source_checkpoint(train)) is None:
+        return
+    done = first_step(train)
+    what, then = "weights", "its optimizer is fresh, and it begins with step 1 of its data and learning rates"
+    if done:
+        what = "weights and the optimizer"
+        then = f"it goes on with step {done + 1} of {train.num_steps} of its own data and learning rates"
+    yield f"It begins with the {what} of {source.run_dir} after step {source.step}: {then}."
 
 
 def _setting_notes(job: JobShape) -> Iterator[str]:
@@ -120,6 +135,31 @@ def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iter
         f"Checkpoints are written in the background from a copy in the memory of the host: at most "
         f"{format_bytes(most)} a rank, {format_bytes(most * per_node)} a node (train.async_checkpoint)."
     )
+
+
+def _disk_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iterator[str]:
+    """What the checkpoints take that are kept for good, the number of which grows with the run."""
+    train = job.config.train
+    if not train.keep_every:
+        return
+    states = [states_of(job, pp_rank, rank) for pp_rank, rank in enumerate(costs)]
+    copies = [job.mesh.tp * (job.mesh.dp if held.is_sharded else 1) for held in states]
+    each = sum(held.saved_bytes * count for held, count in zip(states, copies, strict=True))
+    number = num_kept(train)
+    yield (
+        f"At its end the run has {counted(number, 'checkpoint')} of at most {format_bytes(each)}: "
+        f"{format_bytes(each * number)} on the disk, and one more while one is written "
+        "(train.keep_every, train.keep_checkpoints)."
+    )
+
+
+def num_kept(train: TrainConfig) -> int:
+    """How many checkpoints a run has at its end that was never stopped."""
+    last_due = train.num_steps // train.checkpoint_interval * train.checkpoint_interval
+    due = range(last_due, 0, -train.checkpoint_interval)
+    saved = chain([train.num_steps] if train.num_steps != last_due else [], due)
+    newest = islice(saved, train.keep_checkpoints)
+    return train.num_steps // train.keep_every + sum(step % train.keep_every != 0 for step in newest)
 
 
 def _cut_note(job: JobShape) -> Iterator[str]:

@@ -14,6 +14,7 @@ from launcher.base.units import counted, format_bytes, format_count, format_dura
 from launcher.contract.actions import Action
 from launcher.contract.config import PrecisionConfig
 from launcher.contract.mesh import Cluster
+from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import MemoryPlan, Plan, RolePlan, StagePlan, TrafficPlan
 from launcher.contract.site import SiteConfig
 from launcher.plan.cost.compute import SHORT_LAYER_S
@@ -231,7 +232,7 @@ def _step(plan: Plan) -> list[str]:
         first, about = f"at least {step}, predicted: at most {speed}, {share}", "at least"
         short = f"as short as these ({format_duration(layer_s)} forward)"
         assumed += f" Not counted: the start of operations, which layers {short} mostly wait for."
-    num_steps = plan.config.train.num_steps
+    num_steps = plan.config.train.num_steps - first_step(plan.config.train)
     whole = f"{counted(num_steps, 'step')}: {about} {format_duration(num_steps * schedule.step_s)}"
     return [first, whole, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
 

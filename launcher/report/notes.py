@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from launcher.base.units import counted
+from launcher.contract.inputs.lineage import lineage_text, stored_lineage
 from launcher.contract.inputs.record import INPUTS
 from launcher.contract.records import Header
 from launcher.report.comparability import noted_differences
@@ -22,6 +23,8 @@ def run_notes(run: Run) -> Iterator[str]:
     records, name = run.records, run.name
     if records.num_starts > 1:
         yield f"{name} was started {records.num_starts} times: only steps since its last start are measured."
+    if lineage := stored_lineage(run.path):
+        yield f"{name} {lineage_text(lineage)}."
     if earlier := sorted(run.path.glob(f"{INPUTS}.*")):
         yield f"{name} went on with other data or code: {earlier[-1].name} and {INPUTS} tell which."
     if records.num_lost_steps:

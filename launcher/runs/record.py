@@ -13,6 +13,7 @@ from typing import Any
 from launcher.base.files import read_json
 from launcher.base.secrets import check_text
 from launcher.config.save import dump
+from launcher.contract.inputs.lineage import LINEAGE, lineage_of
 from launcher.contract.job import JobScript
 from launcher.contract.plan import Plan, sha256
 from launcher.runs.facts import Checkout
@@ -68,7 +69,9 @@ def write_job(directory: RunDirectory, plan: Plan, script: JobScript, origin: Or
         "plan_sha256": sha256(plan_text),
         "world_size": plan.world_size,
         "fingerprint": fingerprint(plan, origin.facts),
-        "baseline": read_json(directory.job).get("baseline"),  # of the start that is resumed
+        # Of the start that is resumed, to which what it began with may be gone.
+        "baseline": read_json(directory.job).get("baseline"),
+        LINEAGE: read_json(directory.job).get(LINEAGE) or [*map(asdict, lineage_of(plan.config.train))],
         "facts": dict(origin.facts),
         "checkouts": [
             asdict(checkout) | {"patch": _patch_name(number) if checkout.patch else None}

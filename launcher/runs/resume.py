@@ -6,11 +6,12 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import ConfigError, Fault, JobError
+from launcher.base.errors import ConfigError, Fault, JobError, quoted
 from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.config import NOT_COMPUTED
@@ -18,7 +19,7 @@ from launcher.contract.data_files import PACKAGE, find_files
 from launcher.contract.inputs.record import INPUTS, read_inputs
 from launcher.contract.inputs.text import file_digests
 from launcher.contract.inputs.user_code import code_digests
-from launcher.contract.job import RunConfig
+from launcher.contract.job import CHECKPOINTS, RunConfig, checkpoint_name
 from launcher.contract.moved import with_current_names
 from launcher.contract.plan import Plan
 from launcher.runs.store import (
@@ -26,6 +27,7 @@ from launcher.runs.store import (
     RunDirectory,
     absolute,
     check_idle,
+    free_name,
     fresh_folders,
     move_aside,
     saved_steps,
@@ -45,18 +47,21 @@ _TRAINING = (
 )
 """The settings that determine what is computed. The others may change: a checkpoint does not depend on
 how the run is distributed."""
-_FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches")
+_FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches", "train.init_optimizer")
 _LENGTH = ("train.num_steps", "optim.decay_steps")
 
 
-def resumed_directory(run: RunConfig, plan_text: str, others: Sequence[Fault] = ()) -> RunDirectory:
+def resumed_directory(
+    run: RunConfig, plan_text: str, others: Sequence[Fault] = (), *, step: int | None = None
+) -> RunDirectory:
     """The directory of an interrupted run, prepared for another start of its ranks.
 
-    ``others``: further faults, to be told with those that are found.
+    ``others``: further faults, to be told with those that are found. ``step``: of the checkpoint that they
+    go on from; None: the newest one's.
 
     Raises:
         ConfigError: when there is none, or another training was planned.
-        JobError: when the run has not ended, has finished, or has no checkpoint.
+        JobError: when the run has not ended, has finished, or has no such checkpoint.
     """
     directory = RunDirectory(absolute(run.dir or ""))
     old = _old_plan(directory, run.dir)
@@ -73,11 +78,24 @@ def resumed_directory(run: RunConfig, plan_text: str, others: Sequence[Fault] = 
     if faults:
         raise ConfigError(faults)
     is_longer = new["config"]["train"]["num_steps"] > old["config"]["train"]["num_steps"]
-    _check_unfinished(directory, new["config"]["train"]["num_steps"], run.dir or "", is_longer=is_longer)
+    _check_unfinished(
+        directory, new["config"]["train"]["num_steps"], run.dir or "", is_longer=is_longer, step=step
+    )
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
     fresh_folders(directory, *START_FOLDERS, *(() if is_same_layout else ("metrics",)))
     return directory
+
+
+def began_with(run: RunConfig) -> tuple[str, ...]:
+    """The settings of what the run in ``run.dir`` began with, as overrides; none where that is nothing."""
+    plan: dict[str, Any] = with_current_names(read_json(RunDirectory(absolute(run.dir or "")).plan))
+    with suppress(LookupError, TypeError):
+        train = plan["config"]["train"]
+        if isinstance(train["init_from"], str):
+            optimizer = str(bool(train.get("init_optimizer"))).lower()
+            return f"train.init_from={quoted(train['init_from'])}", f"train.init_optimizer={optimizer}"
+    return ()
 
 
 def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -87,6 +105,9 @@ def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tupl
     parts = [part for part in _TRAINING if part != "architecture"]
     parts += [] if old.get("exact") and new.get("exact") else ["architecture"]
     yield from differences(before, after, parts, (*_FREE, *_LENGTH))
+    took, takes = (bool(config["train"].get("init_optimizer")) for config in (before, after))  # older: none
+    if took != takes:
+        yield "train.init_optimizer", took, takes
     num_steps, more = before["train"]["num_steps"], after["train"]["num_steps"]
     end, new_end = _decay_end(before), _decay_end(after)
     if more < num_steps:
@@ -149,11 +170,36 @@ def _old_plan(directory: RunDirectory, given: str | None) -> dict[str, Any]:
     return plan
 
 
-def _check_unfinished(directory: RunDirectory, num_steps: int, given: str, *, is_longer: bool) -> None:
+def set_aside_newer(directory: RunDirectory, step: int) -> tuple[list[int], Path | None]:
+    """Moves the checkpoints after ``step`` out of the run's line, so that whatever takes the newest from now
+    on, as a requeued job does, takes one of the line that begins there. Returns their steps and the folder
+    that has them.
+
+    The newest goes first: those that are left are the beginning of the old line whenever this is cut off.
+    """
+    newer = [other for other in saved_steps(directory.path) if other > step]
+    if not newer:
+        return [], None
+    aside = free_name(directory.path / CHECKPOINTS)
+    aside.mkdir()
+    for name in map(checkpoint_name, reversed(newer)):
+        (directory.path / CHECKPOINTS / name).rename(aside / name)
+    return newer, aside
+
+
+def _check_unfinished(
+    directory: RunDirectory, num_steps: int, given: str, *, is_longer: bool, step: int | None
+) -> None:
     """Refuses a run with nothing left to train: a start without steps would hide its measurements."""
     saved = saved_steps(directory.path)
-    has_finished = directory.status().phase == "succeeded" and not is_longer
-    if has_finished or max(saved, default=0) >= num_steps:
+    if step is not None and saved and step not in saved:
+        known = ", ".join(map(str, saved))
+        raise JobError(
+            f"--resume={step}: {given} has no checkpoint after step {step}. Those that it has are after step "
+            f"{known}."
+        )
+    has_finished = directory.status().phase == "succeeded" and not is_longer and step is None
+    if has_finished or (max(saved, default=0) if step is None else step) >= num_steps:
         steps = f"{num_steps} of {counted(num_steps, 'step')}"
         raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")
     if not saved:

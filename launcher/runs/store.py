@@ -5,6 +5,7 @@ RUN/job.json         how they were started      RUN/metrics/rank-NNNNN.jsonl eac
 RUN/config.yaml      every setting, composed    RUN/exit/rank-N.*            why a rank failed
 RUN/job.sh           the command, to read       RUN/status.json              the state of the run
 RUN/handle.json      the submitted job          RUN/source/                  its copy of the code
+RUN/exit.*/          the same of earlier starts RUN/checkpoints.*/           set aside by --resume=STEP
 RUN/inputs.json      digests of data and code that it was started with
 RUN/init_config.json that of train.init_from
 RUN/save_times       how long before its end the ranks have to be told to save
@@ -201,9 +202,14 @@ def _numbered_folder(run: RunConfig, name: str) -> Path:
 
 
 def move_aside(path: Path) -> Path:
-    """Renames to ``<path>.<time>``, with a number where that exists."""
+    """Renames to `free_name`."""
+    return path.rename(free_name(path))
+
+
+def free_name(path: Path) -> Path:
+    """``<path>.<time>``, with a number behind it where that exists."""
     names = _numbered(path.with_name(f"{path.name}.{_stamp()}"))
-    return path.rename(next(name for name in names if not os.path.lexists(name)))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _numbered(path: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from launcher.contract.plan import Plan
 from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
-from launcher.runtime.train.loop import Trainer, _load_initial_weights
+from launcher.runtime.train.loop import Trainer, _load_initial
 from tests.helpers.equality import CPU
 from tests.helpers.objects import inside
 
@@ -21,7 +21,7 @@ def tokens_and_logits(rank: int, plan: Plan, root: Path | None = None) -> tuple[
     """Of the first microbatch, with the weights of a checkpoint, or of train.init_from."""
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    restore(trainer.ctx, trainer.update, root) if root else _load_initial_weights(trainer)
+    restore(trainer.ctx, trainer.update, root) if root else _load_initial(trainer)
     batch, (module,) = next(Loader(ctx).steps(0))[0], trainer.part.modules.values()
     stage = inside(module)
     with torch.no_grad():

@@ -221,6 +221,16 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
+def test_beside_the_newest_those_after_a_multiple_of_some_steps_are_kept_for_good(tmp_path: Path) -> None:
+    for step in range(2, 13, 2):
+        write(tmp_path, step, float(step))
+        checkpoint.prune(tmp_path, step, keep=1, every=4)
+    assert [int(folder.name[5:]) for folder in sorted(tmp_path.iterdir())] == [4, 8, 12]
+    write(tmp_path, 14, 14.0)
+    checkpoint.prune(tmp_path, 14, keep=2, every=4)
+    assert [int(folder.name[5:]) for folder in sorted(tmp_path.iterdir())] == [4, 8, 12, 14]
+
+
 def test_a_damaged_checkpoint_from_before_a_resume_does_not_push_out_a_good_one(tmp_path: Path) -> None:
     write(tmp_path, 40, 1.0)
     damage(write(tmp_path, 80, 1.0))

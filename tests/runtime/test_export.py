@@ -21,7 +21,7 @@ from launcher.runtime.checkpoint.export import export, main
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.pretrained import Pretrained
 from launcher.runtime.process.rank import make_context
-from launcher.runtime.train.loop import Trainer, _load_initial_weights
+from launcher.runtime.train.loop import Trainer, _load_initial
 from tests.helpers.equality import CPU, job
 from tests.helpers.halves import save
 from tests.helpers.logits import tokens_and_logits
@@ -112,7 +112,7 @@ def first_step_batches(rank: int, plan: Plan) -> list[tuple[Tensor, Tensor]]:
 def first_loss(rank: int, plan: Plan) -> float | None:
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
-    _load_initial_weights(trainer)
+    _load_initial(trainer)
     return trainer.step(0, next(Loader(ctx).steps(0))).loss
 
 

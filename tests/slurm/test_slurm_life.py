@@ -27,7 +27,13 @@ def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
     assert [name for name, _ in slurm.rendezvous()] == [f"{job}.{restart}" for restart in range(3)]
     assert len({address for _, address in slurm.rendezvous()}) == 3
     assert [words[5] == "--resume" for words in slurm.told()] == [False] * 4 + [True] * 8
-    assert sorted(path.name for path in (run / "exit").iterdir()) == ["finished", "job.json"]
+    assert sorted(path.name for path in (run / "exit").iterdir()) == ["finished", "job.json", "start.json"]
+    told = slurm.trireme("status", "run").splitlines()
+    starts = [line.split() for line in told if f" {job} " in line and line[0].isdecimal()]
+    assert [words[0] for words in starts] == ["1", "2", "3"]
+    assert "stopped by a signal, saved after step " in " ".join(starts[0])
+    assert starts[2][-1] == "finished"
+    assert told[-1] == "next: nothing: it is finished"
     log = (run / "logs" / "executor.log").read_text()
     assert log.count(f"trireme: requeues job {job} ") == 1
     assert log.count(f"trireme: leaves job {job} to Slurm") == 1

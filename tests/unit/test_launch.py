@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from launcher.cli.main import main
 from launcher.contract.inputs.record import Inputs, write_inputs
 from launcher.contract.inputs.text import file_digests
 from launcher.contract.job import JobState
-from launcher.runs.store import RunDirectory
+from launcher.runs.store import RunDirectory, saved_steps
 
 
 @pytest.fixture
@@ -219,6 +220,37 @@ def test_resume_passes_the_flag_to_the_ranks(run, tmp_path):
     (tmp_path / "mine" / "checkpoints" / "step-00000005").mkdir(parents=True)
     assert run.start(*words, resume=True, wants_baseline=False) == 0
     assert ["--resume" in script.argv for script in run.starts] == [False, True]
+
+
+@pytest.mark.parametrize("word", ["--resume=5", "--resume"])
+def test_a_run_goes_on_from_the_step_that_is_named_else_from_the_newest(run, tmp_path, capsys, word):
+    words = (f"run.dir={tmp_path}/mine", "train.checkpoint_interval=5")
+    run.states = [JobState(phase="cancelled", exit_code=130, reason="SIGINT")]
+    run.start(*words, wants_baseline=False)
+    for step in (5, 10, 15):
+        (tmp_path / "mine" / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    found = []
+    run.at_start = {1: lambda: found.extend(saved_steps(tmp_path / "mine"))}
+    assert main(["run", "quickstart", *words, word, "--no-baseline"]) == 0
+    assert run.starts[1].argv[-1] == "--resume"
+    assert found == ([5] if word == "--resume=5" else [5, 10, 15])
+    aside = [path.name for path in tmp_path.glob("mine/checkpoints.*/*")]
+    told = re.findall(
+        r"note: The newer checkpoints after step 10, 15 went to \S*mine/checkpoints\.\S+; their steps are "
+        r"made again, and whatever goes on from the newest checkpoint goes on from this line\.\n",
+        capsys.readouterr().out,
+    )
+    assert (sorted(aside), len(told)) == (
+        (["step-00000010", "step-00000015"], 1) if found == [5] else ([], 0)
+    )
+
+
+@pytest.mark.parametrize("given", ["x", "0", "-1", "1.5"])
+def test_a_step_to_go_on_from_is_a_whole_number(given, capsys):
+    assert main(["run", "quickstart", f"--resume={given}"]) == 2
+    assert capsys.readouterr().err == (
+        f"--resume={given}: must be the step of a checkpoint, a whole number from 1 on.\n"
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,21 @@ def test_name_unfit_for_a_file_is_refused_with_the_nearest(
     rule = "names files and jobs, so it holds only letters, digits, . _ - (at most 100)"
     shown = shortened(name) or '""'
     assert faults(quickstart, "name", name) == [f"name={shown}: {rule}. Set name={safe}. [ours.yaml:3]"]
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [
+        (30, "must be a multiple of train.checkpoint_interval = 20: others are not saved. Set "
+         "train.keep_every=40 or 0."),
+        (9000, "keeps none of a run of train.num_steps = 100 steps. Set train.keep_every=0."),
+    ],
+)  # fmt: skip
+def test_checkpoints_that_would_not_be_made_are_not_kept_for_good(every: int, message: str) -> None:
+    words = ("train.num_steps=100", "train.checkpoint_interval=20", f"train.keep_every={every}")
+    composed = compose("quickstart", words)
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'train.keep_every={every}: {message}')}"):
+        load(composed.values, composed.sources)
 
 
 @pytest.mark.parametrize("mount", ["/scratch/$USER:/data", "/data:/data/$USER:ro", "$WORK:/data"])

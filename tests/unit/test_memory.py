@@ -247,3 +247,22 @@ def test_on_a_gpu_the_copy_is_in_the_memory_of_the_host(parallel, num_parts, num
     assert "checkpoint copy" not in plan.memory[0].other_bytes
     amounts = f"{format_bytes(size)} a rank, {format_bytes(num_savers * size)} a node"
     assert any(note.endswith(f" at most {amounts} (train.async_checkpoint).") for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"num_steps": 100, "checkpoint_interval": 10, "keep_every": 50, "keep_checkpoints": 2}, 3),
+        ({"num_steps": 105, "checkpoint_interval": 10, "keep_every": 50, "keep_checkpoints": 3}, 4),
+        ({"num_steps": 40, "checkpoint_interval": 10, "keep_every": 20, "keep_checkpoints": 99}, 4),
+    ],
+)
+@pytest.mark.parametrize("parallel", [{}, {"dp": 2}, {"dp": 2, "zero_stage": 1}], ids=str)
+def test_a_plan_tells_the_disk_that_checkpoints_kept_for_good_take(settings, kept, parallel):
+    plan = build(launch_config(train=replace(SAVED, **settings), parallel=parallel))
+    (note,) = (note for note in plan.notes if "train.keep_every" in note)
+    each = 12 * plan.num_parameters
+    assert note.startswith(
+        f"At its end the run has {kept} checkpoints of at most {format_bytes(each)}: "
+        f"{format_bytes(kept * each)} on the disk, and one more while one is written"
+    )

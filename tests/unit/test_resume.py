@@ -1,13 +1,14 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from launcher.base.errors import ConfigError, JobError
 from launcher.contract.job import RunConfig
 from launcher.runs import store
-from launcher.runs.resume import resumed_directory
-from launcher.runs.store import RunDirectory, new_directory
+from launcher.runs.resume import resumed_directory, set_aside_newer
+from launcher.runs.store import RunDirectory, new_directory, saved_steps
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +127,65 @@ def test_resume_without_a_checkpoint_says_how_to_have_one(interrupted):
         JobError, match=r"no checkpoint to resume from\. Set train\.checkpoint_interval and start"
     ):
         resume(interrupted.path, seed=0, parallel={"tp": 1})
+
+
+def with_checkpoints(directory, *steps):
+    for step in steps:
+        (directory.path / "checkpoints" / f"step-{step:08d}").mkdir(exist_ok=True)
+    return directory
+
+
+def resume_at(directory, step, **config):
+    new = json.dumps(plan(seed=0, parallel={"tp": 1}, **config))
+    return resumed_directory(settings(directory.path), new, step=step)
+
+
+def test_a_step_without_a_checkpoint_is_refused_with_those_that_have_one(interrupted):
+    with_checkpoints(interrupted, 10, 30)
+    with pytest.raises(
+        JobError,
+        match=r"^--resume=15: .*/mine has no checkpoint after step 15\. Those that it has are after step 10, "
+        r"20, 30\.$",
+    ):
+        resume_at(interrupted, 15)
+    assert saved_steps(interrupted.path) == [10, 20, 30]
+
+
+@pytest.mark.parametrize("step", [10, 20])
+def test_a_finished_run_goes_back_to_a_step_that_is_named(interrupted, step):
+    with_checkpoints(interrupted, 10, 40).write_status("succeeded", exit_code=0)
+    assert resume_at(interrupted, step) == interrupted
+
+
+def test_behind_its_last_step_there_is_nothing_to_go_on_with(interrupted):
+    with_checkpoints(interrupted, 40)
+    with pytest.raises(JobError, match=r"is finished: 40 of 40 steps"):
+        resume_at(interrupted, 40)
+
+
+def test_newer_checkpoints_leave_the_line_and_are_kept(interrupted):
+    with_checkpoints(interrupted, 10, 30, 40)
+    aside = interrupted.path / "checkpoints.20250102-030405"
+    assert set_aside_newer(interrupted, 20) == ([30, 40], aside)
+    assert saved_steps(interrupted.path) == [10, 20]
+    assert sorted(path.name for path in aside.iterdir()) == ["step-00000030", "step-00000040"]
+    assert set_aside_newer(interrupted, 20) == ([], None)
+
+
+def test_a_line_that_is_cut_off_while_it_is_set_aside_has_no_gap(interrupted, monkeypatch):
+    with_checkpoints(interrupted, 10, 30, 40)
+    rename, moved = Path.rename, list[str]()
+
+    def once(path, target):
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(KeyboardInterrupt):
+        set_aside_newer(interrupted, 10)
+    assert saved_steps(interrupted.path) == [10, 20, 30]
 
 
 def finish_by_status(directory):

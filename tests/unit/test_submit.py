@@ -525,7 +525,9 @@ def test_status_asks_slurm_and_shows_a_run_by_name(slurm, tmp_path, capsys):
     slurm.set("PENDING")
     capsys.readouterr()
     assert main(["status", run.name]) == 0
-    head, row = capsys.readouterr().out.splitlines()
+    head, row, *_, following = capsys.readouterr().out.splitlines()
+    assert following.startswith("next: it starts when its job does (waits: Priority); 150 steps left; ")
+    assert following.endswith("; if it is interrupted, its job is requeued: start 2 of at most 8")
     assert head.split() == ["run", "state", "job", "step", "since"]
     assert row.split()[:3] == [run.name, "pending", "7"]
     assert row.endswith("waits: Priority")

@@ -47,6 +47,8 @@ TWO_NODES = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=1")
 ON: dict[str, tuple[str, ...]] = {
     "while model.family is llama": LLAMA,
     "unless train.checkpoint_interval is 0": ("train.checkpoint_interval=10",),
+    "while site.group_access is read": ("site.group_access=read",),
+    "unless train.init_from is null": ("train.init_from=run/checkpoints/step-00000040",),
     "unless parallel.dp is 1": ("parallel.dp=2",),
     "unless precision.compute is fp32": ("precision=bf16",),
     "while device.kind is cuda": ("device=h100", "cluster=dgx_h100", "cluster.devices_per_node=2"),
@@ -83,6 +85,8 @@ VALUES = {
     "optim.min_lr_fraction": "0.25",
     "optim.decay_steps": "30",
     "train.async_checkpoint": "false",
+    "train.keep_every": "30",
+    "train.init_optimizer": "true",
     "precision.master_weights": "true",
 }
 """What is given where a number does not do."""

@@ -88,6 +88,7 @@ def _words(verb: Verb, action: str, before: Sequence[str], word: str) -> Iterato
 
 def _of_kind(kind: str, word: str) -> Iterator[files.Candidate]:
     """What a word of the usage stands for: RECIPE, RUN, FILE; or the allowed words themselves."""
+    kind = kind.partition("[")[0]
     if kind == "RECIPE":
         yield from settings.recipes()
         for path, told in files.paths(word, _ENDINGS):

@@ -9,6 +9,8 @@ from pathlib import Path
 from launcher.app.output import takes_color
 from launcher.base.errors import LauncherError
 from launcher.base.files import check_new, write_new
+from launcher.cli.arguments import settings_of
+from launcher.contract.inputs.lineage import lineage_of, lineage_text
 from launcher.contract.plan import Plan
 
 _DRAWINGS = {".svg": "a picture", ".csv": "a table", ".json": "a trace for ui.perfetto.dev"}
@@ -36,11 +38,13 @@ def plan(given: Namespace) -> int:
         raise LauncherError(f"--draw {files['draw']}: the name must end in one of {known}.")
     for flag, path in files.items():
         check_new(path, flag)
-    planned = make_plan(given.recipe, given.overrides)
+    planned = make_plan(given.recipe, settings_of(given))
     refuse(seen_faults(planned.plan), planned.composed.sources)
     is_colored = "out" not in files and takes_color(sys.stdout)
     text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_colored)
-    for note in planned.composed.notes:
+    lineage = lineage_of(planned.plan.config.train)
+    earlier = [f"It {lineage_text(lineage)}."] if len(lineage) > 1 else []
+    for note in (*planned.composed.notes, *earlier):
         print(f"note: {note}", file=sys.stderr)
     if "out" not in files:
         print(text, end="")

@@ -23,6 +23,7 @@ def run(given: Namespace) -> int:
       trireme run quickstart parallel.pp=1 parallel.dp=2
       trireme run quickstart run.dir=runs/mine train.checkpoint_interval=20
       trireme run quickstart run.dir=runs/mine train.checkpoint_interval=20 --resume
+      trireme run quickstart --from runs/mine@40 optim.lr=1e-4
     """
     from launcher.app import launch  # imports hydra, which the help does not need
 

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 
+from launcher.app.life import life_text
 from launcher.app.lookup import DEFAULT_ROOT, all_runs, find_run
 from launcher.app.progress import last_step
 from launcher.app.sweep.store import stored_sweeps
@@ -30,6 +31,9 @@ def status(given: Namespace) -> int:
     """Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
     ended first, then the newest that have. RUN is a run directory, or its name below runs/.
 
+    Of one RUN its life is told, too: every start with its steps and why it ended, the time that was trained
+    and lost, what is saved, and what comes next. What is to come is an estimate from the latest steps.
+
     Examples:
       trireme status
       trireme status runs/quickstart-20250102-030405
@@ -43,6 +47,8 @@ def status(given: Namespace) -> int:
     if directories:
         runs = list(zip(directories, current_states(directories), strict=True))
         print("\n".join(table(runs, is_whole=bool(given.names) or given.all)))
+        if len(given.names) == 1:
+            print("\n".join(["", *life_text(*runs[0])]))
     if sweeps:
         where = f", the newest {sweeps[-1]}" if len(sweeps) > 1 else f", {sweeps[0]}"
         print(f"{counted(len(sweeps), 'sweep')}{where}: trireme sweep status")

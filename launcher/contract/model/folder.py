@@ -17,6 +17,7 @@ from typing import Any
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.contract.config import LaunchConfig, ModelConfig
+from launcher.contract.model.checkpoint import source_checkpoint
 from launcher.contract.model.config_faults import SETTING, config_faults
 from launcher.contract.model.config_json import CONFIG
 from launcher.contract.model.tensors import PREFIXES, UNUSED, FileTensor, file_tensors
@@ -43,12 +44,14 @@ class StoredTensor:
 
 
 def initial_weights_faults(config: LaunchConfig, *, is_needed: bool = True) -> list[Fault]:
-    """What is wrong with the initial weights of a recipe.
+    """What is wrong with the initial weights of a recipe that come from a folder in the format.
 
     ``is_needed``: whether it is a fault that the folder is not on this machine.
     """
     given = config.train.init_from
-    if given is None or not (is_needed or os.path.isdir(os.path.expanduser(given))):
+    if given is None or source_checkpoint(config.train) is not None:
+        return []
+    if not (is_needed or os.path.isdir(os.path.expanduser(given))):
         return []
     try:
         locate(given, config.model, config.batch.seq_length)

@@ -9,6 +9,7 @@ from launcher.base.arithmetic import divisors, listed, multiples_around, nearest
 from launcher.base.errors import Fault
 from launcher.config.paths import blamed, value_at
 from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, PrecisionConfig
+from launcher.contract.model.checkpoint import source_checkpoint
 from launcher.typed.read import Source
 
 BYTE_VOCABULARY = 256
@@ -67,7 +68,7 @@ def _custom_faults(model: ModelConfig) -> list[Fault]:
 
 def _initial_faults(config: LaunchConfig) -> list[Fault]:
     folder = config.train.init_from
-    if folder is None or config.model.family != "custom":
+    if folder is None or config.model.family != "custom" or source_checkpoint(config.train) is not None:
         return []
     rule = "holds the weights of a GPT-2 or Llama model, and the layers of family custom are your own"
     return [Fault("train.init_from", folder, rule, ways=({"train.init_from": None},))]

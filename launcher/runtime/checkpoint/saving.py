@@ -135,7 +135,8 @@ class Saver:
                 log(f"checkpoint after step {step}: shard of {size} written and read back in {took}")
             if self._is_first:
                 checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s)
-                checkpoint.prune(self._root, step, self._settings.keep_checkpoints)
+                kept = self._settings.keep_checkpoints, self._settings.keep_every
+                checkpoint.prune(self._root, step, *kept)
                 self._save_s = max(self._save_s, time.perf_counter() - self._began)
                 log(f"checkpoint after step {step}: complete, {counted(num_shards, 'shard')}")
         except Exception as error:  # of any kind: the training has to see it

@@ -33,7 +33,7 @@ from launcher.runtime.checkpoint.fragments import KINDS, NotSavedError, state_na
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
 _MARKER, _FOLDERS, _INDICES = "complete.json", "step-????????", "shard-*.json"
-_DAMAGE = (JobError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+DAMAGE = (JobError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What opening a damaged checkpoint raises."""
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"
 _LOOK_INTERVAL_S = 0.02
@@ -124,14 +124,16 @@ def folder_of(root: Path, step: int) -> Path:
     return root / checkpoint_name(step)
 
 
-def prune(root: Path, step: int, keep: int) -> None:
-    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest intact one.
+def prune(root: Path, step: int, keep: int, every: int = 0) -> None:
+    """Removes the oldest checkpoints so that ``keep`` are left up to ``step``, the newest intact one, beside
+    those after a multiple of ``every`` steps (0: none).
 
     Newer ones are not removed: they are from before a resume, and may be damaged.
     """
     known = [path for path in sorted(root.glob(_FOLDERS)) if path <= folder_of(root, step)]
     for old in known[:-keep]:
-        shutil.rmtree(old)
+        if not every or int(old.name.removeprefix("step-")) % every:
+            shutil.rmtree(old)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +246,7 @@ def newest(root: Path) -> tuple[int, list[str]]:
             found = Checkpoint(folder)
             found.verify()
             return found.step, skipped
-        except _DAMAGE as error:
+        except DAMAGE as error:
             skipped.append(f"{folder.name} was skipped: {error}")
     if skipped:
         raise JobError(

@@ -16,6 +16,12 @@ from launcher.runtime.checkpoint.fragments import LOSS_SCALE, NUM_GOOD_STEPS, ST
 from launcher.runtime.train.optimizer import LossScale
 
 
+def without_history(name: str, shape: Sequence[int]) -> Tensor:
+    """A box of the state of an optimizer that has made no step."""
+    scalars = {STEP: 0.0, LOSS_SCALE: LossScale().value, NUM_GOOD_STEPS: 0.0}
+    return torch.tensor(scalars[name]) if name in scalars else torch.zeros(tuple(shape))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Source:
     """Where a weight is in the files."""
@@ -45,12 +51,9 @@ class Pretrained:
 
     def read(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The box of ``shape`` that begins at ``offset``, of a weight or of the optimizer's state."""
-        scalars = {STEP: 0.0, LOSS_SCALE: LossScale().value, NUM_GOOD_STEPS: 0.0}
-        if name in scalars:
-            return torch.tensor(scalars[name])
         kind, _, own = name.partition("/")
         if kind != "weight":
-            return torch.zeros(tuple(shape))
+            return without_history(name, shape)
         source = self._sources[own]
         spans = [slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True)]
         spans[0] = slice(spans[0].start + source.first_row, spans[0].stop + source.first_row)

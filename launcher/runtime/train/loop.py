@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.base.files import write_whole
 from launcher.base.registry import resolve
 from launcher.contract.actions import from_text
 from launcher.contract.heartbeat import BUILDING, PEERS
 from launcher.contract.job import RESUME_NOTE
-from launcher.contract.model.config_json import CONFIG, ORIGINAL
+from launcher.contract.model.checkpoint import first_step
 from launcher.contract.records import INPUT, SINGLE_RANK, EvalRecord, StepRecord
 from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
+from launcher.runtime.checkpoint.initial import initial_state, keep_initial_config
 from launcher.runtime.checkpoint.saving import Saver, restore
 from launcher.runtime.data.inputs import check_inputs
 from launcher.runtime.data.microbatches import Loader, Microbatch
@@ -26,7 +25,6 @@ from launcher.runtime.measure.clock import RecordWriter, rank_header
 from launcher.runtime.measure.memory import MemoryGauge, limit_memory
 from launcher.runtime.measure.message_latency import message_latency_ns
 from launcher.runtime.model.build import build_chunks
-from launcher.runtime.model.pretrained import Pretrained
 from launcher.runtime.process.log import log, rank_summary
 from launcher.runtime.process.stop import StopRequest
 from launcher.runtime.train.pipeline_executor import PipelineExecutor, PipelinePart
@@ -140,16 +138,16 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         limit_memory(ctx.device, config.device.memory_bytes, trainer)
     if ctx.replicas is None:
         saver.check_writable()
-    first_step = restore(ctx, trainer.update, root, note) if resume else _load_initial_weights(trainer)
+    first = restore(ctx, trainer.update, root, note) if resume else _load_initial(trainer)
     if not resume and ctx.plan.rank == 0:
-        _keep_initial_config(config.train.init_from, run_dir)
+        keep_initial_config(config.train, run_dir)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
     writer = RecordWriter(run_dir / "metrics", header)
     log(rank_summary(header, ctx.plan, trainer.part.modules.values()))
-    steps, num_done = loader.steps(first_step), first_step
+    steps, num_done = loader.steps(first), first
     ctx.clock.start()
-    for step in range(first_step, config.train.num_steps):
+    for step in range(first, config.train.num_steps):
         ctx.clock.begin_step(step)
         with ctx.clock.section(INPUT):
             microbatches = next(steps)
@@ -162,7 +160,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             if evaluation is not None:
                 writer.write(evaluation)
         saver.check()
-        if step > first_step:  # the first one also warms up
+        if step > first:  # the first one also warms up
             saver.measure(times["duration_ns"] / 1e9)
         if num_done < config.train.num_steps and _must_stop(ctx, times["duration_ns"] / 1e9):
             _save_and_stop(trainer, saver, run_dir, num_done)
@@ -211,20 +209,13 @@ def _save_and_stop(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int)
         ctx.stop.write_note(run_dir, num_done)
 
 
-def _load_initial_weights(trainer: Trainer) -> int:
-    """Loads pretrained weights, where the run is set to start from some; returns 0 steps."""
+def _load_initial(trainer: Trainer) -> int:
+    """Loads what the training begins with, where it is set to begin with something; returns the steps that
+    are done by then."""
     plan = trainer.ctx.plan.plan
-    if (folder := plan.config.train.init_from) is not None:
-        pretrained = Pretrained(folder, plan.config.model, plan.batch.seq_length)
-        trainer.update.load(pretrained.read)
-    return 0
-
-
-def _keep_initial_config(folder: str | None, run_dir: Path) -> None:
-    """Keeps the config.json of pretrained weights: an export takes from it what training does not change."""
-    if folder is not None:
-        original = Path(os.path.expanduser(folder)) / CONFIG
-        write_whole(run_dir / ORIGINAL, original.read_text(encoding="utf-8"))
+    if (read := initial_state(plan)) is not None:
+        trainer.update.load(read)
+    return first_step(plan.config.train)
 
 
 def _evaluate_and_save(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:

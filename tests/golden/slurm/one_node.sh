@@ -47,6 +47,7 @@ fi
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
+printf '{"time": %s, "job": "%s"}\n' "$(date +%s)" "$job_id" >"$run/exit/start.json"
 num_starts=$(wc -l <"$run/logs/starts")
 
 # How the job ended, for a cluster that does not keep records of its jobs.

@@ -134,6 +134,17 @@ def continuation_notes(config: LaunchConfig) -> Iterator[str]:
     yield from restart_notes(config, settings.max_restarts)
 
 
+def next_start(config: LaunchConfig, num_starts: int) -> str:
+    """What goes on with the run when its start of this number is interrupted; empty: nothing does."""
+    settings = config.executor.settings(SlurmConfig)
+    if settings.continuation == "none":
+        return ""
+    if num_starts >= settings.max_starts:
+        return f"this is the last of executor.max_starts = {settings.max_starts} starts"
+    who = "its job is requeued" if settings.continuation == "requeue" else "the next job of its chain goes on"
+    return f"if it is interrupted, {who}: start {num_starts + 1} of at most {settings.max_starts}"
+
+
 def time_notes(config: LaunchConfig, predicted_s: float) -> Iterator[str]:
     """A note where the time limit may be meant otherwise, or ends the run before it can finish."""
     settings, limit = config.executor.settings(SlurmConfig), config.site.time_limit

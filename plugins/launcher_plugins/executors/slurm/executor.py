@@ -23,6 +23,7 @@ from launcher_plugins.executors.slurm.continuation import (
     continuation_faults,
     continuation_notes,
     lead_warnings,
+    next_start,
     time_notes,
 )
 from launcher_plugins.executors.slurm.option_rules import clash_faults, node_faults, option_faults
@@ -84,6 +85,10 @@ class Slurm(Executor):
         yield from _network_notes(plan.config)
         yield from continuation_notes(plan.config)
         yield from time_notes(plan.config, plan.config.train.num_steps * plan.schedule.step_s)
+
+    def after_start(self, plan: Plan, num_starts: int) -> str:
+        """Its requeue, or the next job of its chain."""
+        return next_start(plan.config, num_starts)
 
     def render(self, plan: Plan, request: JobRequest) -> JobScript:
         """The batch script, and the command that submits it."""

@@ -17,8 +17,10 @@ import torch
 
 from launcher.base.errors import JobError
 from launcher.contract.heartbeat import SERVING, UPDATING
+from launcher.contract.model.checkpoint import first_step
 from launcher.runtime.api import RankContext
 from launcher.runtime.checkpoint import store as checkpoint
+from launcher.runtime.checkpoint.initial import initial_state
 from launcher.runtime.checkpoint.saving import Saver, chosen_step
 from launcher.runtime.measure.clock import RecordWriter, rank_header
 from launcher.runtime.process.log import log
@@ -50,7 +52,7 @@ def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     """Serves until every worker has ended. Collective over all ranks."""
     connections = Connections(ctx)
     root = run_dir / "checkpoints"
-    first_step = chosen_step(ctx, root) if resume else 0
+    first = chosen_step(ctx, root) if resume else first_step(ctx.config.train)
     with ctx.clock.doing(SERVING):
         layout = connections.receive_layout()
         shard = Shard(ctx, layout, ctx.plan.rank - connections.num_workers)
@@ -60,9 +62,10 @@ def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             piece.master.copy_(weights)
         for index, fragment in enumerate(shard.frozen, len(layout.buckets)):
             connections.post_gradients(0, index, fragment.tensor).wait()
-    if resume:
-        shard.load(checkpoint.Checkpoint(checkpoint.folder_of(root, first_step)).read)
-    channels = WorkerChannels(ctx, connections, shard, first_step)
+    read = checkpoint.Checkpoint(checkpoint.folder_of(root, first)).read if resume else None
+    if first and (state := read or initial_state(ctx.plan.plan)):  # else the first worker's weights are all
+        shard.load(state)
+    channels = WorkerChannels(ctx, connections, shard, first)
     Server(ctx, channels, shard, run_dir).run()
 
 

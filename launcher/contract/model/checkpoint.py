@@ -1,0 +1,143 @@
+"""A checkpoint of another run as the beginning of this one: where it is, and whether its model is ours.
+
+``train.init_from`` names its folder, ``RUN/checkpoints/step-00000040``: such a name is a checkpoint wherever
+it is read, and any other one is a folder in Hugging Face's format. A checkpoint is only read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import Fault
+from launcher.base.files import read_json
+from launcher.contract.config import LaunchConfig, ModelConfig, TrainConfig
+from launcher.contract.job import CHECKPOINTS, checkpoint_name
+from launcher.contract.model.config_faults import SETTING
+from launcher.contract.model.sizes import Sizes
+from launcher.contract.moved import with_current_names
+from launcher.typed.read import Reading, read
+
+MARKER = "complete.json"
+"""In the folder of a checkpoint that is complete."""
+_FOLDER = re.compile(rf"(?:.*/)?{CHECKPOINTS}/step-(\d{{8,}})")
+_SIZES = {
+    "num_layers": "num_layers",
+    "hidden": "hidden_size",
+    "num_heads": "num_heads",
+    "num_kv_heads": "num_kv_heads",
+    "head": "head_dim",
+    "ffn": "ffn_size",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+"""The settings of a transformer that its tensors follow from, by the size that each resolves to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceCheckpoint:
+    """A checkpoint that another run begins with."""
+
+    folder: Path
+    step: int
+    """Steps that its run had done."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of its run."""
+        return self.folder.parent.parent
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is there, whole as far as its marker tells."""
+        return os.path.isfile(self.folder / MARKER)
+
+
+def source_checkpoint(train: TrainConfig) -> SourceCheckpoint | None:
+    """The checkpoint that a training begins with, by the name of its folder; None: it begins with none."""
+    folder = os.path.normpath(os.path.expanduser(train.init_from or ""))
+    match = _FOLDER.fullmatch(folder)
+    return SourceCheckpoint(folder=Path(folder), step=int(match[1])) if match else None
+
+
+def first_step(train: TrainConfig) -> int:
+    """Steps that are done when a training begins: those of the checkpoint whose optimizer it takes over."""
+    source = source_checkpoint(train) if train.init_optimizer else None
+    return source.step if source else 0
+
+
+def complete_steps(run_dir: Path) -> list[int]:
+    """The steps after which a run has a complete checkpoint, ascending; one being written is none."""
+    markers = (run_dir / CHECKPOINTS).glob(f"step-*/{MARKER}")
+    steps = (path.parent.name.removeprefix("step-") for path in markers)
+    return sorted(int(step) for step in steps if step.isdecimal())
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """The folder of a run's checkpoint."""
+    return run_dir / CHECKPOINTS / checkpoint_name(step)
+
+
+def checkpoint_faults(config: LaunchConfig, num_parameters: int, *, is_needed: bool = True) -> list[Fault]:
+    """What is wrong with the checkpoint that a training begins with; none where it begins with none.
+
+    ``num_parameters``: of the planned model. ``is_needed``: whether it is a fault that it is not on this
+    machine.
+    """
+    source = source_checkpoint(config.train)
+    if source is None or not (is_needed or os.path.isdir(source.run_dir)):
+        return []
+    given = config.train.init_from
+    if not source.is_complete:
+        steps = ", ".join(map(str, complete_steps(source.run_dir)))
+        fix = f"Those that its run has are after step {steps}." if steps else "Its run has none."
+        return [Fault(SETTING, given, "is no complete checkpoint", fix)]
+    plan: dict[str, Any] = with_current_names(read_json(source.run_dir / "plan.json"))
+    try:
+        stored = plan["config"]
+        model = read(ModelConfig, stored["model"], Reading())
+        seq_length, stored_parameters = int(stored["batch"]["seq_length"]), int(plan.get("num_parameters", 0))
+    except (LookupError, TypeError, ValueError):
+        model, seq_length, stored_parameters = None, 0, 0
+    if model is None:
+        rule = "is of a run whose plan.json is missing or damaged, so that its model is not known"
+        return [Fault(SETTING, given, rule, "Give a checkpoint inside the directory of its run.")]
+    if model.family != config.model.family:
+        return [_other("family", config.model.family, model.family)]
+    if model.family == "custom":
+        return list(_own_model_faults(config.model, model, num_parameters, stored_parameters))
+    return list(_size_faults(config, model, seq_length))
+
+
+def _size_faults(config: LaunchConfig, model: ModelConfig, seq_length: int) -> Iterator[Fault]:
+    """Settings under which the tensors have other shapes or names. ``model``: the stored one."""
+    ours, theirs = Sizes.of(config.model, config.batch.seq_length), Sizes.of(model, seq_length)
+    for size, setting in _SIZES.items():
+        values = getattr(config.model, setting), getattr(model, setting)
+        follows_from_others = values == (None, None) and size != "positions"
+        if size == "positions" and model.family != "gpt":
+            continue
+        if getattr(ours, size) != getattr(theirs, size) and not follows_from_others:
+            yield _other(setting, values[0], getattr(theirs, size))
+    if config.model.tied_embeddings != model.tied_embeddings:
+        yield _other("tied_embeddings", config.model.tied_embeddings, model.tied_embeddings)
+
+
+def _own_model_faults(
+    ours: ModelConfig, theirs: ModelConfig, num_parameters: int, stored_parameters: int
+) -> Iterator[Fault]:
+    """Layers of a user's own that are not those of the checkpoint. Their names are compared by the ranks."""
+    if ours.target != theirs.target:
+        yield _other("target", ours.target, theirs.target)
+    elif num_parameters != stored_parameters:
+        rule = f"builds {num_parameters} parameters, and {SETTING} holds a model with {stored_parameters}"
+        yield Fault("model.target", ours.target, rule, "Build the model that was trained there.")
+
+
+def _other(setting: str, ours: Any, theirs: Any) -> Fault:
+    rule = f"{SETTING} holds a model with {theirs}"
+    return Fault(f"model.{setting}", ours, rule, ways=({f"model.{setting}": theirs},))
