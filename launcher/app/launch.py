@@ -44,7 +44,7 @@ from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of, shell_text
 from launcher.runs.resume import changed_inputs, forget_inputs, resumed_directory
-from launcher.runs.store import RunDirectory, absolute, new_directory
+from launcher.runs.store import RunDirectory, absolute, new_directory, released
 from launcher.runs.watch import stop_signals
 from launcher.schedule.drawing.grid import draw
 
@@ -59,11 +59,11 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     plan = planned.plan
     given.check(plan.config)
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
-    directory = run_directory(plan, given)
-    origin = origin_of(given.recipe, given.overrides)
+    directory = run_directory(plan, given, output)
     with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
         with removed_unless_begun(directory.path, is_new=not given.resume):
+            origin = origin_of(given.recipe, given.overrides)
             run.record(origin)
         for note in (
             *planned.composed.notes,
@@ -101,9 +101,9 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
         return run
     refuse(input_faults(plan, is_here=False, is_resumed=given.resume), sources)
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
-    directory = run_directory(plan, given)
+    directory = run_directory(plan, given, output)
     run = prepared(plan, directory, resume=given.resume)
-    with removed_unless_begun(directory.path, is_new=not given.resume):
+    with released(directory), removed_unless_begun(directory.path, is_new=not given.resume):
         handle, copied = freeze_and_submit(run, origin, given.untracked)
     trees = tree_notes(origin.checkouts, copied)
     for note in (
@@ -125,21 +125,20 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     return run
 
 
-def run_directory(plan: Plan, given: Request) -> RunDirectory:
-    """The directory of the run: a new one, or with --resume that of an interrupted run."""
+def run_directory(plan: Plan, given: Request, output: Output) -> RunDirectory:
+    """The directory of the run, with its lock: a new one, or with --resume that of an interrupted run."""
     run = plan.config.run
     if not given.resume:
-        return new_directory(run, plan.config.name, overwrite=given.overwrite)
+        return new_directory(run, plan.config.name, overwrite=given.overwrite, say=output.say)
     if given.accepts_changed_inputs:
-        directory = resumed_directory(run, plan.to_json())
+        directory = resumed_directory(run, plan.to_json(), say=output.say)
         forget_inputs(directory)
         return directory
     verb = "run" if executor_of(plan).is_local else "submit"
     command = shlex.join(("trireme", verb, given.recipe, *given.overrides, "--resume", ACCEPT))
     changed = changed_inputs(plan, absolute(run.dir or ""))
-    return resumed_directory(
-        run, plan.to_json(), [refusal(run.dir or "", changed, command)] if changed else ()
-    )
+    faults = [refusal(run.dir or "", changed, command)] if changed else ()
+    return resumed_directory(run, plan.to_json(), faults, say=output.say)
 
 
 def resume_notes(given: Request, directory: RunDirectory) -> tuple[str, ...]:

@@ -20,13 +20,16 @@ from launcher.contract.inputs.text import file_digests
 from launcher.contract.inputs.user_code import code_digests
 from launcher.contract.moved import with_current_names
 from launcher.contract.plan import Plan
+from launcher.runs.claim import Say
 from launcher.runs.store import (
     START_FOLDERS,
     RunDirectory,
     absolute,
     check_idle,
     fresh_folders,
+    hold,
     move_aside,
+    released,
     saved_steps,
 )
 from launcher.typed.differences import differences
@@ -48,18 +51,28 @@ _FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches")
 _LENGTH = ("train.num_steps", "optim.decay_steps")
 
 
-def resumed_directory(run: RunConfig, plan_text: str, others: Sequence[Fault] = ()) -> RunDirectory:
-    """The directory of an interrupted run, prepared for another start of its ranks.
+def resumed_directory(
+    run: RunConfig, plan_text: str, others: Sequence[Fault] = (), *, say: Say = lambda text: None
+) -> RunDirectory:
+    """The directory of an interrupted run, prepared for another start of its ranks, with its lock.
 
-    ``others``: further faults, to be told with those that are found.
+    ``others``: further faults, to be told with those that are found. ``say``: tells what is waited for.
 
     Raises:
         ConfigError: when there is none, or another training was planned.
         JobError: when the run has not ended, has finished, or has no checkpoint.
     """
     directory = RunDirectory(absolute(run.dir or ""))
+    _old_plan(directory, run.dir)
+    with released(hold(directory, say), on_error_alone=True) as mine:
+        check_idle(mine)
+        _prepare(mine, run, plan_text, others)
+    return mine
+
+
+def _prepare(directory: RunDirectory, run: RunConfig, plan_text: str, others: Sequence[Fault]) -> None:
+    """Refuses a start that does not go on with the same training, and moves aside what is of the last one."""
     old = _old_plan(directory, run.dir)
-    check_idle(directory)
     new = json.loads(plan_text)
     changed = [
         f"{path} ({_text(before)} -> {_text(after)})" for path, before, after in _changed_settings(old, new)
@@ -76,7 +89,6 @@ def resumed_directory(run: RunConfig, plan_text: str, others: Sequence[Fault] = 
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
     fresh_folders(directory, *START_FOLDERS, *(() if is_same_layout else ("metrics",)))
-    return directory
 
 
 def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -116,7 +116,7 @@ def test_the_points_of_an_older_version_are_retried_with_the_plan_that_their_ran
     with pytest.raises(
         JobError, match="was planned by another version of trireme-launcher, which its frozen"
     ):
-        reset_runs(with_results(sweep)[1:], asked(), sweep.path)
+        reset_runs(with_results(sweep)[1:], asked(), output, sweep.path)
     assert directory.plan.read_text() == old
     ends.clear()
     assert retry_sweep(sweep, asked(), output).exit_code == 0

@@ -68,6 +68,7 @@ class Saver:
         """Saves the state after ``step`` steps, in the background where the run is set so. Collective."""
         self.wait()
         if self._is_first:
+            self._ctx.clock.may_write()
             try:
                 checkpoint.unfinished_folder(self._root, step)
             except OSError as error:
@@ -107,15 +108,15 @@ class Saver:
         self.check()
 
     def _write(self, step: int, fragments: Sequence[GlobalFragment], num_shards: int) -> None:
-        folder = checkpoint.unfinished_name(self._root, step)
+        folder, may_write = checkpoint.unfinished_name(self._root, step), self._ctx.clock.may_write
         try:
             if fragments:
                 begin = time.perf_counter()
-                size = format_bytes(save_shard(folder, self._ctx.plan.rank, fragments))
+                size = format_bytes(save_shard(folder, self._ctx.plan.rank, fragments, may_write))
                 took = format_duration(time.perf_counter() - begin)
                 log(f"checkpoint after step {step}: shard of {size} written and read back in {took}")
             if self._is_first:
-                checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s)
+                checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s, may_write)
                 checkpoint.prune(self._root, step, self._settings.keep_checkpoints)
                 log(f"checkpoint after step {step}: complete, {counted(num_shards, 'shard')}")
         except Exception as error:  # of any kind: the training has to see it
