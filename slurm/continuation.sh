@@ -33,6 +33,7 @@ start_ranks() {
 # Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
+  has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")

@@ -49,10 +49,14 @@ mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
 num_starts=$(wc -l <"$run/logs/starts")
 
+has_lock() {
+  grep -qs "$TRIREME_LOCK" "$lock"
+}
+
 # How the job ended, for a cluster that does not keep records of its jobs. Where another start has the lock by
 # now, the record is its.
 end_record() {
-  grep -qs "$TRIREME_LOCK" "$lock" || return
+  has_lock || return
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
   rm -f "$lock"
 }

@@ -22,7 +22,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from launcher.base.errors import LauncherError
-from launcher.base.files import json_object, naming
+from launcher.base.files import json_object, naming, read_regular
 from launcher.base.processes import birth_of, system_id
 
 FILE = "lock"
@@ -89,7 +89,7 @@ def read(folder: Path) -> bytes | None:
         OSError: when it cannot be read.
     """
     with suppress(FileNotFoundError):  # opened anew, a file is as another host has left it, over NFS, too
-        return (folder / FILE).read_bytes()
+        return read_regular(folder / FILE)
     return None
 
 

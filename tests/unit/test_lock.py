@@ -162,6 +162,12 @@ def test_a_lock_that_was_left_half_written_is_waited_for_and_taken(tmp_path, sai
     assert "whether somebody who is not named still runs" in said[0]
 
 
+def test_a_lock_that_is_no_file_is_told_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(OSError, match=f"^{tmp_path}/lock is not a regular file$"):
+        claimed(tmp_path, no_word)
+
+
 def test_one_of_two_holders_raises_the_counter(tmp_path):
     lease = there(lock.create(tmp_path))
     member = lock.Lease(tmp_path, lease.token, no_word)

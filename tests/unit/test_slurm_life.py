@@ -495,6 +495,9 @@ def test_a_start_whose_lock_was_taken_over_leaves_the_record_and_the_lock_to_the
     (run.run_dir / "lock").write_bytes(content(job="42"))
     process.send_signal(signal.SIGTERM)
     run.end(process)
+    assert run.done.returncode == 1
+    assert f"trireme: another start has {run.run_dir} by now" in run.done.stderr
+    assert run.asked() == []
     assert (run.run_dir / "lock").read_bytes() == content(job="42")
     assert not (run.run_dir / "exit" / "job.json").exists()
 

@@ -85,10 +85,14 @@ mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
 num_starts=$(wc -l <"$run/logs/starts")
 
+has_lock() {
+  grep -qs "$TRIREME_LOCK" "$lock"
+}
+
 # How the job ended, for a cluster that does not keep records of its jobs. Where another start has the lock by
 # now, the record is its.
 end_record() {
-  grep -qs "$TRIREME_LOCK" "$lock" || return
+  has_lock || return
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
   rm -f "$lock"
 }
@@ -226,6 +230,7 @@ start_ranks() {
 # Ends this start, and has another one follow where the run can be resumed. A job that Slurm has requeued,
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
+  has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")
