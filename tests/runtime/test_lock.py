@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from launcher.base import lock
 from launcher.base.errors import JobError
@@ -228,7 +229,7 @@ def forever(rank: int, plan: Plan, run_dir: Path, token: str, prepare: Callable[
     """A rank that trains without an end, as a part of its run's lock."""
     os.environ["TRIREME_LOCK"] = token
     prepare()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     lease = presence.joined(run_dir, rank, 2)
     heart = HeartbeatWriter(run_dir, rank, 300.0, 300.0, lease)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
