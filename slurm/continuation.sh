@@ -42,6 +42,7 @@ start_ranks() {
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
   stop_watch
+  has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")

@@ -64,6 +64,7 @@ requeue_unsaved() {
   given=$(($(time_left) + 0))
   margin=$((given < 80 ? given / 4 : 20))
   until_left echo "$margin"
+  has_lock || return
   echo "trireme: the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
     "executor.save_lead_s has to be longer"
   echo "$((2 * given)) late" >>"$run/save_times"

@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.app.lifecycle import PreparedRun, freeze_and_submit, prepared, removed_unless_begun, train
+from launcher.app.lifecycle import (
+    PreparedRun,
+    failed_unless_ended,
+    freeze_and_submit,
+    prepared,
+    removed_unless_begun,
+    train,
+)
 from launcher.app.output import Output, shown
 from launcher.app.planning import one_device_plan
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
@@ -17,7 +24,7 @@ from launcher.report.runs import named_base
 from launcher.runs.failure import failure_text
 from launcher.runs.record import Origin, write_baseline
 from launcher.runs.state import current_state
-from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_directory
+from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_directory, released
 from launcher.runs.watch import StopSignal
 
 _ENDED_BADLY = ("failed", "cancelled")
@@ -134,11 +141,12 @@ def train_baseline(plan: Plan, origin: Origin, stop: StopSignal, output: Output)
         JobError: when that fails.
     """
     run = prepared(plan, new_directory(plan.config.run, plan.config.name))
-    with removed_unless_begun(run.directory.path):
-        run.record(origin)
     path = run.directory.path
-    output.say(f"baseline: the same training on one device, in {shown(path)}")
-    state = train(run, stop, output)
+    with failed_unless_ended(run.directory):
+        with removed_unless_begun(path):
+            run.record(origin)
+        output.say(f"baseline: the same training on one device, in {shown(path)}")
+        state = train(run, stop, output)
     if state.phase == "failed":
         raise JobError(f"the baseline failed; --no-baseline runs without it\n{failure_text(path, state)}")
     return Baseline(path=path if state.phase == "succeeded" else None)
@@ -158,7 +166,7 @@ def submit_baseline(
     path = directory.path
     try:
         run = PreparedRun(plan=plan, directory=directory, code=code or path, after=after)
-        with removed_unless_begun(path):
+        with released(directory), removed_unless_begun(path):
             handle, _ = freeze_and_submit(run, origin, untracked)
     except LauncherError as error:
         return Baseline(message=f"no baseline: {error}")

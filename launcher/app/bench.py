@@ -167,13 +167,14 @@ def start_and_wait(
             if is_local:
                 run.record(origin)
                 directory.write_status("running")
-                state = follow(run.executor, run.script, stop, lambda: None, output.warn)
+                state = follow(run.executor, run.script, stop, directory.check, output.warn)
+                directory.write_state(state)
             else:
                 handle, _ = freeze_and_submit(run, origin)
         if not is_local:  # its job goes on where it cannot be asked for
             output.say(f"submitted as job {handle.id}")
             state = wait_for_end(directory, output, stop=stop)
-    directory.write_state(state)
+            directory.write_state(state)
     if state.phase == "cancelled" and is_local:
         output.warn(stopped_text(state.reason))
     elif state.phase == "cancelled":  # its ranks end when the scheduler comes to it

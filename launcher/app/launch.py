@@ -43,7 +43,7 @@ from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of, shell_text
 from launcher.runs.resume import began_with, changed_inputs, forget_inputs, resumed_directory, set_aside_newer
-from launcher.runs.store import RunDirectory, absolute, new_directory
+from launcher.runs.store import RunDirectory, absolute, new_directory, released
 from launcher.runs.watch import stop_signals
 from launcher.schedule.drawing.grid import draw
 
@@ -59,11 +59,11 @@ def launch(asked: Request, output: Output = TERMINAL) -> EndedRun:
     plan = planned.plan
     given.check(plan.config)
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
-    directory, resumed = run_directory(plan, given)
-    origin = origin_of(given.recipe, given.overrides)
+    directory, resumed = run_directory(plan, given, output)
     with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
         with removed_unless_begun(directory.path, is_new=not given.resume):
+            origin = origin_of(given.recipe, given.overrides)
             run.record(origin)
         for note in (
             *planned.composed.notes,
@@ -101,9 +101,9 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
         return run
     refuse(start_faults(run, is_here=False), sources)
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
-    directory, resumed = run_directory(plan, given)
+    directory, resumed = run_directory(plan, given, output)
     run = prepared(plan, directory, resume=given.resume)
-    with removed_unless_begun(directory.path, is_new=not given.resume):
+    with released(directory), removed_unless_begun(directory.path, is_new=not given.resume):
         handle, copied = freeze_and_submit(run, origin, given.untracked)
     trees = tree_notes(origin.checkouts, copied)
     for note in (
@@ -137,22 +137,23 @@ def _planned(given: Request) -> tuple[Request, Planned]:
     return given, make_plan(given.recipe, given.overrides)
 
 
-def run_directory(plan: Plan, given: Request) -> tuple[RunDirectory, tuple[str, ...]]:
-    """The directory of the run: a new one, or with --resume that of an interrupted run. With it what is to be
-    known of what is resumed."""
+def run_directory(plan: Plan, given: Request, output: Output) -> tuple[RunDirectory, tuple[str, ...]]:
+    """The directory of the run, with its lock: a new one, or with --resume that of an interrupted run. Then
+    what is to be known of what is resumed."""
     run, step = plan.config.run, given.resume_step
     if not given.resume:
-        return new_directory(run, plan.config.name, overwrite=given.overwrite), ()
+        return new_directory(run, plan.config.name, overwrite=given.overwrite, say=output.say), ()
     faults = []
     if not given.accepts_changed_inputs and (changed := changed_inputs(plan, absolute(run.dir or ""))):
         verb = "run" if executor_of(plan).is_local else "submit"
         resume = "--resume" if step is None else f"--resume={step}"
         command = shlex.join(("trireme", verb, given.recipe, *given.overrides, resume, ACCEPT))
         faults = [refusal(run.dir or "", changed, command)]
-    directory = resumed_directory(run, plan.to_json(), faults, step=step)
-    if given.accepts_changed_inputs:
-        forget_inputs(directory)
-    return directory, tuple(_resume_notes(given, directory))
+    directory = resumed_directory(run, plan.to_json(), faults, step=step, say=output.say)
+    with released(directory, on_error_alone=True):
+        if given.accepts_changed_inputs:
+            forget_inputs(directory)
+        return directory, tuple(_resume_notes(given, directory))
 
 
 def _resume_notes(given: Request, directory: RunDirectory) -> Iterator[str]:

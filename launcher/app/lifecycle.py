@@ -7,8 +7,8 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import progress_of
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import share
+from launcher.base.lock import LostLockError
 from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
@@ -151,14 +152,16 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     """Starts the ranks here and follows them to the end of their last start, whatever it is; those that
     fail are started again as often as the executor is set to."""
     if stop.signal is not None:
-        return JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
+        state = JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
+        run.directory.write_state(state)
+        return state
     output.say(f"training on {counted(run.plan.world_size, 'rank')}")
     directory, num_restarts, running = run.directory, 0, JobState(phase="running")
     while True:
         directory.write_state(running)
         directory.write(START_NOTE, json.dumps({"time": time.time()}) + "\n")
         progress = progress_of(directory, run.plan, output.stream)
-        state = follow(run.executor, run.script, stop, progress.update, output.warn)
+        state = follow(run.executor, run.script, stop, _each(directory.check, progress.update), output.warn)
         with surviving_lost_output(reader=True):
             progress.close()
         ended = {
@@ -180,8 +183,21 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     if num_restarts and state.phase != "cancelled":
         after = f"after {counted(num_restarts, 'restart')}"
         state = replace(state, reason=f"{state.reason}, {after}" if state.reason else after)
-    directory.write_state(state)
+    try:
+        directory.write_state(state)
+    except OSError as error:  # a full disk: how it ended is told all the same
+        output.warn(f"{error.filename}: {error.strerror}")
     return state
+
+
+def _each(*functions: Callable[[], None]) -> Callable[[], None]:
+    """Calls some functions one after the other."""
+
+    def call() -> None:
+        for function in functions:
+            function()
+
+    return call
 
 
 def _next_start(run: PreparedRun, num_done: int) -> str:
@@ -228,9 +244,10 @@ def submit_recorded(run: PreparedRun) -> JobHandle:
 
 
 def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
-    """Notes in a run directory which job it is."""
+    """Notes in a run directory which job it is, and leaves its lock to that."""
     save_handle(run.directory, run.plan.config.executor.name, handle)
     run.directory.write_status("pending")
+    run.directory.release()
 
 
 # The end
@@ -238,27 +255,35 @@ def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
 
 @contextmanager
 def removed_unless_begun(path: Path, *, is_new: bool = True) -> Iterator[None]:
-    """Leaves nothing of a new run or sweep that is refused before its first process; a resumed run has
-    failed."""
+    """Leaves nothing of a new run or sweep that is refused before its first process, or that a full disk does
+    not take; a resumed run has failed."""
     try:
         yield
-    except LauncherError:
+    except LostLockError:
+        raise
+    except (LauncherError, OSError):
         if is_new:
             shutil.rmtree(path)
         else:
-            RunDirectory(path).write_status("failed")
+            with suppress(OSError):
+                RunDirectory(path).write_status("failed")
         raise
 
 
 @contextmanager
 def failed_unless_ended(directory: RunDirectory) -> Iterator[None]:
-    """Records a run as failed when whatever is raised ends this process before the run: nobody else would."""
+    """Records a run as failed when whatever is raised ends this process before the run: nobody else would.
+    Gives back its lock in any case."""
     try:
         yield
     except BaseException:
-        if directory.path.is_dir():  # else it was removed, as it never was
-            directory.write_status("failed")
+        # It was removed, as it never was; or another one has it now; or the disk is full.
+        with suppress(LostLockError, OSError):
+            if directory.path.is_dir():
+                directory.write_status("failed")
         raise
+    finally:
+        directory.release()
 
 
 def stopped_text(by: str) -> str:
@@ -270,7 +295,6 @@ def report_end(run: EndedRun, output: Output) -> None:
     """Says how a run ended: with its speedup, or with the guilty rank."""
     directory, state = run.directory, run.state
     if state.phase == "cancelled":
-        directory.write_state(state)
         output.warn(
             f"{stopped_text(state.reason)}. Run directory: {shown(directory.path)}\n{_saved_text(directory)}"
         )

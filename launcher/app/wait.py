@@ -15,6 +15,7 @@ from launcher.app.progress import Progress, progress_of
 from launcher.base.errors import JobError, LauncherError
 from launcher.contract.job import JobState
 from launcher.report.runs import named_base, read_plan
+from launcher.runs.claim import ranks_left
 from launcher.runs.state import current_state, current_states, load_handle
 from launcher.runs.status import ACTIVE
 from launcher.runs.store import RunDirectory
@@ -138,3 +139,7 @@ def _end(directory: RunDirectory) -> None:
         assert status.pid is not None, "a run is followed by a process"
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(status.pid, signal.SIGTERM)  # the launcher that follows it ends the ranks
+        return
+    for pid in ranks_left(directory.path).values():  # a stopped one would not hear another signal
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

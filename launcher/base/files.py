@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,33 @@ def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
     ``is_durable``: the text is on the disk before the file has its name, so that no loss of power cuts it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
-    share_alike(unfinished, path.parent)  # the umask of a process that looks at a run may be another
-    if is_durable:
-        bring_to_disk(unfinished)
-    unfinished.replace(path)
+    unfinished = unfinished_path(path)
+    try:
+        with naming(path):
+            unfinished.write_text(text, encoding="utf-8", errors="surrogateescape")
+            share_alike(unfinished, path.parent)  # the umask of a process that looks at a run may be another
+            if is_durable:
+                bring_to_disk(unfinished)
+            unfinished.replace(path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def unfinished_path(path: Path) -> Path:
+    """Where `write_whole` writes what is to be the file."""
+    return path.with_name(f".{path.name}.unfinished")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has errors of the system name the file where they do not, as those of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def share(folder: Path, group: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,6 +17,15 @@ def birth_of(pid: int) -> str:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return "" if state == "Z" else f"{fields[18]} ticks after boot {boot}"
+    return ""
+
+
+def system_id() -> str:
+    """Within what the number of a process means one process: this start of the machine, and in it this space
+    of process numbers, as a container has one of its own; empty where the system does not tell."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 

@@ -37,6 +37,9 @@ RENDEZVOUS_FILE = "TRIREME_RENDEZVOUS_FILE"
 they meet through the TCPStore of ``MASTER_ADDR`` and ``MASTER_PORT``."""
 RENDEZVOUS_KEY = "TRIREME_RENDEZVOUS_KEY"
 """Variable of the ranks of several hosts: what their keys in that store begin with, unknown to others."""
+LOCK = "TRIREME_LOCK"
+"""Variable of the ranks: the token of the run directory's lock (`launcher.base.lock`), with which they may
+write there."""
 ONE_HOST = "trireme-one-host"
 """Name of the rendezvous of one process that starts every rank itself: nothing listens."""
 SAVE_TIMES = "save_times"
@@ -197,6 +200,11 @@ def records_name(rank: int) -> str:
 def error_name(rank: int) -> str:
     """The file of the error of a rank that failed, inside the run directory."""
     return f"exit/rank-{rank}.json"
+
+
+def process_name(rank: int) -> str:
+    """The file that tells which process a rank is, in the run directory; absent once it has ended well."""
+    return f"exit/rank-{rank}.process"
 
 
 def checkpoint_name(step: int) -> str:

@@ -22,6 +22,7 @@ from launcher.contract.inputs.user_code import code_digests
 from launcher.contract.job import CHECKPOINTS, RunConfig, checkpoint_name
 from launcher.contract.moved import with_current_names
 from launcher.contract.plan import Plan
+from launcher.runs.claim import Say
 from launcher.runs.store import (
     START_FOLDERS,
     RunDirectory,
@@ -29,7 +30,9 @@ from launcher.runs.store import (
     check_idle,
     free_name,
     fresh_folders,
+    hold,
     move_aside,
+    released,
     saved_steps,
 )
 from launcher.typed.differences import differences
@@ -52,20 +55,35 @@ _LENGTH = ("train.num_steps", "optim.decay_steps")
 
 
 def resumed_directory(
-    run: RunConfig, plan_text: str, others: Sequence[Fault] = (), *, step: int | None = None
+    run: RunConfig,
+    plan_text: str,
+    others: Sequence[Fault] = (),
+    *,
+    step: int | None = None,
+    say: Say = lambda text: None,
 ) -> RunDirectory:
-    """The directory of an interrupted run, prepared for another start of its ranks.
+    """The directory of an interrupted run, prepared for another start of its ranks, with its lock.
 
     ``others``: further faults, to be told with those that are found. ``step``: of the checkpoint that they
-    go on from; None: the newest one's.
+    go on from; None: the newest one's. ``say``: tells what is waited for.
 
     Raises:
         ConfigError: when there is none, or another training was planned.
         JobError: when the run has not ended, has finished, or has no such checkpoint.
     """
     directory = RunDirectory(absolute(run.dir or ""))
+    _old_plan(directory, run.dir)
+    with released(hold(directory, say), on_error_alone=True) as mine:
+        check_idle(mine)
+        _prepare(mine, run, plan_text, others, step)
+    return mine
+
+
+def _prepare(
+    directory: RunDirectory, run: RunConfig, plan_text: str, others: Sequence[Fault], step: int | None
+) -> None:
+    """Refuses a start that does not go on with the same training, and moves aside what is of the last one."""
     old = _old_plan(directory, run.dir)
-    check_idle(directory)
     new = json.loads(plan_text)
     changed = [
         f"{path} ({_text(before)} -> {_text(after)})" for path, before, after in _changed_settings(old, new)
@@ -84,7 +102,6 @@ def resumed_directory(
     # Records of other ranks cannot be continued.
     is_same_layout = all(old.get(part) == new.get(part) for part in ("mesh", "roles"))
     fresh_folders(directory, *START_FOLDERS, *(() if is_same_layout else ("metrics",)))
-    return directory
 
 
 def began_with(run: RunConfig) -> tuple[str, ...]:

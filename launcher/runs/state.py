@@ -10,6 +10,7 @@ from launcher.base import registry
 from launcher.base.files import read_json
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobState
+from launcher.runs.claim import left_text, ranks_left
 from launcher.runs.failure import with_cause
 from launcher.runs.store import RunDirectory
 
@@ -55,8 +56,7 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
             job = JobHandle(id=handle["id"], run_dir=str(directory.path))
             asked.setdefault(handle["executor"], []).append((index, job))
         elif status.is_of_this_host and not status.is_followed:
-            gone = "the launcher that followed it is gone"
-            states[index] = replace(states[index], phase="failed", reason=gone)
+            states[index] = _without_launcher(directory, states[index])
     for name, jobs in asked.items():
         answers = registry.load(Executor, name).states([job for _, job in jobs])
         for (index, _), answer in zip(jobs, answers, strict=True):
@@ -65,3 +65,12 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
                 directories[index].write_state(state)
                 states[index] = directories[index].status().state()
     return states
+
+
+def _without_launcher(directory: RunDirectory, recorded: JobState) -> JobState:
+    """The state of a run of this machine whose launcher is gone: it goes on while a rank is left."""
+    gone = "the launcher that followed it is gone"
+    if left := ranks_left(directory.path):
+        verb = "is" if len(left) == 1 else "are"
+        return replace(recorded, phase="running", reason=f"{gone}, and {left_text(left)} {verb} left")
+    return replace(recorded, phase="failed", reason=gone)

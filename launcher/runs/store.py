@@ -6,6 +6,7 @@ RUN/config.yaml      every setting, composed    RUN/exit/rank-N.*            why
 RUN/job.sh           the command, to read       RUN/status.json              the state of the run
 RUN/handle.json      the submitted job          RUN/source/                  its copy of the code
 RUN/exit.*/          the same of earlier starts RUN/checkpoints.*/           set aside by --resume=STEP
+RUN/lock             who may write in it now
 RUN/inputs.json      digests of data and code that it was started with
 RUN/init_config.json that of train.init_from
 RUN/save_times       how long before its end the ranks have to be told to save
@@ -13,21 +14,25 @@ RUN/save_times       how long before its end the ranks have to be told to save
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shlex
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
+from launcher.base import lock
 from launcher.base.errors import ConfigError, Fault, JobError
 from launcher.base.files import read_json, safe_name, write_whole
 from launcher.base.resources import home_folder
 from launcher.contract.job import CHECKPOINTS, JobState, RunConfig, checkpoint_name, records_name
+from launcher.runs.claim import HANDLE, Say, claimed, held_text, job_text
 from launcher.runs.status import BrokenStatus, RunPhase, Status, read_status, status_now
 from launcher.typed.read import plain
 
@@ -44,6 +49,8 @@ class RunDirectory:
 
     path: Path
     """Absolute."""
+    lease: lock.Lease | None = field(default=None, compare=False, repr=False)
+    """Its lock, where this process has it."""
 
     @property
     def plan(self) -> Path:
@@ -58,7 +65,7 @@ class RunDirectory:
     @property
     def handle(self) -> Path:
         """The job's id and executor, for a submitted run."""
-        return self.path / "handle.json"
+        return self.path / HANDLE
 
     @property
     def status_file(self) -> Path:
@@ -70,8 +77,28 @@ class RunDirectory:
         return self.path / records_name(rank)
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file whole or not at all."""
+        """Writes a file whole or not at all.
+
+        Raises:
+            LostLockError: when another one has the directory now, or it is no longer there.
+        """
+        if self.lease is not None:
+            self.lease.check(max_age_s=0)
         write_whole(self.path / name, text)
+
+    def check(self) -> None:
+        """Looks now and then whether this process may still write here, where it has the lock.
+
+        Raises:
+            LostLockError: when it may not.
+        """
+        if self.lease is not None:
+            self.lease.check()
+
+    def release(self) -> None:
+        """Gives back the lock, where this process has it."""
+        if self.lease is not None:
+            self.lease.release()
 
     def write_state(self, state: JobState) -> None:
         """Records the state of the run's job."""
@@ -88,8 +115,11 @@ class RunDirectory:
         return read_status(self.status_file)
 
 
-def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunDirectory:
-    """Creates the directory of a new run; with ``overwrite`` an existing ``run.dir`` is moved aside.
+def new_directory(
+    run: RunConfig, name: str, *, overwrite: bool = False, say: Say = lambda text: None
+) -> RunDirectory:
+    """Creates the directory of a new run, and holds its lock; with ``overwrite`` an existing ``run.dir`` is
+    moved aside. ``say``: tells that its lock is waited for.
 
     Raises:
         ConfigError: as `new_folder`, and when ``run.dir`` may not be moved aside.
@@ -103,37 +133,80 @@ def new_directory(run: RunConfig, name: str, *, overwrite: bool = False) -> RunD
             check_idle(RunDirectory(path))
         if overwrite and not_movable:
             raise ConfigError([Fault("run.dir", run.dir, f"{not_movable}, and is not moved aside", fix)])
+        if overwrite:
+            with (
+                suppress(FileNotFoundError),  # another start moves it aside; one of them makes the new one
+                released(hold(RunDirectory(path), say)) as old,
+            ):
+                check_idle(old)
+                (move_aside(path) / lock.FILE).unlink()
         if not not_movable:
             fix = "Give --resume to continue it, --overwrite to move it aside, or another run.dir."
-    return RunDirectory(new_folder(run, name, SUBFOLDERS, overwrite=overwrite, fix=fix))
+    return new_folder(run, name, SUBFOLDERS, fix=fix)
 
 
 def new_folder(
-    run: RunConfig,
-    name: str,
-    subfolders: Sequence[str],
-    *,
-    kind: str = "run",
-    overwrite: bool = False,
-    fix: str,
-) -> Path:
-    """Creates ``run.dir``, or a folder below ``run.root``, with subfolders; of several concurrent callers
-    exactly one gets it. ``fix``: what to do where ``run.dir`` exists.
+    run: RunConfig, name: str, subfolders: Sequence[str], *, kind: str = "run", fix: str
+) -> RunDirectory:
+    """Creates ``run.dir``, or a folder below ``run.root``, with subfolders, and holds its lock; of several
+    concurrent callers exactly one gets it. ``fix``: what to do where ``run.dir`` exists.
 
     Raises:
         ConfigError: when ``run.dir`` exists, or the folder cannot be created.
     """
+    first = expected_path(run, name)
     try:
-        path = (
-            _named_folder(run.dir, kind, fix, overwrite=overwrite) if run.dir else _numbered_folder(run, name)
-        )
-        for folder in subfolders:
-            (path / folder).mkdir()
+        for path in [first] if run.dir else _numbered(first):
+            if lease := _made(path, subfolders):
+                return RunDirectory(path, lease)
     except OSError as error:
         setting, given = ("run.dir", run.dir) if run.dir else ("run.root", run.root)
         rule, fix = f"cannot be created: {error.strerror}", f"Set {setting} to a writable folder."
         raise ConfigError([Fault(setting, given, rule, fix)]) from error
-    return path
+    rule = f"already exists; a {kind} never overwrites a directory"
+    raise ConfigError([Fault("run.dir", run.dir, rule, fix)])
+
+
+def _made(path: Path, subfolders: Sequence[str]) -> lock.Lease | None:
+    """Creates a folder with its subfolders and its lock under another name, and renames it: it is there with
+    all of them or not at all. None: there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".new-{token_hex(8)}")
+    new.mkdir(mode=0o700)
+    try:
+        for folder in subfolders:
+            (new / folder).mkdir()
+        token = lock.place(new)
+        if not os.path.lexists(path):  # an empty folder would be replaced
+            new.rename(path)
+            return lock.Lease(path, token)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return None
+
+
+@contextmanager
+def released(directory: RunDirectory, *, on_error_alone: bool = False) -> Iterator[RunDirectory]:
+    """Gives back the lock of a run at the end, or where whatever is raised ends its use."""
+    try:
+        yield directory
+    except BaseException:
+        directory.release()
+        raise
+    if not on_error_alone:
+        directory.release()
+
+
+def hold(directory: RunDirectory, say: Say = lambda text: None) -> RunDirectory:
+    """The directory of a run with its lock. ``say``: tells that it is waited for.
+
+    Raises:
+        JobError: naming who has it.
+    """
+    return replace(directory, lease=claimed(directory.path, say))
 
 
 def fresh_folders(directory: RunDirectory, *names: str) -> None:
@@ -162,19 +235,6 @@ def absolute(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 
-def _named_folder(given: str, kind: str, fix: str, *, overwrite: bool) -> Path:
-    path = absolute(given)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if overwrite and os.path.lexists(path):
-        move_aside(path)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        rule = f"already exists; a {kind} never overwrites a directory"
-        raise ConfigError([Fault("run.dir", given, rule, fix)]) from None
-    return path
-
-
 def _why_not_movable(path: Path) -> str:
     """Why a path may not be moved aside; empty for a run directory and for one without files."""
     for folder, name in ((Path.cwd(), "the current folder"), (home_folder(), "your home folder")):
@@ -183,22 +243,11 @@ def _why_not_movable(path: Path) -> str:
     if not path.is_dir():
         return "is no directory"
     run = RunDirectory(path)
-    is_run = any(os.path.isfile(file) for file in (run.plan, run.job))
+    is_run = any(os.path.isfile(file) for file in (run.plan, run.job, path / lock.FILE))
     is_run = is_run and all((path / name).is_dir() for name in SUBFOLDERS)
     if not is_run and any(files for _, _, files in os.walk(path)):
         return "holds files and is no run directory (which has plan.json, logs, metrics and exit)"
     return ""
-
-
-def _numbered_folder(run: RunConfig, name: str) -> Path:
-    """Creates a folder below ``run.root`` named after the time; each concurrent caller gets its own."""
-    first = expected_path(run, name)
-    first.parent.mkdir(parents=True, exist_ok=True)
-    for path in _numbered(first):
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-            return path
-    raise AssertionError("numbers do not end")
 
 
 def move_aside(path: Path) -> Path:
@@ -230,14 +279,11 @@ def check_idle(directory: RunDirectory) -> None:
             f"{directory.path}: it is not known whether the run has ended. {status.reason.rstrip('.')}. "
             f"See that no process and no job has it, then remove {directory.status_file}."
         )
-    path = shlex.quote(str(directory.path))
     if status.is_active and (job := read_json(directory.handle).get("id")):
-        raise JobError(
-            f"{directory.path} belongs to job {job}, which has not ended as far as is known. "
-            f"trireme status {path} asks again; trireme cancel {path} ends it."
-        )
+        raise JobError(job_text(directory.path, job))
     if status.is_active and status.is_followed:
-        raise JobError(f"{directory.path} is in use by a running process (process {status.pid})")
+        holder = f"process {status.pid} on {status.hostname} since {status.started}"
+        raise JobError(held_text(directory.path, holder))
 
 
 def _stamp() -> str:

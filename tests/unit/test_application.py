@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,12 +17,13 @@ from launcher.app.output import Output
 from launcher.app.planning import make_plan
 from launcher.app.request import Request
 from launcher.app.sweep.planning import plan_sweep, reset_runs
-from launcher.app.sweep.run import retry_sweep, run_sweep
+from launcher.app.sweep.run import retry_sweep, run_sweep, train_points
 from launcher.app.sweep.store import read_sweep
 from launcher.app.sweep.tables import with_results
 from launcher.base.errors import ConfigError, JobError, LauncherError
 from launcher.contract.job import JobState
 from launcher.contract.plan import sha256
+from launcher.runs.claim import claimed
 from launcher.runs.state import current_state
 from launcher.runs.store import RunDirectory
 
@@ -116,7 +118,7 @@ def test_the_points_of_an_older_version_are_retried_with_the_plan_that_their_ran
     with pytest.raises(
         JobError, match="was planned by another version of trireme-launcher, which its frozen"
     ):
-        reset_runs(with_results(sweep)[1:], asked(), sweep.path)
+        reset_runs(with_results(sweep)[1:], asked(), output, sweep.path)
     assert directory.plan.read_text() == old
     ends.clear()
     assert retry_sweep(sweep, asked(), output).exit_code == 0
@@ -167,3 +169,35 @@ def test_only_the_output_prints():
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         prints = any(isinstance(call, ast.Name) and call.id == "print" for call in calls)
         assert prints == (path.name == "output.py"), path
+
+
+def test_a_sweep_that_another_process_runs_is_not_retried(ends, output):
+    ends["pp_2"] = FAILED
+    sweep = run_sweep(asked("parallel.pp=1,2", "run.dir=mine"), output).sweep
+    assert sweep is not None
+    lease = claimed(sweep.path, output.say)
+    with pytest.raises(
+        JobError, match=rf"mine is in use by process {os.getpid()} on .*, which has not ended"
+    ):
+        retry_sweep(sweep, asked(), output)
+    lease.release()
+    assert retry_sweep(sweep, asked(), output).exit_code == 1
+    assert not list(sweep.path.rglob("lock"))
+
+
+def test_a_point_that_another_process_has_taken_fails_and_is_left_to_it(ends, output, monkeypatch):
+    ends["pp_2"] = FAILED
+    sweep = run_sweep(asked("parallel.pp=1,2", "run.dir=mine"), output).sweep
+    assert sweep is not None
+    directory, claims = sweep.points[1].directory, []
+    ends.clear()
+
+    def taken(*runs, **words):
+        claims.append(claimed(directory.path, output.say))
+        return train_points(*runs, **words)
+
+    monkeypatch.setattr("launcher.app.sweep.run.train_points", taken)
+    assert retry_sweep(sweep, asked(), output).exit_code == 1
+    assert f"is in use by process {os.getpid()}" in output.err.getvalue()
+    assert directory.status().phase == "prepared"
+    claims[0].release()

@@ -1,7 +1,9 @@
+import errno
 import json
 import os
 import re
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from launcher.app import lifecycle
 from launcher.app.launch import launch
 from launcher.app.progress import reporting_records
 from launcher.app.request import Request
+from launcher.base import lock
 from launcher.base.errors import ConfigError, JobError
 from launcher.base.files import read_json
 from launcher.cli.main import main
@@ -432,3 +435,55 @@ def test_the_stored_plan_is_what_the_plan_verb_prints(run, tmp_path, capsys):
     planned = capsys.readouterr().out
     run.start("parallel.pp=2", wants_baseline=False)
     assert json.loads(planned) == read_json(stored(tmp_path)[0] / "plan.json")
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def fail_to_write(monkeypatch, name):
+    """As on a full disk, from now on."""
+    write = Path.write_text
+
+    def refuse(path, text, **words):
+        if path.name == f".{name}.unfinished":
+            raise OSError(*FULL.args)
+        return write(path, text, **words)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+
+
+def test_a_disk_that_does_not_take_the_plan_is_named_and_leaves_no_directory(run, tmp_path, monkeypatch):
+    fail_to_write(monkeypatch, "plan.json")
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        run.start("run.dir=mine", wants_baseline=False)
+    assert refused.value.filename == str(tmp_path / "mine" / "plan.json")
+    assert not (tmp_path / "mine").exists()
+    monkeypatch.undo()
+
+
+def test_how_a_run_ended_is_told_although_it_cannot_be_written(run, tmp_path, monkeypatch, capsys):
+    run.states = [JobState(phase="failed", exit_code=3, reason="ended with exit code 3", rank=1)]
+    run.at_start = {0: lambda: fail_to_write(monkeypatch, "status.json")}
+    assert run.start("run.dir=mine", wants_baseline=False) == 1
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/mine/status.json: No space left on device\n" in error
+    assert "rank 1 failed: ended with exit code 3" in error
+
+
+def test_a_run_whose_directory_another_start_has_by_now_is_left_to_that(run, tmp_path):
+    def take():
+        taken = lock.Holder(token="theirs", host="elsewhere", pid=7, since="now")
+        (tmp_path / "mine" / "lock").write_bytes(lock._text(taken))
+
+    run.at_start = {0: take}
+    with pytest.raises(lock.LostLockError, match="it was taken over by process 7 on elsewhere since now"):
+        run.start("run.dir=mine", wants_baseline=False)
+    assert read_json(tmp_path / "mine" / "status.json")["phase"] == "running"
+    assert lock.holder_of((tmp_path / "mine" / "lock").read_bytes()).token == "theirs"
+
+
+def test_a_run_gives_its_lock_back(run, tmp_path):
+    run.at_start = {0: lambda: run.starts.append((tmp_path / "mine" / "lock").is_file())}
+    run.start("run.dir=mine", wants_baseline=False)
+    assert run.starts[-1] is True
+    assert not (tmp_path / "mine" / "lock").exists()

@@ -33,11 +33,19 @@ def interrupted(tmp_path):
     (directory.path / "checkpoints" / "step-00000020").mkdir(parents=True)
     (directory.path / "checkpoints" / "step-00000040.unfinished").mkdir()
     (directory.path / "exit" / "rank-0.json").write_text("{}")
+    directory.release()
     return directory
 
 
 def resume(directory, **config):
-    return resumed_directory(settings(directory), json.dumps(plan(**config)))
+    return taken(directory, plan(**config))
+
+
+def taken(path, new):
+    """The directory, prepared for a start that has ended by now."""
+    directory = resumed_directory(settings(path), json.dumps(new))
+    directory.release()
+    return directory
 
 
 def test_resume_takes_the_directory_and_sets_the_last_attempt_aside(interrupted):
@@ -59,7 +67,7 @@ def test_resume_with_other_settings_names_them_with_both_values(interrupted):
 def test_the_layout_may_change_and_the_records_of_other_ranks_are_set_aside(interrupted):
     (interrupted.path / "metrics" / "rank-00001.jsonl").write_text("{}")
     new = plan(seed=0, parallel={"tp": 2}, batch={"micro_size": 4}) | {"mesh": {"tp": 2}, "stages": []}
-    directory = resumed_directory(settings(interrupted.path), json.dumps(new))
+    directory = taken(interrupted.path, new)
     assert list((directory.path / "metrics").iterdir()) == []
     assert (directory.path / "metrics.20250102-030405" / "rank-00001.jsonl").is_file()
 
@@ -88,7 +96,7 @@ def test_where_a_run_is_kept_and_how_it_is_started_may_change(interrupted, free)
 
 def test_predictions_may_change(interrupted):
     new = plan(seed=0, parallel={"tp": 1}) | {"memory": [1], "notes": ["so"], "schedule": {"step_s": 2.0}}
-    assert resumed_directory(settings(interrupted.path), json.dumps(new)).path == interrupted.path
+    assert taken(interrupted.path, new).path == interrupted.path
 
 
 def test_a_copy_that_was_moved_is_resumed_where_it_is(interrupted):
@@ -250,7 +258,7 @@ def test_the_architecture_may_change_where_both_compute_what_one_device_computes
     new = plan(architecture={"name": "parameter_server", "servers": 2}) | {"exact": is_exact}
     interrupted.write("plan.json", json.dumps(old))
     if is_exact:
-        assert resumed_directory(settings(interrupted.path), json.dumps(new)) == interrupted
+        assert taken(interrupted.path, new) == interrupted
         return
     with pytest.raises(ConfigError, match=r"architecture\.name \(decentralized -> parameter_server\)"):
-        resumed_directory(settings(interrupted.path), json.dumps(new))
+        taken(interrupted.path, new)

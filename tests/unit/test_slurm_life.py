@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base import lock
 from launcher.base.errors import ConfigError, PlanError
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.continuation import lead_warnings
@@ -555,3 +557,83 @@ def stage_that_waits(tmp_path, make_plan):
     """A job whose own set-up takes until it is told to go on."""
     words = (*TWO_BY_TWO, 'site.setup=[\': >"$run/setting-up"; until [ -e "$run/go" ]; do sleep 0.1; done\']')
     return Life(tmp_path, make_plan(*words))
+
+
+# The lock of the run directory
+
+
+def content(**words):
+    holder = lock.Holder(token="another", host="login", pid=7, since="2025-01-02T03:04:05+00:00", **words)
+    return lock._text(holder)
+
+
+def test_a_start_holds_the_lock_of_its_run_until_its_end(life):
+    run = life()
+    process = run.start(ASKED=str(run.folder / "asked"))
+    wait_until((run.run_dir / "up").exists)
+    data = (run.run_dir / "lock").read_bytes()
+    held = lock.holder_of(data)
+    assert (held.job, held.host, held.pid) == ("41", socket.gethostname(), process.pid)
+    assert lock._text(held) == data, "as the ranks write it"
+    environment = Path(f"/proc/{(run.run_dir / 'pid').read_text()}/environ").read_bytes()
+    assert f"TRIREME_LOCK={held.token}".encode() in environment.split(b"\0")
+    assert (run.run_dir / "lock").stat().st_mode & 0o777 == 0o600
+    process.send_signal(signal.SIGTERM)
+    run.end(process)
+    assert not (run.run_dir / "lock").exists()
+
+
+def test_a_start_takes_over_from_the_one_before_of_its_own_job(life):
+    run = life()
+    (run.run_dir / "lock").write_bytes(content(job="41"))
+    assert run.once(signal.SIGTERM) == 75
+
+
+def test_a_start_whose_lock_was_taken_over_leaves_the_record_and_the_lock_to_the_other(life):
+    run = life()
+    process = run.start(ASKED=str(run.folder / "asked"))
+    wait_until((run.run_dir / "up").exists)
+    (run.run_dir / "lock").write_bytes(content(job="42"))
+    process.send_signal(signal.SIGTERM)
+    run.end(process)
+    assert run.done.returncode == 1
+    assert f"trireme: another start has {run.run_dir} by now" in run.done.stderr
+    assert run.asked() == []
+    assert (run.run_dir / "lock").read_bytes() == content(job="42")
+    assert not (run.run_dir / "exit" / "job.json").exists()
+
+
+HURRIED = """#!/bin/bash
+[ "$1" = 1 ] && echo . >>"$WAITED" && set -- 0.01
+[ -n "$RAISES" ] && printf '%s' "$RANDOM$RANDOM" >>"$LOCK"
+exec /bin/sleep "$@"
+"""
+
+
+def test_a_start_waits_for_another_holder_until_its_counter_stands_still(life):
+    run = life()
+    run.write("sleep", HURRIED)
+    (run.run_dir / "lock").write_bytes(content())
+    assert run.once(signal.SIGTERM, WAITED=str(run.folder / "waited")) == 75
+    assert len((run.folder / "waited").read_text().split()) == 15
+
+
+def test_a_start_ends_where_another_holder_goes_on_and_names_it(life):
+    run = life()
+    run.write("sleep", HURRIED)
+    (run.run_dir / "lock").write_bytes(content())
+    raised = {"RAISES": "yes", "LOCK": str(run.run_dir / "lock")}
+    assert run.once(WAITED=str(run.folder / "waited"), **raised) == 1
+    message = f"trireme: {run.run_dir} is in use, which job 41 has waited 60 s for: {{"
+    assert message in run.done.stderr
+    assert '"host": "login"' in run.done.stderr
+    assert not (run.run_dir / "exit").exists()
+
+
+def test_a_start_in_a_directory_that_is_not_there_makes_none(life):
+    run = life()
+    run.run_dir.rename(run.folder / "elsewhere")
+    assert run.once() == 1
+    named = f"there is no {run.run_dir} on {socket.gethostname()}: is its file system mounted?"
+    assert named in run.done.stderr
+    assert not run.run_dir.exists()

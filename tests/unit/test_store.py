@@ -37,7 +37,7 @@ def fixed_time(monkeypatch):
 def test_an_automatic_directory_is_named_after_recipe_and_time(tmp_path):
     directory = new_directory(settings(tmp_path / "runs"), "quickstart")
     assert directory.path == tmp_path / "runs" / "quickstart-20250102-030405"
-    assert sorted(path.name for path in directory.path.iterdir()) == ["exit", "logs", "metrics"]
+    assert sorted(path.name for path in directory.path.iterdir()) == ["exit", "lock", "logs", "metrics"]
 
 
 def test_a_second_automatic_directory_of_the_same_second_gets_a_number(tmp_path):
@@ -105,6 +105,7 @@ def test_overwrite_moves_the_old_run_aside_and_never_deletes(tmp_path):
         directory = new_directory(run, "x", overwrite=True)
         directory.write("plan.json", "{}")
         directory.write("mark", str(number))
+        directory.release()
     names = ["mine", "mine.20250102-030405", "mine.20250102-030405-2"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert [(tmp_path / name / "mark").read_text() for name in names] == ["2", "0", "1"]
@@ -162,8 +163,18 @@ def test_a_folder_without_a_file_is_moved_aside(work):
 
 def test_a_run_that_is_still_going_is_never_moved_aside(tmp_path):
     run = settings(tmp_path, tmp_path / "mine")
-    new_directory(run, "x").write_status("running")
-    with pytest.raises(JobError, match=rf"mine is in use by a running process \(process {os.getpid()}\)"):
+    mine = new_directory(run, "x")
+    with pytest.raises(
+        JobError,
+        match=rf"mine is in use by process {os.getpid()} on .* since .*, which has not ended\. "
+        r"trireme wait .*mine follows it, trireme cancel .*mine ends it; start again after that\.",
+    ):
+        new_directory(run, "x", overwrite=True)
+    mine.write_status("running")
+    mine.release()
+    with pytest.raises(
+        JobError, match=rf"mine is in use by process {os.getpid()} on .* since .*, which has not"
+    ):
         new_directory(run, "x", overwrite=True)
 
 

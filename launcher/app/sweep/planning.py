@@ -29,9 +29,12 @@ from launcher.runs.resume import forget_inputs
 from launcher.runs.store import (
     START_FOLDERS,
     SUBFOLDERS,
+    RunDirectory,
     check_idle,
     fresh_folders,
+    hold,
     new_directory,
+    released,
     saved_steps,
 )
 
@@ -144,13 +147,16 @@ def create_runs(sweep: Sweep, origin: Origin, code: Path | None = None) -> list[
     runs = []
     for point in sweep.points:
         config = point.plan.config
-        run = PreparedRun(plan=point.plan, directory=new_directory(config.run, config.name), code=code)
-        run.record(replace(origin, overrides=point.overrides))
+        with released(new_directory(config.run, config.name)) as directory:
+            run = PreparedRun(plan=point.plan, directory=directory, code=code)
+            run.record(replace(origin, overrides=point.overrides))
         runs.append((point, run))
     return runs
 
 
-def reset_runs(points: Sequence[Point], given: Request, code: Path | None = None) -> list[PointRun]:
+def reset_runs(
+    points: Sequence[Point], given: Request, output: Output, code: Path | None = None
+) -> list[PointRun]:
     """Points that were started before with their runs, which resume from their last checkpoint.
 
     Raises:
@@ -158,22 +164,26 @@ def reset_runs(points: Sequence[Point], given: Request, code: Path | None = None
     """
     runs = []
     for point in points:
-        directory = point.directory
-        check_idle(directory)
-        if directory.plan.read_text(encoding="utf-8") != point.plan.to_json():
-            if code is not None:
-                raise JobError(
-                    f"{shown(directory.path)} was planned by another version of trireme-launcher, which its "
-                    "frozen code belongs to: retry it with that version, or start the sweep again."
-                )
-            write_plan(directory, point.plan.to_json())
-        saved = saved_steps(directory.path)
-        resume = bool(saved) and saved[-1] < point.plan.config.train.num_steps
-        if not point.is_waiting:
-            fresh_folders(directory, *(START_FOLDERS if resume else (*SUBFOLDERS, CHECKPOINTS)))
-        if given.accepts_changed_inputs:
-            forget_inputs(directory)
-        run = PreparedRun(plan=point.plan, directory=directory, code=code, resume=resume)
-        run.record_script()
-        runs.append((point, run))
+        with released(hold(point.directory, output.say)) as directory:
+            runs.append((point, _reset(point, directory, given, code)))
     return runs
+
+
+def _reset(point: Point, directory: RunDirectory, given: Request, code: Path | None) -> PreparedRun:
+    check_idle(directory)
+    if directory.plan.read_text(encoding="utf-8") != point.plan.to_json():
+        if code is not None:
+            raise JobError(
+                f"{shown(directory.path)} was planned by another version of trireme-launcher, which its "
+                "frozen code belongs to: retry it with that version, or start the sweep again."
+            )
+        write_plan(directory, point.plan.to_json())
+    saved = saved_steps(directory.path)
+    resume = bool(saved) and saved[-1] < point.plan.config.train.num_steps
+    if not point.is_waiting:
+        fresh_folders(directory, *(START_FOLDERS if resume else (*SUBFOLDERS, CHECKPOINTS)))
+    if given.accepts_changed_inputs:
+        forget_inputs(directory)
+    run = PreparedRun(plan=point.plan, directory=directory, code=code, resume=resume)
+    run.record_script()
+    return run

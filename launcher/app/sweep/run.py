@@ -29,6 +29,7 @@ from launcher.contract.job import JobState
 from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, failure_text
 from launcher.runs.record import Origin
+from launcher.runs.store import RunDirectory, hold, released
 from launcher.runs.watch import StopSignal, stop_signals
 
 NONE_CAN_RUN = 2
@@ -71,10 +72,12 @@ def run_sweep(given: Request, output: Output = TERMINAL) -> SweepRun:
     if not is_here:
         sweep = submit_points(planned, given, output)
         return _submitted(sweep, sweep.points)
-    sweep, origin = new_sweep(planned, output), origin_of(given.recipe)
-    with removed_unless_begun(sweep.path):
-        runs = create_runs(sweep, origin)
-    code = train_points(sweep, runs, origin, output, wants_baseline=given.wants_baseline)
+    sweep = new_sweep(planned, output)
+    with released(hold(RunDirectory(sweep.path))):
+        with removed_unless_begun(sweep.path):
+            origin = origin_of(given.recipe)
+            runs = create_runs(sweep, origin)
+        code = train_points(sweep, runs, origin, output, wants_baseline=given.wants_baseline)
     return SweepRun(sweep=sweep, exit_code=code)
 
 
@@ -83,8 +86,13 @@ def retry_sweep(sweep: Sweep, given: Request, output: Output = TERMINAL) -> Swee
     that failed; `given` says how, not what.
 
     Raises:
-        LauncherError: when a point is still going, or none can be started.
+        LauncherError: when the sweep or a point is still going, or none can be started.
     """
+    with released(hold(RunDirectory(sweep.path), output.say)):
+        return _retry(sweep, given, output)
+
+
+def _retry(sweep: Sweep, given: Request, output: Output) -> SweepRun:
     found = with_results(sweep)
     points = [point for point in found if point.state_text in _TO_RETRY]
     lacking = _without_baseline(found) if given.wants_baseline else []
@@ -100,7 +108,7 @@ def retry_sweep(sweep: Sweep, given: Request, output: Output = TERMINAL) -> Swee
         return _submitted(sweep, points)
     if given.at_once is not None:
         raise LauncherError("--at-once has no effect on a sweep on this machine: its points run one by one.")
-    runs = reset_runs(points, given)
+    runs = reset_runs(points, given, output)
     for _, run in runs:
         run.directory.write_status("prepared")
     code = train_points(
@@ -175,17 +183,22 @@ def _train(
     point: Point, run: PreparedRun, baselines: _Baselines | None, stop: StopSignal, output: Output
 ) -> bool:
     """One point from its baseline to its end; whether it has failed."""
-    directory = run.directory
     try:
+        directory = hold(run.directory, output.say)
+        run = replace(run, directory=directory)
         with failed_unless_ended(directory):
-            if baselines is not None:
-                baselines.ensure(point, run)
-            if stop.signal is not None:
-                return False
-            state = train(run, stop, output)
-    except (LauncherError, OSError) as error:
-        state = JobState(phase="failed", reason=str(error))
-        directory.write_state(state)
+            try:
+                if baselines is not None:
+                    baselines.ensure(point, run)
+                if stop.signal is not None:
+                    return False
+                state = train(run, stop, output)
+            except (LauncherError, OSError) as error:
+                state = JobState(phase="failed", reason=str(error))
+                directory.write_state(state)
+    except (LauncherError, OSError) as error:  # another one has its directory, or it cannot be written
+        output.warn(str(error))
+        return True
     has_failed = replace(point, has_started=True, state=state).state_text == "failed"
     if has_failed:
         output.warn(failure_text(directory.path, state))

@@ -20,7 +20,7 @@ from launcher.app.lifecycle import share_run
 from launcher.app.lookup import DEFAULT_ROOT, sweep_at
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.base.errors import LauncherError, did_you_mean
-from launcher.base.files import read_json, write_whole
+from launcher.base.files import read_json
 from launcher.runs.store import SWEEP_FILE, RunDirectory, absolute, new_folder
 
 VERSION = 1
@@ -50,7 +50,8 @@ def make_sweep(planned: PlannedSweep) -> Sweep:
     fix = "Give another run.dir."
     if config.run.dir and (absolute(config.run.dir) / SWEEP_FILE).is_file():
         fix = f"Give another run.dir, or go on with: trireme sweep retry {shlex.quote(config.run.dir)}"
-    path = new_folder(config.run, f"{config.name}-sweep", (TASKS,), kind="sweep", fix=fix)
+    directory = new_folder(config.run, f"{config.name}-sweep", (TASKS,), kind="sweep", fix=fix)
+    path = directory.path
     share_run(path, config.site)
     for point in planned.points:
         (path / TASKS / str(point.index)).symlink_to(Path("..") / point.folder(count))
@@ -72,7 +73,8 @@ def make_sweep(planned: PlannedSweep) -> Sweep:
             for point in planned.refused
         ],
     }
-    write_whole(path / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
+    directory.write(SWEEP_FILE, json.dumps(content, indent=1) + "\n")
+    directory.release()
     return Sweep(
         path=path,
         recipe=planned.recipe,

@@ -29,7 +29,7 @@ from launcher.base.units import counted
 from launcher.contract.job import GroupRequest, JobHandle, JobScript, JobState
 from launcher.runs.freeze import freeze
 from launcher.runs.record import Origin
-from launcher.runs.store import expected_path
+from launcher.runs.store import RunDirectory, expected_path, hold, released
 
 
 def submit_points(planned: PlannedSweep, given: Request, output: Output) -> Sweep:
@@ -43,7 +43,7 @@ def submit_points(planned: PlannedSweep, given: Request, output: Output) -> Swee
     names = sorted({name for plan in plans for name in plan.config.site.secrets})
     origin = submitted_origin(given, roots, names)
     sweep = new_sweep(planned, output)
-    with removed_unless_begun(sweep.path):
+    with released(hold(RunDirectory(sweep.path))), removed_unless_begun(sweep.path):
         copied = freeze(roots, sweep.path, given.untracked, origin.secrets)
         for note in tree_notes(origin.checkouts, copied):
             output.say(f"note: {note}")
@@ -63,7 +63,7 @@ def resubmit(
     Raises:
         LauncherError: when a point is still going, or none was submitted.
     """
-    runs = reset_runs(points, given, sweep.path)
+    runs = reset_runs(points, given, output, sweep.path)
     ids = _submit(sweep, runs, at_once_of(points, given), output) if runs else []
     if given.wants_baseline:
         unnamed = (item for item in runs if read_json(item[1].directory.job).get("baseline") is None)

@@ -87,6 +87,7 @@ class Saver:
         self.wait()
         self._began = time.perf_counter()
         if self._is_first:
+            self._ctx.clock.may_write()
             try:
                 checkpoint.unfinished_folder(self._root, step)
             except OSError as error:
@@ -126,15 +127,15 @@ class Saver:
         self.check()
 
     def _write(self, step: int, fragments: Sequence[GlobalFragment], num_shards: int) -> None:
-        folder = checkpoint.unfinished_name(self._root, step)
+        folder, may_write = checkpoint.unfinished_name(self._root, step), self._ctx.clock.may_write
         try:
             if fragments:
                 begin = time.perf_counter()
-                size = format_bytes(save_shard(folder, self._ctx.plan.rank, fragments))
+                size = format_bytes(save_shard(folder, self._ctx.plan.rank, fragments, may_write))
                 took = format_duration(time.perf_counter() - begin)
                 log(f"checkpoint after step {step}: shard of {size} written and read back in {took}")
             if self._is_first:
-                checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s)
+                checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s, may_write)
                 kept = self._settings.keep_checkpoints, self._settings.keep_every
                 checkpoint.prune(self._root, step, *kept)
                 self._save_s = max(self._save_s, time.perf_counter() - self._began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,9 +24,14 @@ FAILED = ".failed"
 """Suffix of the file in which a rank explains why its shard is missing."""
 
 
-def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> int:
+def save_shard(
+    folder: Path,
+    rank: int,
+    fragments: Sequence[GlobalFragment],
+    may_write: Callable[[], None] = lambda: None,
+) -> int:
     """Writes the fragments that one rank owns; returns their bytes. The index comes last: where it exists,
-    the shard is on the disk and correct.
+    the shard is on the disk and correct. ``may_write``: asked before each of the two.
 
     Raises:
         OSError: when it cannot be written.
@@ -41,10 +46,12 @@ def save_shard(folder: Path, rank: int, fragments: Sequence[GlobalFragment]) -> 
         tensors[key] = fragment.tensor.detach().cpu().contiguous()
         box = {"global_shape": where.shape, "offset": where.offset, "shape": shape}
         pieces.append({"key": key, "name": where.name, **box})
+    may_write()
     save_file(tensors, shard)
     share_alike(shard, folder.parent.parent)  # it has made it for the owner alone
     bring_to_disk(shard)
     _check_written(shard, tensors)
+    may_write()
     index = {"version": VERSION, "sha256": sha256_of(shard), "pieces": pieces}
     write_whole(shard.with_suffix(".json"), json.dumps(index), is_durable=True)
     return sum(tensor.nbytes for tensor in tensors.values())

@@ -17,7 +17,7 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,11 @@ def unfinished_name(root: Path, step: int) -> Path:
     return final.with_name(final.name + _UNFINISHED)
 
 
-def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> None:
-    """Turns the unfinished folder into a checkpoint, once every rank has saved its shard there.
+def complete(
+    root: Path, step: int, num_shards: int, timeout_s: float = 0, may_write: Callable[[], None] = lambda: None
+) -> None:
+    """Turns the unfinished folder into a checkpoint, once every rank has saved its shard there, and
+    ``may_write`` has been asked.
 
     Raises:
         JobError: when a rank could not save its shard, or one is missing after ``timeout_s``.
@@ -70,6 +73,7 @@ def complete(root: Path, step: int, num_shards: int, timeout_s: float = 0) -> No
                 f"{unfinished} has {found} of {num_shards} shards; is the run directory shared by all nodes?"
             )
         time.sleep(_LOOK_INTERVAL_S)
+    may_write()
     write_marker(unfinished, step)
     bring_to_disk(unfinished)
     replaced = final.with_name(final.name + _REPLACED)

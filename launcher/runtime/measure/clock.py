@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
+from launcher.base.files import naming
 from launcher.base.machine import cpu_model, num_cores
 from launcher.contract.job import records_name
 from launcher.contract.plan import RankPlan
@@ -48,6 +49,11 @@ class Clock:
         self._start_ns = time.perf_counter_ns()
         self.end_startup()
         self._mark()
+
+    def may_write(self) -> None:
+        """Ends the rank where its run directory is another's by now."""
+        if self.heartbeat:
+            self.heartbeat.may_write()
 
     def end_startup(self) -> None:
         """From now on the watchdog ends the rank when it does not beat."""
@@ -184,7 +190,7 @@ class RecordWriter:
     """Appends records to this rank's file, one whole line at a time."""
 
     def __init__(self, folder: Path, header: Header) -> None:
-        path = folder / Path(records_name(header.rank)).name
+        path = self._path = folder / Path(records_name(header.rank)).name
         was_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         if was_cut:  # a killed rank left half a line: keep it separate from the new header
@@ -193,7 +199,8 @@ class RecordWriter:
 
     def write(self, record: object) -> None:
         """Appends one record: a dataclass with a ``type``, of `launcher.contract.records` or a role's own."""
-        self._file.write(json.dumps(plain(record), separators=(",", ":")) + "\n")
+        with naming(self._path):
+            self._file.write(json.dumps(plain(record), separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         """Closes the file."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.base.errors import JobError
 from launcher.base.machine import cxx_compiler, missing_for_compile
 from launcher.base.resources import home_folder
-from launcher.contract.job import RENDEZVOUS_FILE, RENDEZVOUS_KEY
+from launcher.contract.job import LOCK, RENDEZVOUS_FILE, RENDEZVOUS_KEY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,11 @@ def rendezvous_file() -> str | None:
 def rendezvous_key() -> str:
     """What the keys in the store of the ranks begin with."""
     return os.environ.get(RENDEZVOUS_KEY, "")
+
+
+def lock_token() -> str:
+    """The token of the run directory's lock; empty where the ranks were started without one."""
+    return os.environ.get(LOCK, "")
 
 
 def user_cache() -> Path:

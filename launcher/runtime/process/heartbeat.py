@@ -12,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 
+from launcher.base.files import naming
+from launcher.base.lock import Lease
 from launcher.contract.heartbeat import (
     DOING,
     SIZE,
@@ -42,12 +44,16 @@ def message_timeout_s(limits: RunConfig) -> float:
 class HeartbeatWriter:
     """Records what the rank is doing whenever that changes; one per process."""
 
-    def __init__(self, run_dir: Path, rank: int, timeout_s: float, start_timeout_s: float) -> None:
-        """From now on the rank has ``start_timeout_s`` until its first step (`end_startup`), beats or not."""
+    def __init__(
+        self, run_dir: Path, rank: int, timeout_s: float, start_timeout_s: float, lease: Lease | None = None
+    ) -> None:
+        """From now on the rank has ``start_timeout_s`` until its first step (`end_startup`), beats or not.
+        ``lease``: this rank's part in the lock of its run directory, looked at with every beat."""
         self._paths = [run_dir / heartbeat_name(rank), run_dir / stacks_name(rank)]
         beats, stacks = self._paths
         beats.parent.mkdir(exist_ok=True)
-        beats.write_bytes(bytes(SIZE))
+        with naming(beats):
+            beats.write_bytes(bytes(SIZE))
         with beats.open("r+b") as file:
             self._beats = mmap.mmap(file.fileno(), SIZE)
         self._stacks = stacks.open("w", encoding="utf-8")
@@ -56,6 +62,7 @@ class HeartbeatWriter:
         self._words = {doing: doing.encode() for doing in DOING}
         self._set_at = float("inf")
         """When the watchdog was last reset."""
+        self._lease = lease
         self.step = -1
         self._is_closed = threading.Event()
         self.beat(OTHER)
@@ -65,11 +72,18 @@ class HeartbeatWriter:
 
     def beat(self, doing: str) -> None:
         """Records what the rank is doing from now on; a key of `DOING`."""
+        if self._lease is not None:
+            self._lease.check()
         now = time.time()
         self._beat_at = time.monotonic()
         pack_into(self._beats, now, self.step, self._words[doing])  # type: ignore[arg-type]
         if now - self._set_at > self._between_s:
             self.end_startup()
+
+    def may_write(self) -> None:
+        """Ends the rank where its run directory is another's by now."""
+        if self._lease is not None:
+            self._lease.check(max_age_s=0)
 
     def _live(self) -> None:
         ran_at = time.monotonic()
@@ -92,5 +106,7 @@ class HeartbeatWriter:
         self._living.join()
         self._beats.close()
         self._stacks.close()
+        if self._lease is not None:
+            self._lease.release()
         for path in self._paths:
             path.unlink(missing_ok=True)

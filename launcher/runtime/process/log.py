@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.base.files import share_alike
+from launcher.base.files import naming, share_alike
 from launcher.base.units import counted, format_count
 from launcher.contract.plan import RankPlan, StagePlan
 from launcher.contract.records import Header
@@ -30,8 +30,9 @@ def open_log(path: Path) -> None:
 
 def log(text: str) -> None:
     """Writes a line at once, by a single call: two threads may write."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    with naming(Path("the log of this rank")):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def rank_summary(header: Header, plan: RankPlan, modules: Iterable[nn.Module]) -> str:

@@ -8,12 +8,16 @@ installation.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import resource
+import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +29,7 @@ from launcher.contract.plan import Plan, sha256
 from launcher.runtime.process.environment import process_rank_from_environment
 from launcher.runtime.process.heartbeat import HeartbeatWriter
 from launcher.runtime.process.log import open_log
+from launcher.runtime.process.presence import Presence, joined
 from launcher.runtime.process.supervise import supervise
 
 _LESS_MEMORY = (
@@ -43,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run_dir = arguments.plan.parent
     process = process_rank_from_environment()
+    join = partial(joined, run_dir, process.rank, os.dup(2))
+    join()  # before anything is written
     open_log(run_dir / log_name(process.rank))
     try:
         plan = read_plan(arguments.plan, arguments.sha256)
@@ -53,11 +60,16 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         try:
-            limits = plan.config.run
-            heartbeat = HeartbeatWriter(run_dir, process.rank, limits.timeout_s, limits.start_timeout_s)
+            limits, lease = plan.config.run, join()
+            presence = Presence(run_dir, process.rank)
+            heartbeat = HeartbeatWriter(
+                run_dir, process.rank, limits.timeout_s, limits.start_timeout_s, lease
+            )
             program = registry.resolve(plan.program)  # imports torch
             program(plan, process, run_dir, heartbeat, resume=arguments.resume)
+            presence.close()
         except BaseException as error:
+            join()  # the report is not written where another one has the run directory now
             _fail(run_dir, process.rank, error)
         return 0
 
@@ -70,19 +82,30 @@ def _fail(run_dir: Path, rank: int, error: BaseException) -> NoReturn:
         out_of_memory = is_out_of_memory(error) and not isinstance(error, ConfigError)  # as of a dataset
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # the report itself takes some memory
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         record = {
             "rank": rank,
             "time": time.time(),
             "error_type": OUT_OF_MEMORY if out_of_memory else type(error).__name__,
-            "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else str(error),
-            "traceback": "" if isinstance(error, LauncherError) else traceback.format_exc(),
+            "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else _message(error),
+            "traceback": "" if isinstance(error, LauncherError) or is_full(error) else traceback.format_exc(),
         }
         write_whole(run_dir / error_name(rank), json.dumps(record, indent=1))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(1)
+
+
+def _message(error: BaseException) -> str:
+    """The error as text; that of a full disk with the host, whose disk it may be."""
+    return f"{error} on {socket.gethostname()}" if is_full(error) else str(error)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a file could not be written as its disk, or what its owner may use of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_plan(path: Path, expected_sha256: str) -> Plan:

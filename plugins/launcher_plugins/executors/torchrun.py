@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.base import lock
 from launcher.base.errors import Fault
 from launcher.base.registry import plugins
 from launcher.base.units import counted, format_duration
@@ -29,6 +30,7 @@ from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
 from launcher.contract.job import (
     EXECUTOR_LOG,
+    LOCK,
     ONE_HOST,
     RENDEZVOUS_FILE,
     SECONDARY_EXIT_CODES,
@@ -118,6 +120,8 @@ class Torchrun(Executor):
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
         inherited |= {RENDEZVOUS_FILE: _fresh_rendezvous(script.run_dir)}
+        if held := lock.read(Path(script.run_dir)):
+            inherited[LOCK] = lock.holder_of(held).token
         # What is ignored here, as under nohup, stays so there.
         heard = [number.name for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
         inherited["PET_SIGNALS_TO_HANDLE"] = ",".join(["SIGTERM", *heard])

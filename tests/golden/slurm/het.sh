@@ -56,21 +56,56 @@ restart=${SLURM_RESTART_COUNT:-0}
 # The id of this job in Slurm's commands: the id of an array is also that of one of its tasks.
 job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
-mkdir -p "$run/logs"
-before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
+[ -d "$run" ] || fail "there is no $run on $(hostname): is its file system mounted?"
 if [ -e "$run/exit/finished" ]; then
   echo "trireme: the run is finished, so job $job_id has nothing to start"
   exit 0
 fi
+
+# The lock of the run directory (launcher/base/lock.py). A start of this job follows the one before, which has
+# ended. Whoever else holds it is waited for until the counter in the file stands still, or the file is gone, as
+# it is once the job is submitted. Ranks that are left anywhere see by the token that they are no longer the
+# run's, and end.
+lock=$run/lock
+TRIREME_LOCK=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
+export TRIREME_LOCK
+take_lock() {
+  local held before='' still=0 waited=0
+  while held=$(cat "$lock" 2>/dev/null); do
+    case $held in *"\"job\": \"$job_id\""*) break ;; esac
+    if [ "$held" = "$before" ]; then still=$((still + 1)); else still=0; fi
+    [ "$still" -lt 15 ] || break
+    [ "$waited" -lt 60 ] || fail "$run is in use, which job $job_id has waited 60 s for: $held"
+    waited=$((waited + 1)) before=$held
+    sleep 1
+  done
+  local content='{"token": "%s", "host": "%s", "system": "", "pid": %d, "birth": "", "job": "%s", '
+  content+='"since": "%s", "beat": "%016d"}\n'
+  (
+    umask 077
+    printf "$content" "$TRIREME_LOCK" "$(hostname)" $$ "$job_id" "$(date +%Y-%m-%dT%H:%M:%S%:z)" 0 >"$lock.new"
+  ) && mv -f "$lock.new" "$lock" || fail "cannot write $lock on $(hostname)"
+}
+take_lock
+
+mkdir -p "$run/logs"
+before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
 echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
 printf '{"time": %s, "job": "%s"}\n' "$(date +%s)" "$job_id" >"$run/exit/start.json"
 num_starts=$(wc -l <"$run/logs/starts")
 
-# How the job ended, for a cluster that does not keep records of its jobs.
+has_lock() {
+  grep -qs "$TRIREME_LOCK" "$lock"
+}
+
+# How the job ended, for a cluster that does not keep records of its jobs. Where another start has the lock by
+# now, the record is its.
 end_record() {
+  has_lock || return
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
+  rm -f "$lock"
 }
 trap 'end_record $?' EXIT
 # A signal that ends this shell would put 0 into that record.
@@ -229,6 +264,7 @@ requeue_unsaved() {
   given=$(($(time_left) + 0))
   margin=$((given < 80 ? given / 4 : 20))
   until_left echo "$margin"
+  has_lock || return
   echo "trireme: the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
     "executor.save_lead_s has to be longer"
   echo "$((2 * given)) late" >>"$run/save_times"
@@ -279,6 +315,7 @@ start_ranks() {
 # as it does after a preemption or the loss of a node, or has cancelled, is left to Slurm.
 conclude() {
   stop_watch
+  has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")

@@ -19,6 +19,7 @@ from launcher.base.units import counted
 from launcher.contract.config import LaunchConfig
 from launcher.contract.job import (
     EXECUTOR_LOG,
+    LOCK,
     RENDEZVOUS_FILE,
     RENDEZVOUS_KEY,
     START_FILE,
@@ -178,7 +179,7 @@ def _step_options(batch: Batch, cpus_per_task: int | None) -> Iterator[str]:
     if site.cpu_bind:
         yield f"--cpu-bind={site.cpu_bind}"
     if site.container_image:
-        names = {*EXPORTED, *_OF_THE_RENDEZVOUS, *batch.variables}
+        names = {*EXPORTED, *_OF_THE_RENDEZVOUS, LOCK, *batch.variables}
         names |= {"TMPDIR"} if site.scratch else set()
         names |= {*site.env, *site.node_env, *site.forward, *site.secrets}
         yield f"--container-image={site.container_image}"
