@@ -8,6 +8,7 @@ its own before it writes: one that was stopped, or was cut off, finds that of an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -82,14 +83,14 @@ class Holder:
         return f"{who} on {self.host} since {self.since}" if self.host else "somebody who is not named"
 
 
-def read(folder: Path) -> bytes | None:
+def read(folder: Path, name: str = FILE) -> bytes | None:
     """The file of a folder, None where there is none.
 
     Raises:
         OSError: when it cannot be read.
     """
     with suppress(FileNotFoundError):  # opened anew, a file is as another host has left it, over NFS, too
-        return read_regular(folder / FILE)
+        return read_regular(folder / name)
     return None
 
 
@@ -116,18 +117,40 @@ def create(folder: Path) -> Lease | None:
 
 def place(folder: Path) -> str:
     """Writes the file for this process; its token, or nothing where somebody has the lock."""
-    holder = Holder(
-        token=token_hex(16),
-        host=socket.gethostname(),
-        system=system_id(),
-        pid=os.getpid(),
-        birth=birth_of(os.getpid()),
-        since=datetime.now().astimezone().isoformat(timespec="seconds"),
-    )
+    holder = _this_process()
     return holder.token if _write_new(folder / FILE, _text(holder)) else ""
 
 
-def stands_still(folder: Path, data: bytes) -> bool:
+def take_over(folder: Path, data: bytes) -> Lease | None:
+    """Takes the lock from a holder that is gone, whose file holds ``data``; None where another one does so,
+    or has done so. Of several that call this at once, on whatever hosts, one gets it.
+
+    Whoever makes the file ``lock.after-TOKEN`` may replace the lock with that token, and does so with that
+    very file. One that ended in between is itself taken over from, by ``lock.after-`` its own token.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    mine, before = _this_process(), holder_of(data).token
+    key, left = before or hashlib.sha256(data).hexdigest()[:32], []
+    while not _write_new(claim := folder / f"{FILE}.after-{key}", _text(mine)):
+        if (found := read(folder, claim.name)) is None:
+            continue
+        other = holder_of(found)
+        if other.is_alive if other.is_here else not stands_still(folder, found, claim.name):
+            return None
+        left.append(claim)
+        key = other.token
+    if _token_in(folder) != before:  # it was taken over before
+        claim.unlink()
+        return None
+    claim.replace(folder / FILE)
+    for path in left:
+        path.unlink(missing_ok=True)
+    return Lease(folder, mine.token)
+
+
+def stands_still(folder: Path, data: bytes, name: str = FILE) -> bool:
     """Whether a file stays as it is for `STILL_S`, or goes; False as soon as it changes.
 
     Raises:
@@ -135,28 +158,10 @@ def stands_still(folder: Path, data: bytes) -> bool:
     """
     until = time.monotonic() + STILL_S
     while time.monotonic() < until:
-        if (now := read(folder)) != data:
+        if (now := read(folder, name)) != data:
             return now is None
         time.sleep(_ASK_S)
     return True
-
-
-def take_away(folder: Path, data: bytes) -> None:
-    """Removes the file of a holder that is gone, unless another one has taken its place meanwhile.
-
-    Raises:
-        OSError: when it cannot be removed.
-    """
-    token = holder_of(data).token
-    if _token_in(folder) != token:
-        return
-    aside = folder / f"{FILE}.{token_hex(4)}"
-    with suppress(FileNotFoundError):  # another one was faster
-        (folder / FILE).rename(aside)
-        found = aside.read_bytes()
-        if holder_of(found).token != token:  # it came in between, and gets it back
-            _write_new(folder / FILE, found)
-        aside.unlink()
 
 
 class Lease:
@@ -237,6 +242,17 @@ class _Watch:
         if self._on_loss is not None:
             self._on_loss(self._loss)
         raise self._loss
+
+
+def _this_process() -> Holder:
+    return Holder(
+        token=token_hex(16),
+        host=socket.gethostname(),
+        system=system_id(),
+        pid=os.getpid(),
+        birth=birth_of(os.getpid()),
+        since=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
 
 
 def _remove(watch: _Watch) -> None:

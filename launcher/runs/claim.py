@@ -29,8 +29,11 @@ def claimed(path: Path, say: Say) -> lock.Lease:
     """
     while (lease := lock.create(path)) is None:
         data = lock.read(path)
-        if data is not None and _is_gone(path, data, say):
-            lock.take_away(path, data)
+        if data is None or not _is_gone(path, data, say):
+            continue
+        if (lease := lock.take_over(path, data)) is not None:
+            break
+        time.sleep(_ASK_S)  # another one does so
     return lease
 
 

@@ -91,6 +91,26 @@ def test_the_number_of_a_process_that_is_gone_may_be_another_ones_by_now(tmp_pat
     claimed(tmp_path, no_word).release()
 
 
+def test_who_ends_while_it_takes_over_is_taken_over_from(tmp_path):
+    write(tmp_path, token="second")
+    (tmp_path / "lock").rename(tmp_path / "lock.after-theirs")
+    write(tmp_path)
+    lease = claimed(tmp_path, no_word)
+    assert held(tmp_path).token == lease.token
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    lease.release()
+
+
+def test_a_lock_that_was_taken_over_meanwhile_is_left(tmp_path):
+    write(tmp_path)
+    seen = there(lock.read(tmp_path))
+    lease = claimed(tmp_path, no_word)
+    assert lock.take_over(tmp_path, seen) is None
+    assert held(tmp_path).token == lease.token
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    lease.release()
+
+
 def test_one_of_eight_gets_a_lock_whose_holder_is_gone(tmp_path):
     for _ in range(10):
         write(tmp_path)
@@ -108,17 +128,6 @@ def test_one_of_eight_gets_a_lock_whose_holder_is_gone(tmp_path):
         assert held(tmp_path).token == winner.token
         winner.release()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_holder_that_came_in_between_is_not_taken_for_the_one_that_is_gone(tmp_path, monkeypatch):
-    write(tmp_path)
-    gone = there(lock.read(tmp_path))
-    write(tmp_path, job="7")
-    (tmp_path / "lock").write_bytes(lock._text(replace(held(tmp_path), token="new")))
-    monkeypatch.setattr(lock, "_token_in", lambda folder: "theirs")  # it comes after the last look
-    lock.take_away(tmp_path, gone)
-    assert held(tmp_path).token == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 @pytest.mark.parametrize("shift_s", [-3600.0, 3600.0])
