@@ -358,9 +358,17 @@ class ReportConfig:
     warmup_steps: NonNegativeInt
     """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
     short for it."""
+    baseline_steps: PositiveInt = field(default=200, metadata=read_while("report.baseline", "auto"))
+    """Most steps that the baseline is measured by: it trains its ``warmup_steps`` and these, or the whole
+    training where that is shorter. Losses are compared over them."""
     claims: bool = False
     """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
     own. What autograd holds is then followed through the second step, which has to be warm-up."""
+
+    @property
+    def num_baseline_steps(self) -> int:
+        """Most steps that the baseline trains."""
+        return self.warmup_steps + self.baseline_steps
 
 
 @dataclass(frozen=True, kw_only=True)

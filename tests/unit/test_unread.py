@@ -53,6 +53,7 @@ ON: dict[str, dict[Any, tuple[str, ...]]] = {
     "precision.compute": {"fp32": ("precision=bf16",)},
     "device.kind": {"cuda": ("device=h100", "cluster=dgx_h100", "cluster.devices_per_node=2")},
     "executor.continuation": {"none": ()},
+    "report.baseline": {"auto": ()},
 }  # fmt: skip
 """By the setting that decides, and the value that its condition names: words under which it is read."""
 OFF: dict[str, dict[Any, tuple[str, ...]]] = {
@@ -61,6 +62,7 @@ OFF: dict[str, dict[Any, tuple[str, ...]]] = {
     "optim.decay": {"constant": ("optim.decay=constant",)},
     "train.eval_batches": {0: ("train.eval_batches=0",)},
     "executor.continuation": {"none": ("executor.continuation=none",)},
+    "report.baseline": {"auto": ("report.baseline=none",)},
 }
 """Words under which it is not; none for what is so in the quickstart."""
 VALUES = {
