@@ -245,5 +245,6 @@ def _newest_step(records: Path) -> int | None:
     if not records.is_file():
         return None
     lines = map(json_object, last_lines(records))
-    found = [record for record in lines if record and record.get("type") == "step"]
-    return int(found[-1]["step"]) if found else None
+    steps = {"step": "step", "segment": "newest_step"}
+    found = [record[steps[kind]] for record in lines if record and (kind := record.get("type")) in steps]
+    return int(found[-1]) if found else None

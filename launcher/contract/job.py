@@ -115,8 +115,21 @@ def log_name(rank: int) -> str:
 
 
 def records_name(rank: int) -> str:
-    """The file of what a rank measures, inside the run directory."""
+    """The file of what a rank measures, inside the run directory: its steps since the last window."""
     return f"metrics/rank-{rank:05d}.jsonl"
+
+
+def sums_name(rank: int) -> str:
+    """The file of what a rank measured, with sums in place of steps, inside the run directory."""
+    return f"metrics/sums/rank-{rank:05d}.jsonl"
+
+
+def whole_name(rank: int, start: int, newest_step: int) -> str:
+    """The file of the steps of a window, the last of them ``newest_step``, inside the run directory.
+
+    Names of a rank ascend as its steps were made.
+    """
+    return f"metrics/whole/rank-{rank:05d}-start-{start:04d}-step-{newest_step:09d}.jsonl"
 
 
 def error_name(rank: int) -> str:

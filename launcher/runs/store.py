@@ -7,6 +7,7 @@ RUN/job.sh           the command, to read       RUN/status.json              the
 RUN/handle.json      the submitted job          RUN/source/                  its copy of the code
 RUN/inputs.json      digests of data and code that it was started with
 RUN/init_config.json that of train.init_from
+RUN/metrics/sums/    their sums, window by window, and RUN/metrics/whole/ the newest windows' steps
 """
 
 from __future__ import annotations

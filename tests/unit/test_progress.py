@@ -142,6 +142,16 @@ def test_a_file_that_was_moved_aside_and_has_grown_beyond_it_is_read_from_its_st
     assert [record["step"] for record in tail.read()] == [3, 4]
 
 
+def test_what_was_left_of_a_file_when_the_next_took_its_place_is_read_first(records):
+    append(records, HEADER, step(0))
+    tail = RunTail([records])
+    append(records, step(1), evaluation(2, 4.5))
+    records.rename(records.with_suffix(".whole"))
+    append(records, {"type": "segment", "start": 1, "newest_step": 1}, step(2))
+    assert [record["step"] for record in tail.read()] == [1, 2, 2]
+    assert list(tail.read()) == []
+
+
 def test_a_terminal_gets_one_line_redrawn_and_erased(records, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")

@@ -22,9 +22,11 @@ from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
 from launcher.runtime.checkpoint.saving import Saver, restore
 from launcher.runtime.data.inputs import check_inputs
 from launcher.runtime.data.microbatches import Loader, Microbatch
-from launcher.runtime.measure.clock import RecordWriter, rank_header
+from launcher.runtime.measure.clock import rank_header
 from launcher.runtime.measure.memory import MemoryGauge, limit_memory
 from launcher.runtime.measure.message_latency import message_latency_ns
+from launcher.runtime.measure.records import RecordWriter
+from launcher.runtime.measure.windows import StepWindows
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.model.pretrained import Pretrained
 from launcher.runtime.process.log import log, rank_summary
@@ -145,7 +147,8 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         _keep_initial_config(config.train.init_from, run_dir)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
-    writer = RecordWriter(run_dir / "metrics", header)
+    writer = RecordWriter(run_dir, header)
+    windows = StepWindows(ctx, writer, first_step, latency_ns)
     log(rank_summary(header, ctx.plan, trainer.part.modules.values()))
     steps, num_done = loader.steps(first_step), first_step
     ctx.clock.start()
@@ -158,7 +161,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             evaluation = _evaluate_and_save(trainer, loader, saver, num_done)
         times = ctx.clock.lap()
         with ctx.clock.section(SINGLE_RANK):
-            writer.write(_record(ctx, step, done, times))
+            windows.write(_record(ctx, step, done, times))
             if evaluation is not None:
                 writer.write(evaluation)
         saver.check()
