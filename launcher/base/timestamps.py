@@ -1,11 +1,21 @@
-"""The wall clock as text, to find what is written beside what others log. Nothing is decided by it."""
+"""The wall clock, to find what is written beside what others log; and one that no setting of the clock moves.
+
+Wall time is only written. What is decided by time is decided by `time.monotonic`, or where processes compare
+their times by `steady_time`.
+"""
 
 from __future__ import annotations
 
-import re
+import time
 from datetime import UTC, datetime
 
-_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
+_BEGIN_S = time.time() - time.monotonic()
+
+
+def steady_time() -> float:
+    """Seconds since 1970, by the wall clock as it was when this process began, and from then on by the
+    monotonic one: it never goes back."""
+    return _BEGIN_S + time.monotonic()
 
 
 def utc_stamp() -> str:
@@ -16,12 +26,3 @@ def utc_stamp() -> str:
 def stamped(line: str) -> str:
     """A line of a log, with the time in front."""
     return f"{utc_stamp()} {line}"
-
-
-def without_stamp(line: str) -> str:
-    """A line of a log as it was before `stamped`.
-
-    >>> without_stamp("2025-01-02T03:04:05.678Z resumed after step 3"), without_stamp("resumed")
-    ('resumed after step 3', 'resumed')
-    """
-    return _STAMP.sub("", line)

@@ -48,7 +48,7 @@ DOING: Mapping[str, str] = {
 """Everything that a rank can be doing, with the text for it."""
 WAITING = frozenset((*COLLECTIVE_KINDS, PIPELINE, SERVER, PEERS, SERVING))
 """Those of them in which it waits for another rank."""
-_FORMAT = struct.Struct("<dq16s")
+_FORMAT = struct.Struct("<dqd16s")
 SIZE = _FORMAT.size
 """Bytes of the file."""
 
@@ -58,11 +58,13 @@ class Heartbeat:
     """The last heartbeat of a rank."""
 
     time: float
-    """Seconds since 1970, by the clock of its node."""
+    """`launcher.base.timestamps.steady_time` of the rank."""
     step: int
     """0-based; -1 before the first."""
     doing: str
     """A key of `DOING`."""
+    ends: float = 0.0
+    """When the watchdog ends the rank unless it gives another; 0: not known."""
 
     @property
     def is_waiting(self) -> bool:
@@ -94,9 +96,11 @@ def stacks_name(rank: int) -> str:
     return f"exit/rank-{rank}.stacks"
 
 
-def pack_into(buffer: bytearray | memoryview, time: float, step: int, doing: bytes) -> None:
+def pack_into(
+    buffer: bytearray | memoryview, time: float, step: int, doing: bytes, ends: float = 0.0
+) -> None:
     """Writes a heartbeat over the one before; ``doing`` is a key of `DOING`, encoded."""
-    _FORMAT.pack_into(buffer, 0, time, step, doing)
+    _FORMAT.pack_into(buffer, 0, time, step, ends, doing)
 
 
 def unpack(data: bytes) -> Heartbeat:
@@ -107,5 +111,5 @@ def unpack(data: bytes) -> Heartbeat:
     >>> print(unpack(file))
     in a forward or backward of step 7
     """
-    time, step, doing = _FORMAT.unpack_from(data)
-    return Heartbeat(time=time, step=step, doing=doing.rstrip(b"\0").decode())
+    time, step, ends, doing = _FORMAT.unpack_from(data)
+    return Heartbeat(time=time, step=step, doing=doing.rstrip(b"\0").decode(), ends=ends)

@@ -176,7 +176,7 @@ def test_an_interrupted_run_saves_first_and_goes_on_from_there(start, tmp_path):
     second.send_signal(signal.SIGTERM)
     output, _ = second.communicate(timeout=300)
     assert f"resumed after step {saved}\n" in log.read_text()
-    assert f"\nresumed after step {saved}\n" in output
+    assert f"Z resumed after step {saved}\n" in output
 
 
 def start_with_loss(start, tmp_path, loss):

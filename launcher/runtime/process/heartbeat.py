@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import faulthandler
 import mmap
-import time
 from pathlib import Path
 
+from launcher.base.timestamps import steady_time
 from launcher.contract.config import RunConfig
 from launcher.contract.heartbeat import DOING, SIZE, heartbeat_name, pack_into, stacks_name
 from launcher.contract.records import OTHER
@@ -44,20 +44,23 @@ class HeartbeatWriter:
         self._words = {doing: doing.encode() for doing in DOING}
         self._set_at = float("inf")
         """When the watchdog was last reset."""
+        self._ends = steady_time() + start_timeout_s
+        """When it ends the rank unless it is reset."""
         self.step = -1
         self.beat(OTHER)
         faulthandler.dump_traceback_later(start_timeout_s, exit=True, file=self._stacks)
 
     def beat(self, doing: str) -> None:
         """Records what the rank is doing from now on; a key of `DOING`."""
-        now = time.time()
-        pack_into(self._beats, now, self.step, self._words[doing])  # type: ignore[arg-type]
+        now = steady_time()
         if now - self._set_at > self._between_s:
             self.end_startup()
+        pack_into(self._beats, now, self.step, self._words[doing], self._ends)  # type: ignore[arg-type]
 
     def end_startup(self) -> None:
         """Resets the watchdog: from now on the rank is ended when it does not beat for the timeout."""
-        self._set_at = time.time()
+        self._set_at = steady_time()
+        self._ends = self._set_at + self._timeout_s
         faulthandler.dump_traceback_later(self._timeout_s, exit=True, file=self._stacks)
 
     def close(self) -> None:
