@@ -10,6 +10,9 @@ Each other line is a `StepRecord`, an `EvalRecord`, a `MemoryRecord` or a `Windo
 up) is in the second file, evaluations and the like in the first as well. Earlier versions wrote all of it to
 the first.
 
+So a rank keeps the steps of the newest `KEPT_WINDOWS` windows and of those since, 7 MB where a step takes 640
+bytes, and of every window a line, 1 KB to 2 KB: 0.5 MB to 1 MB of 500,000 steps.
+
 What is measured is in integer nanoseconds of a monotonic clock, so that the kinds of a step sum to the step
 exactly. ``time`` is the wall clock when the line was written, ISO 8601 in UTC, to find it beside what others
 log: nothing is computed from it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from launcher.metrics.read import read_run
 from launcher.runtime.measure import windows
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import loop
+from launcher_plugins.architectures.parameter_server.runtime import server
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute
 from tests.helpers.ranks import run_ranks
 from tests.helpers.record_windows import files_of
+from tests.helpers.servers import serve_and_train, servers_job
 
 NUM_STEPS, WINDOW = 11, 4
 
@@ -88,3 +91,17 @@ def test_a_run_of_an_earlier_version_goes_on_with_its_starts_and_evaluations(tmp
     assert [(rows[0].first_step, rows[0].num_steps) for rows in records.windows] == [(5, 2), (7, 1)]
     assert [record.step for record in records.evals] == [5, 10, 11]
     assert files_of(run_dir)[1].read_text().count('"type":"eval"') == 5
+
+
+def test_a_server_sums_its_updates_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "WINDOW_STEPS", 3)
+    served = serve_and_train(servers_job(), tmp_path, num_steps=8)
+    current, sums, earlier = files_of(tmp_path, 2)
+    written = [json.loads(line) for line in sums.read_text().splitlines()]
+    assert [(line["num_updates"], line["first_step"]) for line in written if line["type"] == "updates"] == [
+        (3, 0),
+        (3, 3),
+    ]
+    assert [record["step"] for record in served.updates[0]] == [6, 7]
+    texts = [path.read_text() for path in (*earlier, current)]
+    assert [text.count('"type":"update"') for text in texts] == [3, 3, 2]

@@ -247,6 +247,22 @@ def kinds_of(headers: tuple[Header, ...], parts: Any) -> list[dict[str, int]]:
     return totals
 
 
+def test_a_start_from_an_earlier_step_takes_back_what_came_after_it(tmp_path):
+    run_dir = written(tmp_path / "run", RUN, WINDOW)  # steps 0 to 22, of which 20 are in windows
+    headers, steps = varied_steps(RUN, seed=1)
+    write_windows(run_dir, headers, [], WINDOW)  # a start that makes no step hides nothing
+    before = read_run(run_dir)
+    assert (before.num_steps, before.num_starts, before.num_lost_steps) == (23, 2, 0)
+    write_windows(run_dir, headers, steps[8:17], WINDOW, RUN.warmup_steps)
+    again = read_run(run_dir)
+    assert kinds_of(again.headers, again.parts) == kinds_of(again.headers, steps[8:17])
+    assert [(rows[0].first_step, rows[0].step) for rows in again.windows] == [(8, 9), (10, 14)]
+    assert (again.num_starts, again.num_lost_steps) == (3, 15)
+    write_windows(run_dir, headers, steps[16:], WINDOW, RUN.warmup_steps)  # one step is made again
+    last = read_run(run_dir)
+    assert (last.num_steps, last.num_starts, last.num_lost_steps) == (7, 4, 16)
+
+
 def growth(*run_dirs: Path) -> tuple[int, int]:
     """Bytes on the disk, and held by the report at most, that the second has more than the first."""
     held, sizes = [], []
