@@ -18,7 +18,7 @@ from launcher.app.output import Output, shown
 from launcher.app.planning import one_device_plan
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.files import read_json
-from launcher.base.units import format_duration
+from launcher.base.units import counted, format_duration
 from launcher.contract.plan import Plan
 from launcher.report.runs import named_base
 from launcher.runs.failure import failure_text
@@ -145,7 +145,7 @@ def train_baseline(plan: Plan, origin: Origin, stop: StopSignal, output: Output)
     with failed_unless_ended(run.directory):
         with removed_unless_begun(path):
             run.record(origin)
-        output.say(f"baseline: the same training on one device, in {shown(path)}")
+        output.say(f"baseline: {_what(plan)}, in {shown(path)}")
         state = train(run, stop, output)
     if state.phase == "failed":
         raise JobError(f"the baseline failed; --no-baseline runs without it\n{failure_text(path, state)}")
@@ -173,6 +173,13 @@ def submit_baseline(
     predicted = format_duration(plan.schedule.step_s * plan.config.train.num_steps)
     return Baseline(
         path=path,
-        message=f"baseline: the same training on one device, submitted as job {handle.id} in "
+        message=f"baseline: {_what(plan)}, submitted as job {handle.id} in "
         f"{shown(path)}; it takes {predicted} by prediction. --no-baseline leaves it out.",
     )
+
+
+def _what(plan: Plan) -> str:
+    """What the baseline is, of which this is the plan."""
+    num_steps, most = plan.config.train.num_steps, plan.config.report.num_baseline_steps
+    part = f", its first {counted(most, 'step')}" if num_steps == most else ""
+    return f"the same training on one device{part}"

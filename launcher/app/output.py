@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from launcher.base.redaction import escaped
+from launcher.base.timestamps import stamped
 from launcher.runs.watch import surviving_lost_output
 
 _MAX_WIDTH = 100
@@ -38,6 +39,10 @@ class Output:
         """Prints what happens, at once."""
         with surviving_lost_output(reader=self.goes_on):
             print(text, file=self.stream, flush=True)
+
+    def event(self, text: str) -> None:
+        """Prints what happens now: with the time, where it goes to a file."""
+        self.say(text if takes_control(self.stream) else stamped(text))
 
     def warn(self, text: str) -> None:
         """Prints what goes wrong, at once; it may quote what others have printed."""

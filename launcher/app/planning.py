@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.app.user_model import is_seen_here, measured_code, refuse_shadowed, source_roots
 from launcher.base.errors import LauncherError
+from launcher.config.baseline import of_baseline
 from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
@@ -102,8 +103,9 @@ def one_device_plan(plan: Plan) -> Plan:
 
 
 def one_device(plan: Plan) -> LaunchConfig:
-    """The same training on one device: the same batch in the same microbatches, all in one place."""
-    config, batch = plan.config, plan.batch
+    """The same training on one device: the same batch in the same microbatches, all in one place; of a long
+    one the first steps."""
+    config, batch = of_baseline(plan.config), plan.batch
     return replace(
         config,
         name=f"{config.name}-baseline",

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from launcher.app.output import takes_control
 from launcher.base.files import json_object, read_json
+from launcher.base.timestamps import stamped
 from launcher.base.units import counted, format_count, format_duration
 from launcher.contract.job import RESUME_NOTE
 from launcher.contract.mesh import Coordinates
@@ -189,7 +190,7 @@ class Progress:
 
     def _print(self, text: str) -> None:
         self._erase()
-        self._stream.write(text + "\n")
+        self._stream.write((text if self._is_live else stamped(text)) + "\n")
         self._stream.flush()
         self._printed = text
         self._shown = self._clock()
@@ -245,5 +246,6 @@ def _newest_step(records: Path) -> int | None:
     if not records.is_file():
         return None
     lines = map(json_object, last_lines(records))
-    found = [record for record in lines if record and record.get("type") == "step"]
-    return int(found[-1]["step"]) if found else None
+    steps = {"step": "step", "segment": "newest_step"}
+    found = [record[steps[kind]] for record in lines if record and (kind := record.get("type")) in steps]
+    return int(found[-1]) if found else None

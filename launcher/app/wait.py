@@ -50,7 +50,7 @@ def wait_for_baseline(base: Path, output: Output) -> None:
     """Follows the baseline of a run that has succeeded to its end."""
     directory = RunDirectory(base)
     if current_state(directory).phase in ACTIVE:
-        output.say(f"succeeded; waits for the baseline {shown(base)}")
+        output.event(f"succeeded; waits for the baseline {shown(base)}")
         _wait_with_steps(directory, output)
 
 
@@ -75,7 +75,7 @@ def wait_for_end(
         if text != said:
             if progress is not None:
                 progress.close()
-            output.say(text)
+            output.event(text)
             said = text
         until = time.monotonic() + ASK_INTERVAL_S
         while time.monotonic() < until and (stop is None or stop.signal is None):

@@ -46,6 +46,23 @@ def listed(numbers: Iterable[int], separator: str = ", ") -> str:
     return separator.join(words)
 
 
+def weighted_median(values: Iterable[tuple[float, int]]) -> float:
+    """The median of numbers of which each stands for so many, its weight.
+
+    >>> weighted_median([(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 1)]), weighted_median([(1.0, 1), (2.0, 10)])
+    (3.0, 2.0)
+    """
+    ordered = sorted(values)
+    total, seen, low = sum(weight for _, weight in ordered), 0, None
+    for value, weight in ordered:
+        seen += weight
+        if low is None and 2 * seen >= total:
+            low = value
+        if low is not None and 2 * seen > total:
+            return (low + value) / 2
+    raise ValueError("the median of nothing")
+
+
 def ring_share(operation: str, num_ranks: int) -> float:
     """The part of an operation's buffer that each rank of a ring of n sends, and every link has to carry.
 

@@ -48,7 +48,7 @@ DOING: Mapping[str, str] = {
 """Everything that a rank can be doing, with the text for it."""
 WAITING = frozenset((*COLLECTIVE_KINDS, PIPELINE, SERVER, PEERS, SERVING))
 """Those of them in which it waits for another rank."""
-_FORMAT, _ALIVE, _WOKE = struct.Struct("<dq16s"), struct.Struct("<d"), struct.Struct("<dd")
+_FORMAT, _ALIVE, _WOKE = struct.Struct("<dqd16s"), struct.Struct("<d"), struct.Struct("<dd")
 SIZE = _FORMAT.size + _ALIVE.size + _WOKE.size
 """Bytes of the file."""
 STOPPED_S = 5.0
@@ -60,15 +60,17 @@ class Heartbeat:
     """The last heartbeat of a rank."""
 
     time: float
-    """Seconds since 1970, by the clock of its node."""
+    """`launcher.base.timestamps.steady_time` of the rank."""
     step: int
     """0-based; -1 before the first."""
     doing: str
     """A key of `DOING`."""
+    ends: float = 0.0
+    """When the watchdog ends the rank unless it gives another; 0: not known."""
     alive_s: float = 0.0
     """Seconds after ``time`` for which the process is known to have run: not while it was stopped."""
     woke: float = 0.0
-    """When it ran again after it had been stopped, in seconds since 1970; 0: it never was."""
+    """When it ran again after it had been stopped, by the same clock; 0: it never was."""
     stopped_s: float = 0.0
     """Seconds for which it had been."""
 
@@ -102,9 +104,11 @@ def stacks_name(rank: int) -> str:
     return f"exit/rank-{rank}.stacks"
 
 
-def pack_into(buffer: bytearray | memoryview, time: float, step: int, doing: bytes) -> None:
+def pack_into(
+    buffer: bytearray | memoryview, time: float, step: int, doing: bytes, ends: float = 0.0
+) -> None:
     """Writes a heartbeat over the one before; ``doing`` is a key of `DOING`, encoded."""
-    _FORMAT.pack_into(buffer, 0, time, step, doing)
+    _FORMAT.pack_into(buffer, 0, time, step, ends, doing)
     pack_alive(buffer, 0.0)
 
 
@@ -126,13 +130,14 @@ def unpack(data: bytes) -> Heartbeat:
     >>> print(unpack(file))
     in a forward or backward of step 7
     """
-    time, step, doing = _FORMAT.unpack_from(data)
+    time, step, ends, doing = _FORMAT.unpack_from(data)
     (alive_s,) = _ALIVE.unpack_from(data, _FORMAT.size)
     woke, stopped_s = _WOKE.unpack_from(data, _FORMAT.size + _ALIVE.size)
     return Heartbeat(
         time=time,
         step=step,
         doing=doing.rstrip(b"\0").decode(),
+        ends=ends,
         alive_s=alive_s,
         woke=woke,
         stopped_s=stopped_s,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from launcher.typed.scalars import Filled, NonNegativeInt, Range
+from launcher.typed.read import read_while
+from launcher.typed.scalars import Filled, NonNegativeInt, PositiveInt, Range
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 """Phase of a job."""
@@ -57,9 +58,17 @@ class ReportConfig:
     warmup_steps: NonNegativeInt
     """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
     short for it."""
+    baseline_steps: PositiveInt = field(default=200, metadata=read_while("report.baseline", "auto"))
+    """Most steps that the baseline is measured by: it trains its ``warmup_steps`` and these, or the whole
+    training where that is shorter. Losses are compared over them."""
     claims: bool = False
     """Whether what a pipeline's schedule promises is measured and set beside the theory, in a table of its
     own. What autograd holds is then followed through the second step, which has to be warm-up."""
+
+    @property
+    def num_baseline_steps(self) -> int:
+        """Most steps that the baseline trains."""
+        return self.warmup_steps + self.baseline_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +202,21 @@ def log_name(rank: int) -> str:
 
 
 def records_name(rank: int) -> str:
-    """The file of what a rank measures, inside the run directory."""
+    """The file of what a rank measures, inside the run directory: its steps since the last window."""
     return f"metrics/rank-{rank:05d}.jsonl"
+
+
+def sums_name(rank: int) -> str:
+    """The file of what a rank measured, with sums in place of steps, inside the run directory."""
+    return f"metrics/sums/rank-{rank:05d}.jsonl"
+
+
+def whole_name(rank: int, start: int, newest_step: int) -> str:
+    """The file of the steps of a window, the last of them ``newest_step``, inside the run directory.
+
+    Names of a rank ascend as its steps were made.
+    """
+    return f"metrics/whole/rank-{rank:05d}-start-{start:04d}-step-{newest_step:09d}.jsonl"
 
 
 def error_name(rank: int) -> str:

@@ -17,7 +17,7 @@ from launcher.contract.actions import Action, PipelineShape
 from launcher.contract.config import CHUNKED_SCHEDULE, LaunchConfig
 from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.contract.plan import Plan, Section, StagePlan
-from launcher.contract.records import RunRecords
+from launcher.contract.records import Part, RunRecords
 from launcher.contract.shape import (
     DTYPE_BYTES,
     FP32_BYTES,
@@ -99,8 +99,14 @@ class TrainedRun:
     name: str
     plan: Plan
     records: RunRecords
-    measured: tuple[int, ...]
-    """The steps after the warm-up."""
+    measured: tuple[tuple[Part, ...], ...]
+    """The steps after the warm-up, ascending: those of `RunRecords.parts`, each with one record per trainer
+    rank."""
+
+    @property
+    def measured_steps(self) -> range:
+        """The numbers of these steps."""
+        return range(self.measured[0][0].first_step, self.measured[-1][0].step + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,9 @@ from launcher.contract.records import (
     SINGLE_RANK,
     TRANSFER,
     Header,
-    RunRecords,
+    Part,
     StepRecord,
+    WindowRecord,
 )
 
 _SHARED = {
@@ -33,8 +34,8 @@ _SHARED = {
 """The coordinates that the members of one group have in common."""
 
 
-def split_step(records: RunRecords, step: int) -> tuple[dict[str, int], ...]:
-    """The `REPORT_KINDS` of one step, in nanoseconds: one dict per entry of ``records.headers``.
+def split(headers: Sequence[Header], rows: Sequence[Part]) -> tuple[dict[str, int], ...]:
+    """The `REPORT_KINDS` of one step, or of the steps of a window, in nanoseconds: one dict per rank.
 
     A collective ends for all members together, so the member that came last waited for nobody: its
     time in the call, the shortest, is the ``transfer`` of all, and what the others spent beyond it
@@ -43,29 +44,29 @@ def split_step(records: RunRecords, step: int) -> tuple[dict[str, int], ...]:
     reduce-scatter), not for a broadcast. A message between stages has one side that waits, so its
     ``transfer`` is the time calibrated for it in warm-up, and the rest is ``pipeline_wait``.
 
-    The kinds of a rank sum to its step exactly.
+    The kinds of a rank sum to its steps exactly.
 
     Raises:
         LauncherError: when two members of a group made different numbers of calls.
     """
-    headers, rows = records.headers, records.steps[step]
-    split = [_own(header, row) for header, row in zip(headers, rows, strict=True)]
+    found = [_own(header, row) for header, row in zip(headers, rows, strict=True)]
     for kind in COLLECTIVE_KINDS:
         is_used = any(kind in row.kinds_ns for row in rows)
         for indices in groups(headers, kind) if is_used else ():
             transfer = _transfer_ns(headers, rows, kind, indices)
             for index in indices:
-                split[index][TRANSFER] += transfer
-                split[index][PEER_WAIT] += rows[index].kinds_ns.get(kind, 0) - transfer
-    for header, row, kinds in zip(headers, rows, split, strict=True):
+                found[index][TRANSFER] += transfer
+                found[index][PEER_WAIT] += rows[index].kinds_ns.get(kind, 0) - transfer
+    for header, row, kinds in zip(headers, rows, found, strict=True):
         if sum(kinds.values()) != row.duration_ns:
-            raise LauncherError(f"step {step}: rank {header.rank} made tied calls, but holds no tied weights")
-    return tuple(split)
+            raise LauncherError(
+                f"step {row.step}: rank {header.rank} made tied calls, but holds no tied weights"
+            )
+    return tuple(found)
 
 
-def waited_ns(records: RunRecords, step: int, kinds: Sequence[str]) -> int:
+def waited_ns(headers: Sequence[Header], rows: Sequence[Part], kinds: Sequence[str]) -> int:
     """Time that all ranks together waited in these collective kinds for the member that came last."""
-    headers, rows = records.headers, records.steps[step]
     total = 0
     for kind in kinds:
         for indices in groups(headers, kind):
@@ -84,23 +85,51 @@ def groups(headers: Sequence[Header], kind: str) -> list[list[int]]:
     return list(members.values())
 
 
-def _own(header: Header, row: StepRecord) -> dict[str, int]:
+def _own(header: Header, row: Part) -> dict[str, int]:
     """What one rank's record tells by itself."""
     kinds = dict.fromkeys(REPORT_KINDS, 0)
     for kind in (COMPUTE, REPLICATED, SINGLE_RANK, SERVER, INPUT, OTHER):
         kinds[kind] = row.kinds_ns.get(kind, 0)
     blocked = row.kinds_ns.get(PIPELINE, 0)
-    kinds[TRANSFER] = min(blocked, row.num_receives * header.p2p_latency_ns)
+    if isinstance(row, StepRecord):
+        kinds[TRANSFER] = min(blocked, row.num_receives * header.p2p_latency_ns)
+    else:
+        kinds[TRANSFER] = row.shortest_ns.get(PIPELINE) or 0
     kinds[PIPELINE_WAIT] = blocked - kinds[TRANSFER]
     return kinds
 
 
-def _transfer_ns(headers: Sequence[Header], rows: Sequence[StepRecord], kind: str, indices: list[int]) -> int:
-    calls = [rows[index].collectives_ns.get(kind, ()) for index in indices]
-    for index, times in zip(indices, calls, strict=True):
+def _transfer_ns(headers: Sequence[Header], rows: Sequence[Part], kind: str, indices: list[int]) -> int:
+    """The shortest times of the calls of one group, summed."""
+    members = [rows[index] for index in indices]
+    steps = [row for row in members if isinstance(row, StepRecord)]
+    if len(steps) == len(members):
+        return sum(shortest_calls_ns(headers, steps, kind, indices))
+    found = {row.shortest_ns.get(kind) for row in members if isinstance(row, WindowRecord)}
+    time = found.pop() if len(found) == 1 else None
+    if time is None:
+        names = ", ".join(str(headers[index].rank) for index in indices)
+        raise LauncherError(
+            f"steps {members[0].first_step} to {members[0].step}: ranks {names} did not make the same {kind} "
+            "calls; they cannot be matched"
+        )
+    return time
+
+
+def shortest_calls_ns(
+    headers: Sequence[Header], rows: Sequence[StepRecord], kind: str, indices: Sequence[int]
+) -> list[int]:
+    """For each call of one group in a step, the shortest time that a member spent in it; ``rows`` and the
+    ``indices`` of their headers are those of its members.
+
+    Raises:
+        LauncherError: when two of them made different numbers of calls.
+    """
+    calls = [row.collectives_ns.get(kind, ()) for row in rows]
+    for index, row, times in zip(indices, rows, calls, strict=True):
         if len(times) != len(calls[0]):
             raise LauncherError(
-                f"step {rows[index].step}: rank {headers[index].rank} made {len(times)} {kind} calls, "
+                f"step {row.step}: rank {headers[index].rank} made {len(times)} {kind} calls, "
                 f"rank {headers[indices[0]].rank} of the same group {len(calls[0])}; they cannot be matched"
             )
-    return sum(map(min, zip(*calls, strict=True)))
+    return list(map(min, zip(*calls, strict=True)))

@@ -234,7 +234,10 @@ def _step(plan: Plan) -> list[str]:
         assumed += f" Not counted: the start of operations, which layers {short} mostly wait for."
     num_steps = plan.config.train.num_steps - first_step(plan.config.train)
     whole = f"{counted(num_steps, 'step')}: {about} {format_duration(num_steps * schedule.step_s)}"
-    return [first, whole, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
+    report, has_baseline = plan.config.report, plan.config.report.baseline == "auto" and plan.world_size > 1
+    base = f"baseline on one device: the first {counted(report.num_baseline_steps, 'step')}"
+    bases = [base] if has_baseline and num_steps > report.num_baseline_steps else []
+    return [first, whole, *bases, *textwrap.wrap(assumed, WIDTH - len(_INDENT))]
 
 
 def _job(site: SiteConfig) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from launcher.base.arithmetic import weighted_median
 from launcher.contract.actions import COMPUTE as COMPUTE_ACTIONS
 from launcher.contract.actions import Action, PipelineShape
-from launcher.contract.records import COMPUTE, PIPELINE_WAIT
+from launcher.contract.records import COMPUTE, PIPELINE_WAIT, Part
 from launcher.metrics.blocked_time import waited_ns
 from launcher.report.runs import Run
 from launcher.schedule.simulate import replay
@@ -50,11 +51,12 @@ def bubble(run: Run) -> Bubble | None:
         return None
     lists, times = plan.lists, _times(run)
     kinds = run.work.kinds_ns
-    at_the_end = sum(waited_ns(run.records, step, _OVER_STAGES) for step in run.measured)
+    headers = run.records.headers
+    at_the_end = sum(waited_ns(headers, rows, _OVER_STAGES) for rows in run.measured)
     idle = kinds[PIPELINE_WAIT] + at_the_end
     return Bubble(
         measured=idle / (idle + kinds[COMPUTE]),
-        idle_s=idle * NS / len(run.measured) / len(run.records.headers),
+        idle_s=idle * NS / run.work.num_steps / len(headers),
         replayed=replay(lists, plan.pipeline, times, transfer_s=0.0).bubble_fraction,
         stages=_stages(lists, times, plan.pipeline),
     )
@@ -67,11 +69,18 @@ def stage_times(run: Run) -> tuple[StageTimes, ...]:
 
 def _times(run: Run) -> list[list[float]]:
     """Seconds of each compute action of every pp_rank: the median over its ranks and the measured steps."""
-    rows: list[list[tuple[int, ...]]] = [[] for _ in range(run.plan.mesh.pp)]
-    for step in run.measured:
-        for header, row in zip(run.records.headers, run.records.steps[step], strict=True):
-            rows[header.pp_rank].append(row.compute_ns)
-    return [[median(times) * NS for times in zip(*own, strict=True)] for own in rows]
+    found: list[list[Part]] = [[] for _ in range(run.plan.mesh.pp)]
+    for rows in run.measured:
+        for header, row in zip(run.records.headers, rows, strict=True):
+            found[header.pp_rank].append(row)
+    return [[seconds * NS for seconds in _medians(own)] for own in found]
+
+
+def _medians(rows: Sequence[Part]) -> Iterator[float]:
+    """The median time of each action."""
+    weights = [row.num_steps for row in rows]
+    for times in zip(*(row.compute_ns for row in rows), strict=True):
+        yield weighted_median(zip(times, weights, strict=True))
 
 
 def _stages(

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
 
+from launcher.base.arithmetic import weighted_median
 from launcher.base.columns import columns, wrapped
 from launcher.base.units import format_percent
 from launcher.contract.actions import B
@@ -120,20 +120,20 @@ def grown_bytes(run: Run) -> list[float] | None:
 
 def first_backwards_s(run: Run) -> list[float] | None:
     """Measured: per pp_rank, the median time of the first backward; None where it was not recorded."""
-    found: list[list[int]] = [[] for _ in range(run.plan.mesh.pp)]
-    for step in run.measured:
-        for header, row in zip(run.records.headers, run.records.steps[step], strict=True):
+    found: list[list[tuple[float, int]]] = [[] for _ in range(run.plan.mesh.pp)]
+    for rows in run.measured:
+        for header, row in zip(run.records.headers, rows, strict=True):
             if row.first_backward_ns is None:
                 return None
-            found[header.pp_rank].append(row.first_backward_ns)
-    return [median(times) * NS for times in found]
+            found[header.pp_rank].append((row.first_backward_ns, row.num_steps))
+    return [weighted_median(times) * NS for times in found]
 
 
 def num_messages(run: Run) -> float:
     """Measured: the mean of a step's messages between stages, over the ranks of one replica."""
     mesh = run.plan.mesh
-    rows = [sum(row.num_receives for row in run.records.steps[step]) for step in run.measured]
-    return mean(rows) / (mesh.num_ranks / mesh.pp)
+    total = sum(row.num_receives for rows in run.measured for row in rows)
+    return total / run.work.num_steps / (mesh.num_ranks / mesh.pp)
 
 
 def _fullest(run: Run, of: Callable[[MemoryRecord], float | None]) -> list[float] | None:

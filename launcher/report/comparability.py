@@ -7,6 +7,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from launcher.base.errors import Fault
+from launcher.config.baseline import of_baseline
 from launcher.contract.config import NOT_COMPUTED, LaunchConfig
 from launcher.report.runs import Run
 from launcher.typed.differences import differences
@@ -32,5 +33,6 @@ def incomparable(config: LaunchConfig, reference: LaunchConfig, name: str) -> It
 
 def noted_differences(run: Run, reference: Run) -> list[str]:
     """Settings that may change the time or the loss, as ``path (value, reference value)``."""
-    found = differences(plain(run.plan.config), plain(reference.plan.config), _NOTED)
+    mine, theirs = (plain(of_baseline(each.plan.config)) for each in (run, reference))
+    found = differences(mine, theirs, _NOTED)
     return sorted(f"{path} ({given}, {reference.name}: {other})" for path, given, other in found)

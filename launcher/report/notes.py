@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 from launcher.base.units import counted
 from launcher.contract.inputs.lineage import lineage_text, stored_lineage
@@ -38,10 +39,16 @@ def run_notes(run: Run) -> Iterator[str]:
         yield f"{name} leaves out {steps} that not every rank recorded."
     for report in run.plugin_reports:
         yield from report.notes
-    num_skipped = sum(row[0].is_skipped for row in records.steps.values())
+    num_skipped = sum(rows[0].num_skipped for rows in records.parts)
     if num_skipped:
         steps = counted(num_skipped, "step")
         yield f"{name} skipped the update of {steps}: the gradient overflowed, and the loss scale was halved."
+    if records.windows:
+        first, last = records.windows[0][0].first_step + 1, records.windows[-1][0].step + 1
+        yield (
+            f"{name} has sums of its steps {first} to {last}, window by window: a median here is that of the "
+            "windows' medians there. Sums and means are over all steps."
+        )
     devices = Counter(header.device for header in records.headers)
     if len(devices) > 1:
         listed = ", ".join(f"{count} of {device}" for device, count in sorted(devices.items()))
@@ -68,8 +75,7 @@ def layout_notes(run: Run, base: Run | None) -> Iterator[str]:
 
 def _replica_notes(run: Run) -> Iterator[str]:
     """How far replicas that have weights of their own were apart at the end."""
-    last = run.records.steps[max(run.records.steps)]
-    found = [row.disagreement for row in last if row.disagreement is not None]
+    found = [row.disagreement for row in run.records.parts[-1] if row.disagreement is not None]
     if found:
         yield (
             f"{run.name}: the weights of its replicas differ by up to {max(found):.2g} of their size from "
@@ -104,10 +110,13 @@ def _base_notes(run: Run, base: Run) -> Iterator[str]:
 def gap_fraction(run: Run) -> float:
     """Share of the time from the first to the last measured step that is in no step."""
     wall = inside = 0
-    for step, following in zip(run.measured, run.measured[1:], strict=False):
-        for row, later in zip(run.records.steps[step], run.records.steps[following], strict=True):
+    for rows, following in pairwise(run.measured):
+        for row, later in zip(rows, following, strict=True):
             wall += later.start_ns - row.start_ns
             inside += row.duration_ns
+    for row in run.measured[-1]:  # from its first step to its last, where it is a window
+        wall += row.last_start_ns - row.start_ns
+        inside += row.duration_ns - row.last_duration_ns
     return 1 - inside / wall if wall else 0.0
 
 

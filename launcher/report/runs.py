@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +16,9 @@ from launcher.base.files import read_regular
 from launcher.base.redaction import shortened
 from launcher.base.units import counted
 from launcher.contract.plan import Plan
-from launcher.contract.records import RunRecords
+from launcher.contract.records import Part, RunRecords
 from launcher.contract.strategy import Architecture, Parallel, RunReport, Strategy, TrainedRun
-from launcher.metrics.blocked_time import split_step
+from launcher.metrics.blocked_time import split
 from launcher.metrics.read import read_run
 from launcher.report.ledger import Work
 
@@ -41,8 +42,8 @@ class Run:
     plan: Plan
     """Its configuration and predictions, taken as data."""
     records: RunRecords
-    measured: tuple[int, ...]
-    """The steps after the warm-up."""
+    measured: tuple[tuple[Part, ...], ...]
+    """The steps after the warm-up: windows, then single steps, each with one record per trainer rank."""
     work: Work
     """What those steps did and took."""
 
@@ -68,13 +69,19 @@ class Run:
         run = TrainedRun(name=self.name, plan=self.plan, records=self.records, measured=self.measured)
         return tuple(strategy.report(run) for strategy in strategies(self.plan))
 
+    def loss_after(self, num_steps: int) -> float | None:
+        """The loss of the last of the first steps; None where it is not known."""
+        rows = next((rows for rows in self.records.parts if rows[0].step + 1 == num_steps), ())
+        losses = [row.loss for row in rows if row.loss is not None]
+        return sum(losses) / len(losses) if losses else None
+
     @property
     def final_loss(self) -> FinalLoss | None:
         """The last evaluation, else the loss of the last step."""
         if self.records.evals:
             last = self.records.evals[-1]
             return FinalLoss(kind="evaluation", num_steps=last.step, loss=last.loss)
-        rows = self.records.steps[max(self.records.steps)]
+        rows = self.records.parts[-1]
         if any(role.trains and role.is_expendable for role in self.plan.roles):
             rows = self.records.newest  # of those that were there to the end
         step, losses = rows[0].step, [row.loss for row in rows if row.loss is not None]
@@ -159,17 +166,18 @@ def read_plan(path: Path) -> Plan:
         raise LauncherError(f"{file} cannot be read as a plan: {error}") from error
 
 
-def _measured_steps(path: Path, records: RunRecords, warmup_steps: int) -> tuple[int, ...]:
-    """The steps after the first ``warmup_steps`` of the newest start."""
-    first = min(records.steps, default=0)
-    measured = tuple(step for step in records.steps if step >= first + warmup_steps)
+def _measured_steps(path: Path, records: RunRecords, warmup_steps: int) -> tuple[tuple[Part, ...], ...]:
+    """The steps after the first ``warmup_steps`` of the newest start; no window of which some are in the
+    warm-up."""
+    first = records.parts[0][0].first_step if records.parts else 0
+    measured = tuple(rows for rows in records.parts if rows[0].first_step >= first + warmup_steps)
     if not measured:
         raise LauncherError(f"{path}: no step to measure: {_why_none(records, warmup_steps)}")
     return measured
 
 
 def _why_none(records: RunRecords, warmup_steps: int) -> str:
-    num_steps, needed = len(records.steps), counted(warmup_steps + 1, "step")
+    num_steps, needed = records.num_steps, counted(warmup_steps + 1, "step")
     drops = f"report.warmup_steps={warmup_steps} drops the first {warmup_steps}"
     if records.num_starts == 1:
         recorded = f"{counted(num_steps, 'step')} recorded by all ranks"
@@ -181,18 +189,18 @@ def _why_none(records: RunRecords, warmup_steps: int) -> str:
     )
 
 
-def _work(plan: Plan, records: RunRecords, measured: tuple[int, ...]) -> Work:
+def _work(plan: Plan, records: RunRecords, measured: Sequence[Sequence[Part]]) -> Work:
     kinds: Counter[str] = Counter()
-    for step in measured:
-        for rank_kinds in split_step(records, step):
+    for rows in measured:
+        for rank_kinds in split(records.headers, rows):
             kinds.update(rank_kinds)
-    rows = [records.steps[step][0] for step in measured]
+    num_samples = sum(rows[0].num_samples for rows in measured)
     return Work(
         num_devices=plan.num_devices,
         num_ranks=len(records.headers),
-        num_steps=len(measured),
+        num_steps=sum(rows[0].num_steps for rows in measured),
         # Not by the records: older ones of a user's own data count samples as tokens.
-        num_tokens=sum(row.num_samples for row in rows) * plan.batch.seq_length,
-        num_samples=sum(row.num_samples for row in rows),
+        num_tokens=num_samples * plan.batch.seq_length,
+        num_samples=num_samples,
         kinds_ns=dict(kinds),
     )

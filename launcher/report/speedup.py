@@ -49,6 +49,22 @@ class Pair:
         return ledger.lost_devices(work, self.base.work) if self.base else ledger.device_shares(work)
 
     @property
+    def base_steps(self) -> int | None:
+        """The steps that the base made, where the run made more; None: no fewer."""
+        if self.base is None:
+            return None
+        run, base = (each.records.parts[-1][0].step + 1 for each in (self.run, self.base))
+        return base if base < run else None
+
+    @property
+    def losses_in_base_steps(self) -> tuple[float, float] | None:
+        """The training loss of the run and of its base after `base_steps`, where both are known."""
+        if self.base is None or self.base_steps is None:
+            return None
+        run, base = (each.loss_after(self.base_steps) for each in (self.run, self.base))
+        return (run, base) if run is not None and base is not None else None
+
+    @property
     def serial_fraction(self) -> float | None:
         """Share of the base's step that this layout does not divide."""
         copies, num_ranks = self.run.plan.num_update_copies, self.run.work.num_ranks
@@ -209,6 +225,8 @@ def _result_data(result: Result) -> dict[str, Any]:
         "lost_devices" if median.base else "devices": median.devices,
         "serial_fraction": median.serial_fraction,
         "karp_flatt": median.karp_flatt,
+        "base_steps": median.base_steps,
+        "losses_in_base_steps": list(map(_or_null, median.losses_in_base_steps or ())),
         "measured": {
             "pipeline_wait_fraction": kinds[PIPELINE_WAIT] / sum(kinds.values()),
             "bubble": plain(found) if found else None,
@@ -225,4 +243,8 @@ def _result_data(result: Result) -> dict[str, Any]:
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """A diverged loss has no number in JSON: it becomes null."""
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+    return {key: _or_null(value) for key, value in values.items()}
+
+
+def _or_null(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -111,7 +111,7 @@ def _compared(report: SpeedupReport, width: int) -> Iterator[str]:
 
 
 def _run_text(run: Run) -> str:
-    dropped = len(run.records.steps) - run.work.num_steps
+    dropped = run.records.num_steps - run.work.num_steps
     measured = counted(run.work.num_steps, "step")
     return f"{run.name} ({run.layout}): {measured} measured, {dropped} dropped (warm-up)"
 
@@ -259,6 +259,10 @@ def _losses(report: SpeedupReport) -> Iterator[str]:
         if final := run.final_loss:
             steps = counted(final.num_steps, "step")
             yield f"  {final.kind} loss {final.loss:.4f} after {steps} of {run.name}"
+    for pair in (result.median for result in report.results):
+        if pair.base and (losses := pair.losses_in_base_steps):
+            both = f"{losses[0]:.4f} in {pair.run.name}, {losses[1]:.4f} in {pair.base.name}"
+            yield f"  training loss after the {pair.base_steps} steps of the base: {both}"
 
 
 def _notes(report: SpeedupReport, width: int) -> Iterator[str]:

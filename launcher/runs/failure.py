@@ -36,7 +36,7 @@ class RankFailure:
 
     rank: int
     time: float
-    """Seconds since 1970."""
+    """`launcher.base.timestamps.steady_time` of the rank."""
     error_type: str
     message: str
     traceback: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.registry import DISTRIBUTION, GROUPS, plugins
+from launcher.config.baseline import of_baseline
 from launcher.contract.config import Recompute
 from launcher.contract.inputs.user_code import code_files
 from launcher.contract.plan import Plan
@@ -26,7 +27,7 @@ def fingerprint(plan: Plan, facts: Mapping[str, Any]) -> str:
 
 def identity(plan: Plan, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What `fingerprint` hashes, by name."""
-    config = plan.config
+    config = of_baseline(plan.config)  # what a baseline repeats: of longer trainings that is the same
     data = plain(config.data)
     del data["cache_dir"]
     device = plain(config.device)

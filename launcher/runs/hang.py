@@ -62,7 +62,7 @@ def find_hang(run_dir: Path) -> Hang | None:
     another, the one with the oldest heartbeat.
     """
     beats = dict(_heartbeats(run_dir))
-    fired = {rank: when for rank in beats if (when := _watchdog_time(run_dir, rank))}
+    fired = {rank: when for rank in beats if (when := _watchdog_time(run_dir, rank, beats[rank]))}
     if not fired:
         return None
     ended = min(fired.values())
@@ -121,11 +121,11 @@ def _heartbeats(run_dir: Path) -> Iterator[tuple[int, Heartbeat]]:
                 yield int(path.stem.removeprefix("rank-")), unpack(data)
 
 
-def _watchdog_time(run_dir: Path, rank: int) -> float | None:
-    """When the watchdog of a rank ended it; None: it did not."""
+def _watchdog_time(run_dir: Path, rank: int, beat: Heartbeat) -> float | None:
+    """When the watchdog of a rank ended it, by the clock of its heartbeats; None: it did not."""
     with suppress(OSError):
         status = (run_dir / stacks_name(rank)).stat()
-        return status.st_mtime if status.st_size else None
+        return (beat.ends or status.st_mtime) if status.st_size else None
     return None
 
 

@@ -10,6 +10,7 @@ RUN/lock             who may write in it now
 RUN/inputs.json      digests of data and code that it was started with
 RUN/init_config.json that of train.init_from
 RUN/save_times       how long before its end the ranks have to be told to save
+RUN/metrics/sums/    their sums, window by window, and RUN/metrics/whole/ the newest windows' steps
 """
 
 from __future__ import annotations

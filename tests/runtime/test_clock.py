@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
-from launcher.contract.records import COMPUTE, OTHER, SINGLE_RANK, EvalRecord, Header
+from launcher.contract.records import COMPUTE, OTHER, SINGLE_RANK
 from launcher.runtime.measure import clock as clocks
-from launcher.runtime.measure.clock import Clock, RecordWriter
+from launcher.runtime.measure.clock import Clock
 
 CPU = torch.device("cpu")
 
@@ -102,34 +100,6 @@ def test_nothing_is_measured_before_the_first_step() -> None:
         pass
     clock.start()
     assert set(clock.lap()["kinds_ns"]) == {OTHER}
-
-
-def header() -> Header:
-    return Header(
-        rank=3,
-        role="trainer",
-        pp_rank=0,
-        dp_rank=0,
-        tp_rank=0,
-        hostname="h",
-        device="d",
-        num_threads=1,
-        num_cores=2,
-        torch_version="2",
-        p2p_latency_ns=0,
-    )
-
-
-def test_a_line_cut_by_a_kill_stays_apart_from_what_a_resumed_rank_writes(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00003.jsonl"
-    path.write_text('{"type": "st')
-    writer = RecordWriter(tmp_path, header())
-    writer.write(EvalRecord(step=1, loss=2.0, num_tokens=3))
-    writer.close()
-    cut, first, second = path.read_text().splitlines()
-    assert cut == '{"type": "st'
-    assert json.loads(first)["rank"] == 3
-    assert json.loads(second) == {"type": "eval", "step": 1, "loss": 2.0, "num_tokens": 3}
 
 
 def test_the_first_backward_of_each_step_is_told_from_its_start(host: Host) -> None:

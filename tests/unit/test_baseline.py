@@ -7,8 +7,10 @@ from launcher.app.baseline import find_baseline, named_baseline
 from launcher.app.planning import one_device
 from launcher.base.errors import ConfigError
 from launcher.plan.build import build
+from launcher.plan.text import plan_text
 from launcher.runs.fingerprint import code_sha256, fingerprint
 from launcher.runs.store import RunDirectory
+from launcher.runtime.train.optimizer import learning_rate
 
 FACTS = {"python": "3.11.7", "torch": "2.13.0", "cpu_model": "a", "num_cores": 2, "hostname": "here"}
 
@@ -58,6 +60,37 @@ def test_the_baseline_is_the_same_batch_in_the_same_microbatches_on_one_device(m
     assert alone.config.report.baseline == "none"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "num_steps", "decay_steps"),
+    [
+        ((), 205, 1000),
+        (("report.baseline_steps=20", "report.warmup_steps=3"), 23, 1000),
+        (("report.baseline_steps=995",), 1000, None),
+        (("report.baseline_steps=994",), 999, 1000),
+        (("optim.decay_steps=700",), 205, 700),
+        (("optim.decay=constant",), 205, None),
+        (("optim.warmup_steps=1000",), 205, None),
+    ],
+)
+def test_of_a_long_training_the_baseline_is_the_first_steps_at_the_same_learning_rates(
+    make_plan, overrides, num_steps, decay_steps
+):
+    plan = make_plan("train.num_steps=1000", "parallel.dp=2", *overrides)
+    alone = build(one_device(plan))
+    assert (alone.config.train.num_steps, alone.config.optim.decay_steps) == (num_steps, decay_steps)
+    assert fingerprint(alone, FACTS) == fingerprint(plan, FACTS)
+    for step in range(num_steps):
+        mine, theirs = (learning_rate(p.config.optim, step, p.config.train.num_steps) for p in (alone, plan))
+        assert mine == theirs
+
+
+def test_the_plan_says_how_much_of_a_long_training_its_baseline_is(make_plan):
+    line = "baseline on one device: the first 205 steps"
+    assert line in plan_text(make_plan("train.num_steps=1000", "parallel.dp=2"))
+    assert line not in plan_text(make_plan("train.num_steps=205", "parallel.dp=2"))
+    assert line not in plan_text(make_plan("train.num_steps=1000", "parallel.dp=2", "report.baseline=none"))
+
+
 def test_an_interleaved_plan_has_a_baseline_too(make_plan):
     alone = build(one_device(make_plan("parallel=interleaved")))
     assert (alone.schedule.name, alone.config.parallel.num_chunks) == ("1f1b", 1)
@@ -93,6 +126,7 @@ def test_the_baseline_has_the_fingerprint_of_its_run(make_plan):
         ("batch.micro_size=4",),
         ("optim.lr=5e-4",),
         ("train.num_steps=7",),
+        ("train.num_steps=1000",),
         ("seed=1",),
         ("precision=bf16",),
         ("parallel.recompute=full",),

@@ -37,9 +37,9 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def beat(run_dir, rank, time, doing, stacks=None, step=3, alive_s=0.0, woke=(0.0, 0.0)):
+def beat(run_dir, rank, time, doing, stacks=None, step=3, ends=0.0, alive_s=0.0, woke=(0.0, 0.0)):
     data = bytearray(SIZE)
-    pack_into(data, time, step, doing.encode())
+    pack_into(data, time, step, doing.encode(), ends)
     pack_alive(data, alive_s)
     pack_woke(data, *woke)
     (run_dir / heartbeat_name(rank)).write_bytes(data)
@@ -79,6 +79,15 @@ def test_a_server_that_has_stopped_saying_that_it_waits_hung(run_dir, silent_s, 
     beat(run_dir, 1, 100.6, SERVER, STACKS)
     beat(run_dir, 2, 105.0 - silent_s, "serving", step=step)
     assert there(find_hang(run_dir)).rank == guilty
+
+
+@pytest.mark.parametrize("set_by_s", [-3600, 0, 3600])
+def test_a_wall_clock_that_was_set_changes_nothing_of_who_hung_for_how_long(run_dir, set_by_s):
+    beat(run_dir, 0, 100.5, SERVER, STACKS, ends=105.0)
+    beat(run_dir, 1, 101.0, "serving", ends=106.0)
+    os.utime(run_dir / stacks_name(0), (105.0 + set_by_s,) * 2)
+    hang = there(find_hang(run_dir))
+    assert (hang.rank, hang.silent_s) == (1, 4.0)
 
 
 def test_without_a_watchdog_that_ended_a_rank_nothing_hung(run_dir):

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 
 import pytest
 
@@ -48,6 +49,13 @@ def append(path, *items):
             file.write(json.dumps(item) + "\n")
 
 
+def printed(out: io.StringIO) -> list[str]:
+    """The lines of a stream that is no terminal, without the time that each begins with."""
+    lines = [line.split(" ", 1) for line in out.getvalue().splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", stamp) for stamp, _ in lines)
+    return [text for _, text in lines]
+
+
 def test_what_the_ranks_go_on_from_is_said_once_for_each_start(records, tmp_path):
     out, note = io.StringIO(), tmp_path / "resumed.json"
     progress = Progress([records], 10, out, resumed=note)
@@ -58,7 +66,7 @@ def test_what_the_ranks_go_on_from_is_said_once_for_each_start(records, tmp_path
     note.write_text(json.dumps({"step": 8, "skipped": []}))
     os.utime(note, ns=(1, 1))
     progress.update()
-    assert out.getvalue().splitlines() == [
+    assert printed(out) == [
         "step-00000006 was skipped: damaged",
         "resumed after step 4",
         "resumed after step 8",
@@ -76,7 +84,7 @@ def test_a_piped_run_prints_its_first_step_then_lines_at_intervals_then_the_last
         append(records, step(number, loss=2.5 - number / 10))
     progress.update()
     progress.close()
-    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/10", "4/10", "7/10", "10/10"]
+    assert [line.split()[1] for line in printed(out)] == ["1/10", "4/10", "7/10", "10/10"]
 
 
 def test_a_line_tells_step_loss_speed_and_time_to_go(records):
@@ -84,7 +92,7 @@ def test_a_line_tells_step_loss_speed_and_time_to_go(records):
     progress = Progress([records], 200, out)
     append(records, step(0), step(1, loss=2.4567), step(2, loss=2.25))
     progress.update()
-    assert out.getvalue() == "step   3/200   loss 2.2500   4.10K tokens/s   1 min 38 s to go\n"
+    assert printed(out) == ["step   3/200   loss 2.2500   4.10K tokens/s   1 min 38 s to go"]
 
 
 def test_samples_without_a_sequence_are_counted_as_samples(records):
@@ -140,6 +148,16 @@ def test_a_file_that_was_moved_aside_and_has_grown_beyond_it_is_read_from_its_st
     records.rename(records.with_suffix(".old"))
     append(records, step(3), step(4))
     assert [record["step"] for record in tail.read()] == [3, 4]
+
+
+def test_what_was_left_of_a_file_when_the_next_took_its_place_is_read_first(records):
+    append(records, HEADER, step(0))
+    tail = RunTail([records])
+    append(records, step(1), evaluation(2, 4.5))
+    records.rename(records.with_suffix(".whole"))
+    append(records, {"type": "segment", "start": 1, "newest_step": 1}, step(2))
+    assert [record["step"] for record in tail.read()] == [1, 2, 2]
+    assert list(tail.read()) == []
 
 
 def test_a_terminal_gets_one_line_redrawn_and_erased(records, monkeypatch):

@@ -16,7 +16,7 @@ from launcher.contract.records import COMPUTE, SERVER, Header, MemoryRecord
 from launcher.report.speedup import compare, to_json
 from launcher.report.tables import speedup_text
 from launcher.typed.read import plain
-from launcher_plugins.architectures.parameter_server.report import UpdateRecord
+from launcher_plugins.architectures.parameter_server.report import UpdateRecord, summed
 from tests.helpers.fake_runs import MS, FakeRun, write_records
 
 TIMES = {rank: {COMPUTE: own_ms, SERVER: 10} for rank, own_ms in enumerate((90, 190, 92))}
@@ -65,6 +65,20 @@ def test_the_exchange_and_the_late_worker_are_told_beside_what_was_predicted(run
         "  a server's work on an update: measured 3 ms; predicted 2 ms\n"
         "  staleness, other updates since the pull: 1: 50%, 2: 50% (at most 2)\n"
     ) in text
+
+
+def test_sums_of_updates_give_what_the_updates_give(run: Path) -> None:
+    text = speedup_text([run], None, width=100, ascii_only=True)
+    records = run / "metrics" / "rank-00003.jsonl"
+    header, *lines = map(json.loads, records.read_text().splitlines())
+    updates = [UpdateRecord(**values) for values in lines]
+    sums = [summed(updates[first:last]).values() for first, last in ((0, 6), (6, 13))]
+    (run / "metrics" / "sums").mkdir()
+    (run / "metrics" / "sums" / records.name).write_text("\n".join(map(json.dumps, [header, *sums])) + "\n")
+    write_records(run, 3, [header, *lines[13:]])
+    assert speedup_text([run], None, width=100, ascii_only=True) == text
+    write_records(run, 3, [header, *lines[14:]])
+    assert speedup_text([run], None, width=100, ascii_only=True) != text
 
 
 def test_buffers_that_are_kept_are_in_what_is_predicted_for_the_update(run: Path) -> None:

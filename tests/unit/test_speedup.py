@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from launcher.base.errors import ConfigError, LauncherError
 from launcher.contract.job import records_name
 from launcher.contract.mesh import Mesh
 from launcher.report.speedup import compare, to_json
+from launcher.report.tables import report_text
 from tests.helpers.fake_runs import CUDA, FakeRun
 from tests.helpers.objects import there
 
@@ -45,7 +47,7 @@ def test_speedup_and_ledger_come_from_the_records(tmp_path, base):
 
 def test_warm_up_steps_are_dropped_as_the_plan_says(tmp_path):
     run = compare([FakeRun(num_steps=7, warmup_steps=3).write(tmp_path / "run")], None).results[0].median.run
-    assert run.measured == (3, 4, 5, 6)
+    assert [rows[0].step for rows in run.measured] == [3, 4, 5, 6]
     assert run.work.num_steps == 4
 
 
@@ -56,7 +58,7 @@ def test_warm_up_counts_from_the_start_of_a_resumed_run(tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines, lines[0], *lines[4:]]))
     report = compare([run_dir], None)
-    assert report.results[0].median.run.measured == (5, 6)
+    assert [rows[0].step for rows in report.results[0].median.run.measured] == [5, 6]
     assert report.notes[:2] == (
         "run was started 2 times: only steps since its last start are measured.",
         "run lost 4 steps with starts that failed: their time is in no number here.",
@@ -364,6 +366,25 @@ def test_final_loss_without_evaluation_is_of_the_last_step(tmp_path):
     final = compare([run.write(tmp_path / "run")], None).results[0].median.run.final_loss
     assert final is not None
     assert (final.kind, final.num_steps, final.loss) == ("training", 6, 2.5)
+
+
+def test_losses_are_compared_over_the_steps_that_a_shorter_base_made(tmp_path, base):
+    longer, equal = dp2(num_steps=9).write(tmp_path / "longer"), dp2().write(tmp_path / "equal")
+    line = "  training loss after the 6 steps of the base: 2.5000 in longer, 2.5000 in base\n"
+    assert line in report_text(compare([longer], base))
+    assert "of the base: " not in report_text(compare([equal], base))
+    (result,) = json.loads(to_json(compare([longer], base)))["results"]
+    assert (result["base_steps"], result["losses_in_base_steps"]) == (6, [2.5, 2.5])
+
+
+def test_that_a_base_is_the_first_steps_of_a_longer_training_is_no_difference(tmp_path):
+    train = {"report": {"baseline_steps": 4}}
+    base = replace(BASE, config=train).write(tmp_path / "base")
+    longer = dp2(num_steps=9, config=train).write(tmp_path / "longer")
+    differing = [note for note in compare([longer], base).notes if "Settings that differ" in note]
+    assert not any("train.num_steps" in note for note in differing)
+    others = dp2(num_steps=9, config={"report": {"baseline_steps": 5}}).write(tmp_path / "others")
+    assert any("train.num_steps (7, base: 6)" in note for note in compare([others], base).notes)
 
 
 def test_json_holds_the_numbers_of_the_table(tmp_path, base):

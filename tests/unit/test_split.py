@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from launcher.base.errors import LauncherError
 from launcher.contract.mesh import AXES, Mesh
 from launcher.contract.records import REPORT_KINDS, RunRecords
-from launcher.metrics.blocked_time import groups, split_step
+from launcher.metrics.blocked_time import groups, split
 from launcher.metrics.read import read_run
 from tests.helpers.fake_runs import MS, FakeRun
 from tests.helpers.objects import inside
@@ -24,9 +24,14 @@ def records_of(run: FakeRun) -> RunRecords:
     )
 
 
+def split_first(records: RunRecords) -> tuple[dict[str, int], ...]:
+    """The kinds of every rank in step 0."""
+    return split(records.headers, records.steps[0])
+
+
 def split_ms(run: FakeRun) -> list[dict[str, float]]:
     """The kinds of every rank that are not 0, in milliseconds."""
-    return [{kind: ns / MS for kind, ns in kinds.items() if ns} for kinds in split_step(records_of(run), 0)]
+    return [{kind: ns / MS for kind, ns in kinds.items() if ns} for kinds in split_first(records_of(run))]
 
 
 def test_shortest_member_of_a_collective_is_its_transfer():
@@ -77,7 +82,7 @@ def test_tied_collective_is_between_first_and_last_stage():
 def test_tied_calls_of_a_middle_stage_are_refused():
     run = FakeRun(mesh=Mesh(pp=3, dp=1, tp=1), kinds_ms={rank: {"tied": 2} for rank in range(3)})
     with pytest.raises(LauncherError, match="step 0: rank 1 made tied calls, but holds no tied weights"):
-        split_step(records_of(run), 0)
+        split_first(records_of(run))
 
 
 def test_members_with_different_numbers_of_calls_are_refused():
@@ -86,7 +91,7 @@ def test_members_with_different_numbers_of_calls_are_refused():
     )
     problem = "step 0: rank 1 made 1 tp calls, rank 0 of the same group 2; they cannot be matched"
     with pytest.raises(LauncherError, match=problem):
-        split_step(records_of(run), 0)
+        split_first(records_of(run))
 
 
 @pytest.mark.parametrize("order", [("pp", "dp", "tp"), ("tp", "pp", "dp"), ("dp", "tp", "pp")])
@@ -116,8 +121,8 @@ def test_kinds_of_every_rank_sum_to_its_step(data, sizes):
             header={"p2p_latency_ns": 7 * MS},
         )
     )
-    split = split_step(records, 0)
-    for row, kinds in zip(records.steps[0], split, strict=True):
+    found = split_first(records)
+    for row, kinds in zip(records.steps[0], found, strict=True):
         assert set(kinds) == set(REPORT_KINDS)
         assert sum(kinds.values()) == row.duration_ns
         assert min(kinds.values()) >= 0
@@ -126,4 +131,4 @@ def test_kinds_of_every_rank_sum_to_its_step(data, sizes):
 def test_split_of_records_from_files_is_the_same(tmp_path):
     run = FakeRun(mesh=Mesh(pp=1, dp=2, tp=1), kinds_ms={0: {"dp": 3}, 1: {"dp": 10}})
     records = read_run(run.write(tmp_path / "run"))
-    assert split_step(records, 5) == split_step(records_of(run), 0)
+    assert split(records.headers, records.steps[5]) == split_first(records_of(run))

@@ -61,6 +61,13 @@ def test_the_step_is_the_newest_whole_record_of_rank_zero(tmp_path):
     assert last_step(directory) == "5/150"
 
 
+def test_the_step_is_known_while_none_was_made_since_the_last_window(tmp_path):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "metrics").mkdir()
+    directory.records(0).write_text('{"type":"segment","start":1,"newest_step":999}\n')
+    assert last_step(directory) == "1000/?"
+
+
 def test_a_line_that_a_killed_rank_left_half_written_is_passed_over(tmp_path):
     directory = RunDirectory(tmp_path)
     (tmp_path / "metrics").mkdir()

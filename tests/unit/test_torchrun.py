@@ -272,14 +272,18 @@ def test_cancel_ends_a_starter_that_does_not_listen(run_dir, monkeypatch):
 def test_ranks_that_outlive_a_failure_are_ended(run_dir, monkeypatch):
     monkeypatch.setattr(torchrun, "_SURVIVAL_S", 0.2)
     handle, rank_pid = start_with_a_stubborn_rank(run_dir)
-    log = run_dir / EXECUTOR_LOG
-    for text, lives in (
-        ("a warning\n", True),
-        (f"Sending process {rank_pid} closing signal SIGTERM\n", False),
+    log, executor = run_dir / EXECUTOR_LOG, Torchrun()
+    hour_s = 3600
+    for text, times, lives in (
+        ("a warning\n", (time.time() - hour_s,) * 2, True),
+        (f"Sending process {rank_pid} closing signal SIGTERM\n", (time.time() + hour_s,) * 2, False),
     ):
         log.write_text(text)
-        time.sleep(0.3)
-        assert Torchrun().state(handle).phase == "running"
+        assert executor.state(handle).phase == "running"
+        os.utime(log, times)  # the wall clock was set, which is no sign of life but once
+        wait_until(lambda: executor._quiet_s(handle, log) > 0.2)
+        assert is_alive(rank_pid)
+        assert executor.state(handle).phase == "running"
         if not lives:
             wait_until(lambda: not is_alive(rank_pid))
         assert is_alive(rank_pid) is lives

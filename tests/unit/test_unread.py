@@ -66,6 +66,7 @@ OFF: dict[str, tuple[str, ...]] = {
     "unless train.eval_batches is 0": ("train.eval_batches=0",),
     "unless executor.continuation is none": ("executor.continuation=none",),
     "while train.init_from is null": ("train.init_from=x",),
+    "while report.baseline is auto": ("report.baseline=none",),
     "where several ranks share a node": TWO_NODES,
     "where batch.num_microbatches is no multiple of parallel.pp": ("parallel=interleaved",),
 }

@@ -1,25 +1,20 @@
-"""The time of a step by kind: a clock that is always in exactly one section, and the rank's records."""
+"""The time of a step by kind: a clock that is always in exactly one section; and who measures, on what."""
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
-from launcher.base.files import naming
 from launcher.base.machine import cpu_model, num_cores
-from launcher.contract.job import records_name
 from launcher.contract.plan import RankPlan
 from launcher.contract.records import COLLECTIVE_KINDS, COMPUTE, OTHER, Header
 from launcher.runtime.process.heartbeat import HeartbeatWriter
-from launcher.typed.read import plain
 
 
 class Clock:
@@ -184,27 +179,6 @@ class _Section:
             self._clock._close(self._first, is_action=self._is_action)
         if error is None:  # else the last report is where the rank failed
             self._clock._report(self._before)
-
-
-class RecordWriter:
-    """Appends records to this rank's file, one whole line at a time."""
-
-    def __init__(self, folder: Path, header: Header) -> None:
-        path = self._path = folder / Path(records_name(header.rank)).name
-        was_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
-        if was_cut:  # a killed rank left half a line: keep it separate from the new header
-            self._file.write("\n")
-        self.write(header)
-
-    def write(self, record: object) -> None:
-        """Appends one record: a dataclass with a ``type``, of `launcher.contract.records` or a role's own."""
-        with naming(self._path):
-            self._file.write(json.dumps(plain(record), separators=(",", ":")) + "\n")
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def device_name(device: torch.device) -> str:

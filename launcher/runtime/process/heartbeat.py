@@ -9,11 +9,11 @@ from __future__ import annotations
 import faulthandler
 import mmap
 import threading
-import time
 from pathlib import Path
 
 from launcher.base.files import naming
 from launcher.base.lock import Lease
+from launcher.base.timestamps import steady_time
 from launcher.contract.heartbeat import (
     DOING,
     SIZE,
@@ -63,6 +63,8 @@ class HeartbeatWriter:
         self._set_at = float("inf")
         """When the watchdog was last reset."""
         self._lease = lease
+        self._ends = steady_time() + start_timeout_s
+        """When it ends the rank unless it is reset."""
         self.step = -1
         self._is_closed = threading.Event()
         self.beat(OTHER)
@@ -74,11 +76,10 @@ class HeartbeatWriter:
         """Records what the rank is doing from now on; a key of `DOING`."""
         if self._lease is not None:
             self._lease.check()
-        now = time.time()
-        self._beat_at = time.monotonic()
-        pack_into(self._beats, now, self.step, self._words[doing])  # type: ignore[arg-type]
+        now = self._beat_at = steady_time()
         if now - self._set_at > self._between_s:
             self.end_startup()
+        pack_into(self._beats, now, self.step, self._words[doing], self._ends)  # type: ignore[arg-type]
 
     def may_write(self) -> None:
         """Ends the rank where its run directory is another's by now."""
@@ -86,17 +87,18 @@ class HeartbeatWriter:
             self._lease.check(max_age_s=0)
 
     def _live(self) -> None:
-        ran_at = time.monotonic()
+        ran_at = steady_time()
         while not self._is_closed.wait(_ALIVE_INTERVAL_S):
-            now = time.monotonic()
+            now = steady_time()
             if now - ran_at > STOPPED_S:
-                pack_woke(self._beats, time.time(), now - ran_at)  # type: ignore[arg-type]
+                pack_woke(self._beats, now, now - ran_at)  # type: ignore[arg-type]
             ran_at = now
             pack_alive(self._beats, now - self._beat_at)  # type: ignore[arg-type]
 
     def end_startup(self) -> None:
         """Resets the watchdog: from now on the rank is ended when it does not beat for the timeout."""
-        self._set_at = time.time()
+        self._set_at = steady_time()
+        self._ends = self._set_at + self._timeout_s
         faulthandler.dump_traceback_later(self._timeout_s, exit=True, file=self._stacks)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.base.files import naming, share_alike
+from launcher.base.timestamps import utc_stamp
 from launcher.base.units import counted, format_count
 from launcher.contract.plan import RankPlan, StagePlan
 from launcher.contract.records import Header
@@ -17,15 +19,36 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+class StampedOutput(io.TextIOWrapper):
+    """A text stream that begins every line with the time. What C code writes has none."""
+
+    def __init__(self, descriptor: int) -> None:
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        super().__init__(io.BufferedWriter(raw), "utf-8", "backslashreplace", write_through=True)
+        self._begins_line = True
+
+    def write(self, text: str, /) -> int:
+        """Writes at once, by a single call for each text: two threads may write."""
+        if text:
+            stamp = f"{utc_stamp()} "
+            lines = text[:-1].replace("\n", f"\n{stamp}") + text[-1]
+            super().write(f"{stamp}{lines}" if self._begins_line else lines)
+            self._begins_line = text.endswith("\n")
+            self.flush()
+        return len(text)
+
+
 def open_log(path: Path) -> None:
     """Sends the output of this process to a file of ``logs/``, which nobody else can read, or the group that
-    may read the run directory."""
+    may read the run directory; its lines begin with the time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     share_alike(path, path.parent.parent)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    sys.stdout.flush()
+    sys.stdout, sys.stderr = StampedOutput(1), StampedOutput(2)
 
 
 def log(text: str) -> None:

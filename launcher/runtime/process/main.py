@@ -14,7 +14,6 @@ import os
 import resource
 import socket
 import sys
-import time
 import traceback
 from contextlib import suppress
 from functools import partial
@@ -24,6 +23,7 @@ from typing import NoReturn
 from launcher.base import registry
 from launcher.base.errors import ConfigError, JobError, LauncherError
 from launcher.base.files import write_whole
+from launcher.base.timestamps import steady_time
 from launcher.contract.job import OUT_OF_MEMORY, error_name, log_name
 from launcher.contract.plan import Plan, sha256
 from launcher.runtime.process.environment import process_rank_from_environment
@@ -86,7 +86,7 @@ def _fail(run_dir: Path, rank: int, error: BaseException) -> NoReturn:
             traceback.print_exc()
         record = {
             "rank": rank,
-            "time": time.time(),
+            "time": steady_time(),
             "error_type": OUT_OF_MEMORY if out_of_memory else type(error).__name__,
             "message": f"{error}\n{_LESS_MEMORY}" if out_of_memory else _message(error),
             "traceback": "" if isinstance(error, LauncherError) or is_full(error) else traceback.format_exc(),

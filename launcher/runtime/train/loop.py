@@ -21,9 +21,11 @@ from launcher.runtime.checkpoint.initial import initial_state, keep_initial_conf
 from launcher.runtime.checkpoint.saving import Saver, restore
 from launcher.runtime.data.inputs import check_inputs
 from launcher.runtime.data.microbatches import Loader, Microbatch
-from launcher.runtime.measure.clock import RecordWriter, rank_header
+from launcher.runtime.measure.clock import rank_header
 from launcher.runtime.measure.memory import MemoryGauge, limit_memory
 from launcher.runtime.measure.message_latency import message_latency_ns
+from launcher.runtime.measure.records import RecordWriter
+from launcher.runtime.measure.windows import StepWindows
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.log import log, rank_summary
 from launcher.runtime.process.stop import StopRequest
@@ -143,7 +145,8 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         keep_initial_config(config.train, run_dir)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
-    writer = RecordWriter(run_dir / "metrics", header)
+    writer = RecordWriter(run_dir, header)
+    windows = StepWindows(ctx, writer, first, latency_ns)
     log(rank_summary(header, ctx.plan, trainer.part.modules.values()))
     steps, num_done = loader.steps(first), first
     ctx.clock.start()
@@ -156,7 +159,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             evaluation = _evaluate_and_save(trainer, loader, saver, num_done)
         times = ctx.clock.lap()
         with ctx.clock.section(SINGLE_RANK):
-            writer.write(_record(ctx, step, done, times))
+            windows.write(_record(ctx, step, done, times))
             if evaluation is not None:
                 writer.write(evaluation)
         saver.check()

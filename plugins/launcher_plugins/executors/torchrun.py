@@ -25,6 +25,7 @@ from pathlib import Path
 from launcher.base import lock
 from launcher.base.errors import Fault
 from launcher.base.registry import plugins
+from launcher.base.timestamps import stamped
 from launcher.base.units import counted, format_duration
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
@@ -78,6 +79,11 @@ class Torchrun(Executor):
 
     is_local = True
     Config = TorchrunConfig
+
+    def __init__(self) -> None:
+        self._logged: dict[str, tuple[tuple[int, int], float]] = {}
+        """By job, how its log was when it was looked at last, and since when it is so, by the monotonic
+        clock."""
 
     def check(self, plan: Plan, run_dir: str | None = None) -> Iterable[Fault]:
         """More than one node; restarts without a checkpoint to resume from."""
@@ -141,12 +147,31 @@ class Torchrun(Executor):
         """The state of torchrun, and the rank that failed. Kills ranks that survive another one's failure."""
         code = _process(handle).poll()
         if code is None:
-            _end_survivors(handle)
+            self._end_survivors(handle)
             return JobState(phase="running")
         if code == 0:
             return JobState(phase="succeeded", exit_code=0)
         log = Path(handle.run_dir) / EXECUTOR_LOG
         return failed_state(log.read_text(errors="replace"), code)
+
+    def _end_survivors(self, handle: JobHandle) -> None:
+        """Kills the ranks that survive torchrun's SIGTERM for a while, and logs it."""
+        log = Path(handle.run_dir) / EXECUTOR_LOG
+        with suppress(OSError):
+            if self._quiet_s(handle, log) < _SURVIVAL_S or _CLOSING not in log.read_bytes():
+                return
+            with log.open("a", encoding="utf-8") as file:
+                for pid in _rank_pids(handle):
+                    file.write(stamped(f"{_KILLED} {pid}, which survived the failure of another rank\n"))
+                    _signal_group(pid, signal.SIGKILL)
+
+    def _quiet_s(self, handle: JobHandle, log: Path) -> float:
+        """How long nothing has been logged, as far as was seen from here."""
+        status, now = log.stat(), time.monotonic()
+        mark = (status.st_size, status.st_mtime_ns)
+        if self._logged.get(handle.id, ((), now))[0] != mark:
+            self._logged[handle.id] = (mark, now)
+        return now - self._logged[handle.id][1]
 
     def request_stop(self, handle: JobHandle) -> bool:
         """Sends SIGTERM to the ranks, not to torchrun, which would kill them after 30 s."""
@@ -259,18 +284,6 @@ def _end_with_parent() -> Callable[[], None] | None:
         return None
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _end_survivors(handle: JobHandle) -> None:
-    """Kills the ranks that survive torchrun's SIGTERM for a while, and logs it."""
-    log = Path(handle.run_dir) / EXECUTOR_LOG
-    with suppress(OSError):
-        if time.time() - log.stat().st_mtime < _SURVIVAL_S or _CLOSING not in log.read_bytes():
-            return
-        with log.open("a", encoding="utf-8") as file:
-            for pid in _rank_pids(handle):
-                file.write(f"{_KILLED} {pid}, which survived the failure of another rank\n")
-                _signal_group(pid, signal.SIGKILL)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

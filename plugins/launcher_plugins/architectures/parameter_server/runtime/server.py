@@ -18,14 +18,16 @@ import torch
 from launcher.base.errors import JobError
 from launcher.contract.heartbeat import SERVING, UPDATING
 from launcher.contract.model.checkpoint import first_step
+from launcher.contract.records import WINDOW_STEPS
 from launcher.runtime.api import RankContext
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.initial import initial_state
 from launcher.runtime.checkpoint.saving import Saver, chosen_step
-from launcher.runtime.measure.clock import RecordWriter, rank_header
+from launcher.runtime.measure.clock import rank_header
+from launcher.runtime.measure.records import RecordWriter
 from launcher.runtime.process.log import log
 from launcher.runtime.process.stop import StopRequest
-from launcher_plugins.architectures.parameter_server.report import LossRecord
+from launcher_plugins.architectures.parameter_server.report import LossRecord, UpdateRecord, summed
 from launcher_plugins.architectures.parameter_server.runtime.messages import (
     DONE,
     LEAVE,
@@ -76,9 +78,11 @@ class Server:
         self._clock, self._shard = ctx.clock, shard
         self._channels, self._run_dir = channels, run_dir
         self._train = ctx.config.train
-        self._writer = RecordWriter(run_dir / "metrics", rank_header(ctx.plan, ctx.device))
+        self._writer = RecordWriter(run_dir, rank_header(ctx.plan, ctx.device))
         rule = SynchronousUpdate if channels.settings.is_lockstep else AsynchronousUpdate
-        self._rule: UpdateRule = rule(channels, shard, self._writer.write)
+        self._rule: UpdateRule = rule(channels, shard, self._record)
+        self._updates: list[UpdateRecord] = []
+        """Since their sums were written last."""
         self._messages: SimpleQueue[tuple[int, ControlMessage]] = SimpleQueue()
         self._sums: dict[int, deque[float]] = defaultdict(deque)
         """Numbers to sum over the workers, by worker, in the order in which they came."""
@@ -110,6 +114,13 @@ class Server:
                 self._save_if_due()
             clock.begin_step(min(self._channels.num_done.values()))
         self._end()
+
+    def _record(self, update: UpdateRecord) -> None:
+        self._writer.write(update, until_window=True)
+        self._updates.append(update)
+        if len(self._updates) == WINDOW_STEPS:
+            self._writer.end_window([summed(self._updates).values()], update.update)
+            self._updates = []
 
     def _next(self) -> tuple[int, ControlMessage]:
         """Waits for a message, however long: a server that waits has not hung."""
