@@ -55,7 +55,7 @@ def launch(given: Request, output: Output = TERMINAL) -> EndedRun:
     Raises:
         LauncherError: when nothing could be started.
     """
-    planned = make_plan(given.recipe, given.overrides)
+    planned = make_plan(given.recipe, given.overrides, allow=given.allow)
     plan = planned.plan
     given.check(plan.config)
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
@@ -91,7 +91,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
         LauncherError: when nothing was submitted.
     """
     given = with_executor(asked)
-    planned = make_plan(given.recipe, given.overrides)
+    planned = make_plan(given.recipe, given.overrides, allow=given.allow)
     plan, sources = planned.plan, planned.composed.sources
     given.check(plan.config)
     run = prepared(plan, resume=given.resume)

@@ -16,6 +16,7 @@ from typing import Any
 from launcher.app.request import Request
 from launcher.base.columns import wrapped
 from launcher.base.errors import LauncherError, nearest
+from launcher.cli.ask import asker
 from launcher.cli.verbs import VERBS, Flag
 
 DEFAULT_RECIPE = "quickstart"
@@ -132,6 +133,7 @@ def request(given: argparse.Namespace) -> Request:
         dry_run=flags.get("dry_run", False),
         require_clean=flags.get("require_clean", False),
         untracked=tuple(filter(None, (flags.get("untracked") or "").split(","))),
+        allow=asker(trusts=flags.get("trust", False)),
         at_once=int(at_once) if at_once else None,
     )
 

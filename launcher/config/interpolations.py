@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.base.errors import ConfigError, Fault
@@ -15,6 +17,17 @@ from launcher.typed.scalars import scalar
 
 _NOTHING = "\0"
 """Stands for null in a text that refers to it; no setting can hold it."""
+
+
+@contextmanager
+def only_settings() -> Iterator[None]:
+    """Leaves OmegaConf none of its functions (``oc.env`` and others), whatever text their names come from."""
+    functions = dict(BaseContainer._resolvers)
+    BaseContainer._resolvers.clear()
+    try:
+        yield
+    finally:
+        BaseContainer._resolvers.update(functions)
 
 
 def resolve(

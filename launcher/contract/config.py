@@ -24,6 +24,7 @@ from launcher.typed.scalars import (
     Size,
     SmallInt,
 )
+from launcher.typed.trust import OF_READER, READS_FILES, names_code
 
 Settings = TypeVar("Settings")
 DEFAULT_SCHEDULE, DEFAULT_ARCHITECTURE = "1f1b", "decentralized"
@@ -78,7 +79,7 @@ class DeviceConfig:
     """Bytes per second between the device and its memory."""
     attainable_fraction: Fraction
     """Share of the peak that large matmuls reach: an assumption, used only for predicted times."""
-    measured_in: str | None = None
+    measured_in: str | None = field(default=None, metadata=READS_FILES)
     """Run directory whose measured forwards and backwards of every stage take the place of this device's
     figures, in predicted times and in ``parallel.layers_per_stage=auto``: of the same model, microbatch, tp,
     precision, recomputation and kind of device, split over any stages. null = by the figures."""
@@ -255,7 +256,7 @@ class ModelConfig:
     """How rotary frequencies are lowered for a longer context; null = not at all."""
     init_std: PositiveFloat = field(metadata=read_unless("model.family", "custom"))
     """Standard deviation of the initial weights."""
-    target: str | None
+    target: str | None = field(metadata=names_code("launcher.models"))
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
     options: Mapping[str, Any]
     """Passed to ``target`` as keyword arguments."""
@@ -267,7 +268,7 @@ class DataConfig:
 
     name: str
     """Name shown in the plan."""
-    source: str | None
+    source: str | None = field(metadata=READS_FILES)
     """Text, neither compressed nor in records: ``package:NAME/glob`` inside an installed package, or a path
     or glob of files."""
     tokenizer: Literal["bytes"]
@@ -276,9 +277,9 @@ class DataConfig:
     """Share of the text or the samples, taken from the end, that is only evaluated."""
     prefetch_batches: NonNegativeInt
     """Steps of data made ready in the background; 0 = none."""
-    cache_dir: str | None = field(metadata=read_unless("data.source", None))
+    cache_dir: str | None = field(metadata={**read_unless("data.source", None), **OF_READER})
     """Where the token file is kept; null = the user's cache folder."""
-    target: str | None
+    target: str | None = field(metadata=names_code("launcher.data"))
     """``package.module:function`` that builds a user's own dataset, of pairs (input, target); excludes
     ``source``."""
     options: Mapping[str, Any]
@@ -344,7 +345,7 @@ class TrainConfig:
         default=True, metadata=read_unless("train.checkpoint_interval", 0, neutral=True)
     )
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
-    init_from: str | None = None
+    init_from: str | None = field(default=None, metadata=READS_FILES)
     """Folder with a GPT-2 or Llama model in Hugging Face's format, whose weights the training begins with;
     null = random weights."""
 
@@ -353,7 +354,7 @@ class TrainConfig:
 class ReportConfig:
     """How the speedup is measured."""
 
-    baseline: str
+    baseline: str = field(metadata=READS_FILES)
     """``auto``, ``none``, or the directory of a finished run."""
     warmup_steps: NonNegativeInt
     """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
@@ -367,9 +368,9 @@ class ReportConfig:
 class RunConfig:
     """Where the run is kept and how long it may hang."""
 
-    dir: str | None
+    dir: str | None = field(metadata=OF_READER)
     """Run directory; null = a new one under ``root``, named after recipe and time."""
-    root: Annotated[str, Filled()]
+    root: Annotated[str, Filled()] = field(metadata=OF_READER)
     """Folder of all runs."""
     timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
     """Seconds after which a rank ends that has given no sign of life, and with it the job; from its first
@@ -400,5 +401,5 @@ class LaunchConfig:
     executor: PluginChoice
     report: ReportConfig
     run: RunConfig
-    site: SiteConfig = field(default_factory=SiteConfig)
+    site: SiteConfig = field(default_factory=SiteConfig, metadata=OF_READER)
     fusion: FusionConfig = field(default_factory=FusionConfig)

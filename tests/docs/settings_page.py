@@ -23,6 +23,7 @@ from launcher.config.compose import Composed
 from launcher.contract.config import LaunchConfig, PluginChoice
 from launcher.typed.read import MISSING, REST, Source, condition_of, field_types
 from launcher.typed.scalars import describe
+from launcher.typed.trust import mark_of
 from tests.helpers.configs import compose_sound
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,8 @@ def settings_part() -> Iterator[str]:
     for name, kind in groups.items():
         yield from ("", f"## {name}", "")
         if kind is not PluginChoice:
-            yield from wrap(markdown(inspect.getdoc(kind) or ""))
+            (item,) = (item for item in dataclasses.fields(LaunchConfig) if item.name == name)
+            yield from wrap(markdown(f"{inspect.getdoc(kind) or ''} {mark_of(item) or ''}".strip()))
             yield ""
         yield from choices(name)
         if name in PLUGINS:
@@ -145,7 +147,7 @@ def entry(path: str, cls: type, name: str, composed: Composed | None) -> Iterato
         kind = kind.replace(word, plainer)
     kind = re.sub(r"\d{5,}", lambda number: f"{int(number[0]):,}", kind)
     (item,) = (item for item in dataclasses.fields(cls) if item.name == name)
-    told = f"{field_docs(cls)[name]} {condition_of(item) or ''}".strip()
+    told = " ".join(map(str, filter(None, (field_docs(cls)[name], condition_of(item), mark_of(item)))))
     text = f"{given} ({kind if default else f'{kind}; no default'}): {markdown(told)}"
     yield from wrap(text, "- ", "  ")
 

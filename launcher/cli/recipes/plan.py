@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.app.output import takes_color
 from launcher.base.errors import LauncherError
 from launcher.base.files import check_new, write_new
+from launcher.cli.ask import asker
 from launcher.contract.plan import Plan
 
 _DRAWINGS = {".svg": "a picture", ".csv": "a table", ".json": "a trace for ui.perfetto.dev"}
@@ -36,7 +37,7 @@ def plan(given: Namespace) -> int:
         raise LauncherError(f"--draw {files['draw']}: the name must end in one of {known}.")
     for flag, path in files.items():
         check_new(path, flag)
-    planned = make_plan(given.recipe, given.overrides)
+    planned = make_plan(given.recipe, given.overrides, allow=asker(trusts=given.trust))
     refuse(seen_faults(planned.plan), planned.composed.sources)
     is_colored = "out" not in files and takes_color(sys.stdout)
     text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_colored)
