@@ -51,8 +51,8 @@ def make_plan(
     composed = compose(recipe, overrides, swept, of_recipe)
     try:
         config = load(composed.values, composed.sources, composed.faults)
-        check(composed, config, allow)
-        roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
+        folders = check(composed, config, allow)
+        roots = source_roots(config, folders)
         inputs = plan_inputs(config, roots, composed.sources)
         plan = build(config, composed.sources, inputs=inputs, source_roots=roots)
     except LauncherError as error:

@@ -217,6 +217,26 @@ def test_what_the_reader_types_needs_no_question(lab: Path) -> None:
     assert asked(own_module(lab), ["data.target=json:loads"]) is None
 
 
+def test_a_module_beside_the_recipe_is_the_recipes_whoever_names_it(lab: Path) -> None:
+    recipe = own_module(lab, target="json:loads")
+    question = asked(recipe, ["data.target=net_of_tests:Net"])
+    assert question is not None
+    assert [(named.path, named.target) for named in question.named] == [("data.target", "")]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_no_module_is_imported_from_a_folder_that_is_not_trusted(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, is_here: bool
+) -> None:
+    here = lab if is_here else lab.parent
+    monkeypatch.chdir(here)
+    recipe, words = str(lab / own_module(lab)), ["data.target=json:loads"]
+    roots = make_plan(recipe, words).plan.source_roots
+    assert roots == (() if is_here else (str(here),))
+    store.remember([lab], [])
+    assert make_plan(recipe, words).plan.source_roots == tuple(dict.fromkeys((str(lab), str(here))))
+
+
 def test_what_the_reader_types_as_a_reference_to_the_recipe_does(lab: Path) -> None:
     (lab / "reads.yaml").write_text(HEAD.format("") + "device: {name: '/data/**'}\n")
     question = asked("./reads.yaml", ["data.source='${device.name}'"])

@@ -32,14 +32,22 @@ class NotTrustedError(ConfigError):
     """What a recipe names is not run, as its folder is not trusted."""
 
 
-def check(composed: Composed, config: LaunchConfig, allow: Allow) -> None:
+def check(composed: Composed, config: LaunchConfig, allow: Allow) -> list[str]:
     """Has the reader decide on the code and the files that a recipe names. What the launcher, an installed
     package or the reader themselves have named needs no decision.
+
+    Returns the folders that modules may be imported from: of the recipe and the current one, but for those
+    that came with a recipe and are not trusted.
 
     Raises:
         NotTrustedError: when it may not be run.
     """
-    _decide(Question(folders=composed.folders, named=tuple(_named(composed, config))), allow)
+    found, places = composed.folders, [str(Path(composed.recipe_path).parent), "."]
+    named = tuple(_named(composed, config))
+    _decide(Question(folders=found, named=named), allow)
+    if named or allow is always or is_trusted(found, ()):
+        return places
+    return [place for place in places if not _is_inside(place, found)]
 
 
 def check_recorded(folder: Path, configs: Sequence[LaunchConfig], allow: Allow) -> None:
@@ -86,13 +94,17 @@ def _refused(question: Question) -> Iterator[Fault]:
 def _named(composed: Composed, config: LaunchConfig) -> Iterator[Named]:
     """The settings of a recipe that have to be decided on."""
     written = dict(walk(composed.values))
-    for path, mark in composed.asked.items():
+    own = {path: mark for path, mark in marked(LaunchConfig) if mark.kind == "code" and composed.folders}
+    for path, mark in {**own, **composed.asked}.items():
         value = value_at(config, path)
         if value is None:
             continue
         where = source_of(path, composed.sources, composed.recipe_path)
-        if mark.kind == "code" and not _is_declared(value, mark, composed.folders):
-            target = "" if _is_below(value, composed.folders) else value
+        if mark.kind == "code":
+            is_below = _is_below(value, composed.folders)
+            if not is_below and (path not in composed.asked or _is_declared(value, mark, composed.folders)):
+                continue  # it is the reader's, or an installed package's
+            target = "" if is_below else value
             options = written.get(f"{path.rpartition('.')[0]}.options")
             given = json.dumps(options, default=str) if options else ""
             yield Named(path=path, value=value, where=where, options=given, target=target)
