@@ -13,6 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from launcher.app.trust import store
 from launcher.contract.plan import Plan
 from tests.helpers import advice
 
@@ -92,6 +93,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def required_parts(config: pytest.Config) -> set[str]:
     """The parts named by ``--require``."""
     return set(filter(None, config.getoption("--require").split(",")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trusted_folders_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Folders of settings of their own, in which the tests' own recipes are allowed to run code."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+    store.remember([Path(__file__).resolve().parents[1], tmp_path_factory.getbasetemp().resolve()], [])
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The reader's own folder of settings, new and empty: recipes in it may set what is the reader's."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = tmp_path / "config" / "trireme"
+    folder.mkdir(parents=True)
+    return folder
 
 
 @pytest.fixture

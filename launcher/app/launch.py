@@ -128,13 +128,13 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
 def _planned(given: Request) -> tuple[Request, Planned]:
     """The plan, of a run that is resumed with what it began with, which needs not be told again; and the
     request for it."""
-    planned = make_plan(given.recipe, given.overrides)
+    planned = make_plan(given.recipe, given.overrides, allow=given.allow)
     train = planned.plan.config.train
     began = began_with(planned.plan.config.run) if given.resume and train.init_from is None else ()
     if not began:
         return given, planned
     given = replace(given, overrides=(*given.overrides, *began))
-    return given, make_plan(given.recipe, given.overrides)
+    return given, make_plan(given.recipe, given.overrides, allow=given.allow)
 
 
 def run_directory(plan: Plan, given: Request, output: Output) -> tuple[RunDirectory, tuple[str, ...]]:

@@ -7,6 +7,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.app.trust.check import check
+from launcher.app.trust.question import Allow, never
 from launcher.app.user_model import is_seen_here, measured_code, refuse_shadowed, source_roots
 from launcher.base.errors import LauncherError
 from launcher.config.baseline import of_baseline
@@ -29,18 +31,27 @@ class Planned:
     composed: Composed
 
 
-def make_plan(recipe: str, overrides: Sequence[str], swept: Container[str] = ()) -> Planned:
-    """The plan of a recipe under overrides, of which one point of a sweep alone has those ``swept``.
+def make_plan(
+    recipe: str,
+    overrides: Sequence[str],
+    swept: Container[str] = (),
+    *,
+    of_recipe: Container[str] = (),
+    allow: Allow = never,
+) -> Planned:
+    """The plan of a recipe under overrides, of which one point of a sweep alone has those ``swept``, and the
+    recipe itself has written those ``of_recipe``.
 
-    A user's own modules are looked for beside the recipe, then in the current folder.
+    A user's own modules are looked for beside the recipe, then in the current folder. ``allow`` decides
+    whether what a recipe names may be run, where its folder is not trusted already.
 
     Raises:
-        LauncherError: when the recipe cannot be composed, is wrong, or cannot run.
+        LauncherError: when the recipe cannot be composed, is wrong, may not be run, or cannot run.
     """
-    composed = compose(recipe, overrides, swept)
+    composed = compose(recipe, overrides, swept, of_recipe)
     try:
         config = load(composed.values, composed.sources, composed.faults)
-        roots = source_roots(config, [str(Path(composed.recipe_path).parent), "."])
+        roots = source_roots(config, check(composed, config, allow))
         refuse_shadowed(config, roots, composed.sources)
         inputs = plan_inputs(config, roots, composed.sources)
         plan = build(config, composed.sources, inputs=inputs, source_roots=roots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.app.trust.question import Allow, never
 from launcher.base.errors import LauncherError
 from launcher.contract.config import LaunchConfig
 from launcher.contract.inputs.record import ACCEPT
@@ -33,6 +34,8 @@ class Request:
     """Submit no code that differs from its commit."""
     untracked: tuple[str, ...] = ()
     """Patterns of files that git does not track and that are copied into a submitted run."""
+    allow: Allow = never
+    """Decides whether what a recipe names may be run, where its folder is not trusted already."""
     at_once: int | None = None
     """Points of a submitted sweep that may run at a time; None: as many as the scheduler lets."""
 

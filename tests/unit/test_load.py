@@ -276,7 +276,7 @@ def test_saved_configuration_means_the_same_to_pyyaml(quickstart: Composed) -> N
 
 
 def test_saved_configuration_is_a_recipe_of_the_same_configuration(
-    tmp_path: Any, quickstart: Composed
+    own_folder: Any, quickstart: Composed
 ) -> None:
     values = with_value(
         quickstart, "executor", {"name": "torchrun", "time": "12:30:00", "on": "no", "n": "010"}
@@ -284,7 +284,7 @@ def test_saved_configuration_is_a_recipe_of_the_same_configuration(
     values["run"]["dir"] = 'a "b": ü #c'
     values["data"]["source"] = "1e5"
     config = load(values, {})
-    path = tmp_path / "resolved.yaml"
+    path = own_folder / "resolved.yaml"
     path.write_text(dump(config), encoding="utf-8")
     again = compose_sound(str(path))
     assert load(again.values, again.sources) == config

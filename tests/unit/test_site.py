@@ -41,8 +41,8 @@ def test_the_site_none_is_what_the_schema_says_where_nothing_is_set():
         ("infinite", math.inf),
     ],
 )
-def test_a_time_is_the_same_from_a_file_from_the_command_line_and_in_a_saved_one(tmp_path, limit, limit_s):
-    recipe = tmp_path / "ours.yaml"
+def test_a_time_is_the_same_from_a_file_from_the_command_line_and_in_a_saved_one(own_folder, limit, limit_s):
+    recipe = own_folder / "ours.yaml"
     text = "defaults: [/base, override /data: shakespeare, _self_]\n"
     text += "batch: {global_size: 2, micro_size: 1, seq_length: 8}\n"
     recipe.write_text(f"{text}site: {{time_limit: {limit}}}\n")

@@ -254,7 +254,7 @@ def test_when_no_point_can_run_nothing_is_made_and_the_reasons_are_counted(sweep
 
 
 def test_a_point_that_is_refused_without_a_setting_at_fault_is_told_as_one_of_the_sweep(capsys, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise LauncherError("the plugin is broken")
 
     monkeypatch.setattr(planning, "make_plan", refuse)

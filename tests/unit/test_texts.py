@@ -101,16 +101,16 @@ def test_the_settings_that_hold_text_are_found() -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_typed_is_what_the_run_sees_is_shown_and_is_read_back(tmp_path: Path, text: str) -> None:
+def test_what_is_typed_is_what_the_run_sees_is_shown_and_is_read_back(own_folder: Path, text: str) -> None:
     written = {path: how.format(text) for path, how, _ in SETTINGS}
     words = [f"{'+' * path.count('.some')}{path}={value}" for path, value in written.items()]
     given = compose_sound("quickstart", [word.replace("++", "+") for word in words])
     assert given.sources.keys() >= written.keys()
     config = config_of(given)
-    assert config_of(compose_sound(write_recipe(tmp_path / "ours.yaml", written))) == config
+    assert config_of(compose_sound(write_recipe(own_folder / "ours.yaml", written))) == config
     shown = yaml.safe_load("\n".join(lines(as_read(given.values, given.sources), given.sources)))
-    (tmp_path / "saved.yaml").write_text(dump(config), encoding="utf-8")
-    again = config_of(compose_sound(str(tmp_path / "saved.yaml")))
+    (own_folder / "saved.yaml").write_text(dump(config), encoding="utf-8")
+    again = config_of(compose_sound(str(own_folder / "saved.yaml")))
     assert again == config
     for path, *_ in SETTINGS:
         seen = [at(plain(config), path), at(shown, path), at(yaml.safe_load(dump(config)), path)]
@@ -118,9 +118,9 @@ def test_what_is_typed_is_what_the_run_sees_is_shown_and_is_read_back(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["null", "~", ""])
-def test_null_is_no_value_where_there_may_be_none_and_no_text_elsewhere(tmp_path: Path, text: str) -> None:
+def test_null_is_no_value_where_there_may_be_none_and_no_text_elsewhere(own_folder: Path, text: str) -> None:
     settings = {path: optional for path, how, optional in SETTINGS if how == "{}" and path != "name"}
-    composed = compose_sound(write_recipe(tmp_path / "ours.yaml", dict.fromkeys(settings, text)))
+    composed = compose_sound(write_recipe(own_folder / "ours.yaml", dict.fromkeys(settings, text)))
     reading = Reading(composed.sources)
     read_fields(LaunchConfig, composed.values, reading)
     assert {fault.path for fault in reading.faults} == {path for path in settings if not settings[path]}
@@ -181,19 +181,19 @@ def test_an_option_of_a_plugin_is_the_text_that_was_typed(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("line", ["export A=${B:-c}", "a\\${B}", "echo '$HOME' ${A} \\\\${B}"])
-def test_braces_that_a_shell_reads_are_saved_and_read_back(tmp_path: Path, line: str) -> None:
+def test_braces_that_a_shell_reads_are_saved_and_read_back(own_folder: Path, line: str) -> None:
     composed = compose_sound("quickstart")
     config = config_of(composed)
     config = dataclasses.replace(config, site=dataclasses.replace(config.site, setup=(line,)))
-    (tmp_path / "saved.yaml").write_text(dump(config), encoding="utf-8")
-    assert config_of(compose_sound(str(tmp_path / "saved.yaml"))).site.setup == (line,)
+    (own_folder / "saved.yaml").write_text(dump(config), encoding="utf-8")
+    assert config_of(compose_sound(str(own_folder / "saved.yaml"))).site.setup == (line,)
 
 
-def test_braces_of_a_shell_line_are_escaped_and_elsewhere_refused(tmp_path: Path) -> None:
-    (tmp_path / "ours.yaml").write_text(
+def test_braces_of_a_shell_line_are_escaped_and_elsewhere_refused(own_folder: Path) -> None:
+    (own_folder / "ours.yaml").write_text(
         "defaults: [/quickstart, _self_]\nsite:\n  setup: ['export A=\\${B}']\nrun: {dir: '\\${HOME}/x'}\n"
     )
-    composed = compose_sound(str(tmp_path / "ours.yaml"))
+    composed = compose_sound(str(own_folder / "ours.yaml"))
     assert config_of(composed).site.setup == ("export A=${B}",)
     with pytest.raises(
         ConfigError, match=r"^run\.dir=\$\{HOME\}/x: is taken as it is written here, and nothing"

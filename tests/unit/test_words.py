@@ -105,7 +105,7 @@ def test_where_no_settings_are_taken_a_word_may_hold_an_equals_sign():
 def test_an_action_has_its_own_flags_and_words():
     given = parse("sweep", ["best", "--by", "loss", "mine"])
     assert (given.action, given.names, given.by) == ("best", ("mine",), "loss")
-    with pytest.raises(LauncherError, match=r"unknown flag --by\. Known: --help\."):
+    with pytest.raises(LauncherError, match=r"unknown flag --by\. Known: --trust, --help\."):
         parse("sweep", ["plan", "--by", "loss"])
 
 

@@ -17,9 +17,11 @@ from launcher.app.sweep.grid import SECTION, grid
 from launcher.app.sweep.point import PlannedSweep, Point
 from launcher.app.sweep.store import Sweep, make_sweep
 from launcher.app.sweep.tables import refusals
+from launcher.app.trust.check import NotTrustedError
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.units import counted
 from launcher.config.compose import Composed, compose, group_files
+from launcher.config.overrides import split
 from launcher.config.paths import mapped
 from launcher.contract.job import CHECKPOINTS
 from launcher.contract.plan import Plan
@@ -50,15 +52,19 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
     section = _section(compose(given.recipe))
     found, dims = grid(given.overrides, section, lambda group: group_files(given.recipe, group), given.recipe)
     head = _executor_word(given.recipe, found[0])
+    typed = {split(word)[0] for word in given.overrides}
     points: list[Point] = []
     refused: list[Point] = []
     notes: dict[str, None] = {}
     for item in found:
         point = replace(item, overrides=(*head, *item.overrides))
         swept = set(item.overrides) - set(given.overrides)
+        of_recipe = {word for word in item.overrides if split(word)[0] not in typed}
         try:
-            made = make_plan(given.recipe, point.overrides, swept)
+            made = make_plan(given.recipe, point.overrides, swept, of_recipe=of_recipe, allow=given.allow)
             refuse(_faults(made.plan, starts=starts), made.composed.sources)
+        except NotTrustedError:  # which is no property of one point
+            raise
         except LauncherError as error:
             refused.append(replace(point, faults=_faults_of(error, point)))
         else:

@@ -22,6 +22,7 @@ from launcher.app.sweep.store import Sweep
 from launcher.app.sweep.submit import resubmit, say_scripts, submit_points
 from launcher.app.sweep.summary import say_results
 from launcher.app.sweep.tables import planned_lines, with_results
+from launcher.app.trust.check import check_recorded
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.files import read_json
 from launcher.base.units import counted
@@ -99,6 +100,7 @@ def _retry(sweep: Sweep, given: Request, output: Output) -> SweepRun:
     if not points and not lacking:
         output.say(f"{shown(sweep.path)}: no point has failed or is left to start")
         return SweepRun(sweep=sweep, exit_code=0)
+    check_recorded(sweep.path, [point.plan.config for point in points], given.allow)
     if points:
         output.say(f"{counted(len(points), 'point')} of {len(sweep.points)} again, in {shown(sweep.path)}")
     if lacking:

@@ -12,6 +12,7 @@ from launcher.base import resources
 from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import check_new, write_new
 from launcher.cli.arguments import one_recipe
+from launcher.cli.ask import asker
 from launcher.cli.cluster.site_dialog import ask_until_sound, given_answers, site_yaml
 from launcher.contract.config import SUBMITTING_EXECUTOR
 from launcher.contract.executor import Executor, SiteSurvey
@@ -90,9 +91,10 @@ def _check(given: Namespace) -> int:
     small = _SMALL if is_small else ()
     overrides = (f"executor={SUBMITTING_EXECUTOR}", f"site={name}", *small, *given.overrides)
     recipe = one_recipe(recipes)
-    planned = make_plan(recipe, overrides)
+    allow = asker(trusts=given.trust)
+    planned = make_plan(recipe, overrides, allow=allow)
     if is_small and planned.plan.config.site.gpu_request != "none":
-        planned = make_plan(recipe, (*overrides, "device.kind=cuda"))
+        planned = make_plan(recipe, (*overrides, "device.kind=cuda"), allow=allow)
     with tempfile.TemporaryDirectory() as folder:
         try:
             script = render(planned.plan, Path(folder))

@@ -16,6 +16,7 @@ from launcher.cli.completion import files
 from launcher.config.recipes import SUFFIX, description, shipped
 from launcher.contract.config import LaunchConfig
 from launcher.typed.read import field_types
+from launcher.typed.trust import groups_of_reader
 
 _SCHEDULES = "launcher.schedules"
 _PLUGINS = {
@@ -137,6 +138,8 @@ def _groups(recipe: str) -> Mapping[str, Mapping[str, Path]]:
         places.append(Path(os.path.expanduser(recipe)).parent)
     for place in places:
         for group in known:
+            if place not in places[:2] and group in groups_of_reader(LaunchConfig):
+                continue
             names = {path.stem: path for path in place.glob(f"{group}/*{SUFFIX}")}
             if names:
                 found.setdefault(group, {}).update(names)

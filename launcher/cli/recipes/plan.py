@@ -10,6 +10,7 @@ from launcher.app.output import takes_color
 from launcher.base.errors import LauncherError
 from launcher.base.files import check_new, write_new
 from launcher.cli.arguments import settings_of
+from launcher.cli.ask import asker
 from launcher.contract.inputs.lineage import lineage_of, lineage_text
 from launcher.contract.plan import Plan
 
@@ -38,7 +39,7 @@ def plan(given: Namespace) -> int:
         raise LauncherError(f"--draw {files['draw']}: the name must end in one of {known}.")
     for flag, path in files.items():
         check_new(path, flag)
-    planned = make_plan(given.recipe, settings_of(given))
+    planned = make_plan(given.recipe, settings_of(given), allow=asker(trusts=given.trust))
     refuse(seen_faults(planned.plan), planned.composed.sources)
     is_colored = "out" not in files and takes_color(sys.stdout)
     text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_colored)
