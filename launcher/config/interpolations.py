@@ -62,13 +62,23 @@ class _Costs:
             target = _target(path, text)
             if inner:  # to any setting of its group: which, is not known before
                 target = target[:-1]
-                if target == path[: len(target)]:
+                if target == path[: len(target)] and not _calls(value):
                     self.refused.setdefault(
                         ".".join(path), "may lead to itself, by a reference in a reference"
                     )
             there = self.of(target)
             references, characters = references + 1 + there[0], characters + there[1]
         return references, characters
+
+
+def _calls(value: str) -> bool:
+    """Whether a reference in a text is a call, ``${name:...}``, which is refused when it is resolved."""
+    depth = 0
+    for part in re.findall(r"\$\{|[}:]", value):
+        depth += {"${": 1, "}": -1, ":": 0}[part]
+        if part == ":" and depth > 0:
+            return True
+    return False
 
 
 def _at(values: Any, path: Sequence[str]) -> Any:
