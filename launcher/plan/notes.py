@@ -140,7 +140,7 @@ def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iter
 def _disk_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iterator[str]:
     """What the checkpoints take that are kept for good, the number of which grows with the run."""
     train = job.config.train
-    if not train.keep_every:
+    if not train.keep_every or not train.checkpoint_interval:
         return
     states = [states_of(job, pp_rank, rank) for pp_rank, rank in enumerate(costs)]
     copies = [job.mesh.tp * (job.mesh.dp if held.is_sharded else 1) for held in states]

@@ -79,9 +79,10 @@ def serve_and_train(
 
 
 def records(run_dir: Path, rank: int, kind: str) -> list[dict[str, Any]]:
-    """A rank's records of one type."""
+    """A rank's records of one type, without their times."""
     lines = (run_dir / "metrics" / f"rank-{rank:05d}.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["type"] == kind]
+    found = [record for record in map(json.loads, lines) if record["type"] == kind]
+    return [{name: value for name, value in record.items() if name != "time"} for record in found]
 
 
 def rank_of_servers(

@@ -45,7 +45,7 @@ def _measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which has torch, as far as it is not the process that a test is about."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rows", raising=False)
-    monkeypatch.setattr(user_model, "_measure", lambda request, roots: measure.measured(json.loads(request)))
+    monkeypatch.setattr(user_model, "_measure", lambda request: measure.measured(json.loads(request)))
 
 
 def words(*others: str, target: str = "rows:build") -> list[str]:

@@ -55,7 +55,6 @@ batch: {global_size: 4, micro_size: 2, seq_length: 1}
 train: {num_steps: 2}
 parallel: {dp: 2}
 report: {baseline: none, warmup_steps: 1}
-run: {dir: run}
 """
 
 
@@ -154,7 +153,7 @@ def test_a_run_of_a_users_own_model_imports_no_planted_module_anywhere(tmp_path)
     marks = [plant(each, (*PLANTED, "random", "json", "numpy")) for each in (folder, here)]
     (folder / "my_model.py").write_text(MODEL)
     (folder / "own.yaml").write_text(RECIPE)
-    done = started([sys.executable, "-m", "launcher", "run", str(folder / "own.yaml")], here)
+    done = started([sys.executable, "-m", "launcher", "run", str(folder / "own.yaml"), "run.dir=run"], here)
     assert done.returncode == 0, done.stderr
     assert not any(mark.exists() for mark in marks)
 

@@ -50,18 +50,20 @@ LABELS = {"model.name", "precision.name", "device.name", "cluster.name", "site.n
 JUDGED = {
     *("device.memory_bytes", "cluster.devices_per_node", "cluster.allow_idle_devices"),
     *("batch.num_microbatches", "parallel.dp", "parallel.schedule_options.uneven_groups"),
+    "train.init_optimizer",
 }
 """What decides whether a job is planned, and may change nothing else."""
 ELSEWHERE = {
     *("name", "run.dir", "run.root", "run.timeout_s", "run.start_timeout_s"),
     *("data.name", "report.baseline", "report.warmup_steps", "site.is_one_machine"),
+    *("site.group_access", "site.group"),
     *("device.measured_in", "device.memory_check", "optim.name", "data.tokenizer"),
     *("architecture.name", "executor.name", "parallel.plugins", "parallel.schedule_options"),
     "data.options",
 }
 """What names and watches the process around the training; what the report reads; what is read before a plan
 is made, or where a rank does not fit; what has one value; plugins, which come with options of their own; and
-what the process reads that makes a user's dataset."""
+what the process reads that makes a user's dataset; who else may read the files."""
 HERE = RunDirectory(Path("/somewhere"))
 ROOTS = (str(Path(__file__).parent / "user_models"),)
 SMALL = " ".join(word for word in SMALL_RUN if not word.startswith("train."))
@@ -137,6 +139,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "parallel.recompute": ("full",),
     "parallel.schedule": ("gpipe", "zb_h1"),
     "parallel.zero_options": ({"log_level": "info"},),
+    "train.keep_every": (2,),
     "site.container_mounts": (("/a:/b",),),
     "site.cpu_bind": ("sockets",),
     "site.env": ({"A": "1"},),

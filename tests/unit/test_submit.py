@@ -284,7 +284,7 @@ def test_wait_follows_the_baseline_too(slurm, tmp_path, capsys, monkeypatch):
 def test_initial_weights_are_looked_at_once(slurm, monkeypatch):
     looks = []
 
-    def noted(config):
+    def noted(config, **_):
         looks.append(config)
         return []
 

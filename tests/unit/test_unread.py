@@ -200,8 +200,10 @@ def test_what_is_not_read_is_refused_where_that_is_known_only_once_the_plan_is_m
     assert "has no effect" in fault
 
 
-def test_the_roles_of_a_site_are_silent_where_the_architecture_has_none(tmp_path: Path) -> None:
-    write(tmp_path, "site/ours.yaml", "roles: {server: {ranks_per_node: 2}}\n")
+def test_the_roles_of_a_site_are_silent_where_the_architecture_has_none(
+    own_folder: Path, tmp_path: Path
+) -> None:
+    write(own_folder, "site/ours.yaml", "roles: {server: {ranks_per_node: 2}}\n")
     ours = write(tmp_path, "ours.yaml", "defaults: [/quickstart, override /site: ours, _self_]\n")
     assert "site.roles" not in " ".join(make_plan(ours, ["executor=slurm"]).plan.notes)
 
