@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def _measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In this process, which has torch, as far as it is not the process that a test is about."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rows", raising=False)
     monkeypatch.setattr(user_model, "_measure", lambda request: measure.measured(json.loads(request)))
+    yield
+    sys.modules.pop("rows", None)
 
 
 def words(*others: str, target: str = "rows:build") -> list[str]:
