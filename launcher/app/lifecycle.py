@@ -170,7 +170,8 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
             "reason": state.reason,
             "rank": state.rank,
         }
-        directory.write(END_NOTE, json.dumps({"time": time.time()} | ended) + "\n")
+        with _told(output):
+            directory.write(END_NOTE, json.dumps({"time": time.time()} | ended) + "\n")
         assert state.phase in ("succeeded", "failed", "cancelled"), f"a job that is {state.phase} was left"
         if state.phase != "failed" or num_restarts == run.script.max_restarts or stop.signal is not None:
             break
@@ -183,11 +184,18 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     if num_restarts and state.phase != "cancelled":
         after = f"after {counted(num_restarts, 'restart')}"
         state = replace(state, reason=f"{state.reason}, {after}" if state.reason else after)
-    try:
+    with _told(output):
         directory.write_state(state)
-    except OSError as error:  # a full disk: how it ended is told all the same
-        output.warn(f"{error.filename}: {error.strerror}")
     return state
+
+
+@contextmanager
+def _told(output: Output) -> Iterator[None]:
+    """Tells of a disk that is full: how a run ended is told all the same."""
+    try:
+        yield
+    except OSError as error:
+        output.warn(f"{error.filename}: {error.strerror}")
 
 
 def _each(*functions: Callable[[], None]) -> Callable[[], None]:

@@ -123,10 +123,11 @@ class RankFiles:
         wanted = self.run_dir / whole_name(self.header.rank, self.chosen, window.step)
         kept = sorted(wanted.parent.glob(f"{wanted.name.rpartition('-')[0]}-*"))
         path = next((path for path in kept if path.name >= wanted.name), None)
-        if path is None:
+        text = None if path is None else _text_of(path)
+        if path is None or text is None:
             return {}
         start = RankStart(header=self.header)
-        _read_file(RankFiles(run_dir=self.run_dir, path=path, starts={self.chosen: start}), path, set())
+        _read_text(RankFiles(run_dir=self.run_dir, path=path, starts={self.chosen: start}), path, text, set())
         return {step: row for step, row in start.steps.items() if window.first_step <= step <= window.step}
 
 
@@ -145,9 +146,11 @@ def rank_files(run_dir: Path) -> list[RankFiles]:
 def _read_rank(run_dir: Path, path: Path, sums: Path) -> RankFiles:
     files = RankFiles(run_dir=run_dir, path=path)
     known: set[bytes] = set()
+    # The sums last: a run that goes on may just end a window, and then has the steps in both.
+    texts = {each: text for each in (path, sums) if (text := _text_of(each)) is not None}
     for each in (sums, path):
-        if each.exists():
-            _read_file(files, each, known)
+        if each in texts:
+            _read_text(files, each, texts.pop(each), known)
     if not files.starts:
         raise broken(path, 1, "no header: the rank ended before it had written one")
     for start in files.starts.values():
@@ -159,11 +162,25 @@ def _read_rank(run_dir: Path, path: Path, sums: Path) -> RankFiles:
     return files
 
 
-def _read_file(files: RankFiles, path: Path, known: set[bytes]) -> None:
+def _text_of(path: Path) -> bytes | None:
+    """What is in a file; None: there is none.
+
+    Raises:
+        LauncherError: when it cannot be read.
+    """
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LauncherError(f"{path} cannot be read: {error}") from error
+
+
+def _read_text(files: RankFiles, path: Path, text: bytes, known: set[bytes]) -> None:
     """Adds the records of a file. ``known``: the lines of an earlier one, and then also of this one."""
     start: RankStart | None = None
     number_of_start, lines = 0, set()
-    for number, line, values in _lines(files, path):
+    for number, line, values in _lines(files, path, text):
         lines.add(line)
         if values.get("type") == "header":
             header = _header(path, number, values)
@@ -180,16 +197,13 @@ def _read_file(files: RankFiles, path: Path, known: set[bytes]) -> None:
     known |= lines
 
 
-def _lines(files: RankFiles, path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
+def _lines(files: RankFiles, path: Path, text: bytes) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """The records with their line numbers and lines; lines that were left half written are counted.
 
     A killed rank leaves half a line at the end of its file; when the rank is started again, a
     header follows it. A broken line anywhere else is damage.
     """
-    try:
-        lines = read_regular(path).split(b"\n")
-    except OSError as error:
-        raise LauncherError(f"{path} cannot be read: {error}") from error
+    lines = text.split(b"\n")
     for number, line in enumerate(lines, 1):
         if (values := json_object(line)) is not None:
             yield number, line, values

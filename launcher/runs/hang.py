@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +66,7 @@ def find_hang(run_dir: Path) -> Hang | None:
     if not fired:
         return None
     ended = min(fired.values())
-    stopped = _stopped(beats, fired)
+    stopped = _stopped(beats, ended, ended - min(beats[rank].time for rank in fired))
     suspects = list(stopped) or [rank for rank in beats if _is_suspect(beats[rank], ended)] or list(beats)
     hung = min(suspects, key=lambda rank: (beats[rank].time, rank))
     return Hang(
@@ -79,17 +79,18 @@ def find_hang(run_dir: Path) -> Hang | None:
     )
 
 
-def _stopped(beats: Mapping[int, Heartbeat], fired: Iterable[int]) -> dict[int, float]:
-    """The rank whose process did not run for the longest time before the watchdogs ended the others, and
-    for how long, if any: one that is stopped, such as by a signal or with its node, does not even wait.
-    Whoever ends the job may have let it run on for a moment."""
-    until = max(beats[rank].time + beats[rank].alive_s for rank in fired)
+def _stopped(beats: Mapping[int, Heartbeat], ended: float, silent_s: float) -> dict[int, float]:
+    """The rank whose process did not run for the longest time before the first watchdog ended a rank, which
+    was silent for ``silent_s``, and for how long, if any: one that is stopped, such as by a signal or with
+    its node, does not even wait. Whoever ends the job may have let it run on for a moment. Clocks of hosts
+    may differ by less than half of the silence."""
+    least_s = max(STOPPED_S, silent_s / 2)
     stopped = {}
     for rank, beat in beats.items():
-        if beat.woke > until - STOPPED_S:
+        if beat.woke > ended - STOPPED_S and beat.stopped_s > least_s:
             stopped[rank] = beat.stopped_s
-        elif beat.doing != SERVING and until - (beat.time + beat.alive_s) > STOPPED_S:
-            stopped[rank] = until - (beat.time + beat.alive_s)
+        elif beat.doing != SERVING and ended - (beat.time + beat.alive_s) > least_s:
+            stopped[rank] = ended - (beat.time + beat.alive_s)
     longest = max(stopped, key=lambda rank: stopped[rank], default=None)
     return {} if longest is None else {longest: stopped[longest]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,9 +63,20 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
         for (index, _), answer in zip(jobs, answers, strict=True):
             state = with_cause(answer, directories[index].path)
             if state != states[index]:
-                directories[index].write_state(state)
-                states[index] = directories[index].status().state()
+                states[index] = _noted(directories[index], state)
     return states
+
+
+def _noted(directory: RunDirectory, state: JobState) -> JobState:
+    """Writes a state down, and gives it with the time since when it is so. Whoever may only read the run is
+    told it all the same."""
+    try:
+        directory.write_state(state)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return state
+    return directory.status().state()
 
 
 def _without_launcher(directory: RunDirectory, recorded: JobState) -> JobState:

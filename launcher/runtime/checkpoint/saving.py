@@ -52,6 +52,8 @@ class Saver:
         self._began = 0.0
         self._step_s = self._save_s = 0.0
         """The longest step and the longest save until now."""
+        self._waited_s = 0.0
+        """How long the step now under way has waited for a save."""
         self._lead_s = 0
 
     def check_writable(self) -> None:
@@ -70,10 +72,11 @@ class Saver:
             raise JobError(f"no checkpoint can be written in {self._root}: {error.strerror}") from None
 
     def measure(self, step_s: float) -> None:
-        """Takes note of the time of a step, and writes how long the ranks need to save and end where that has
-        grown: whoever ends a run in time goes by it. A signal may come just after a save has begun in the
-        background, which the one for the end then waits for."""
-        self._step_s = max(self._step_s, step_s)
+        """Takes note of the time of a step, less that of a save in it, and writes how long the ranks need to
+        save and end where that has grown: whoever ends a run in time goes by it. A signal may come just after
+        a save has begun in the background, which the one for the end then waits for."""
+        self._step_s = max(self._step_s, step_s - self._waited_s)
+        self._waited_s = 0.0
         num_saves = 2 if self._settings.async_checkpoint else 1
         needed_s = lead_s(step_s=self._step_s, save_s=self._save_s, num_saves=num_saves)
         if not (self._is_first and self._settings.checkpoint_interval and needed_s > 1.05 * self._lead_s):
@@ -109,6 +112,7 @@ class Saver:
             self.check()
             with self._ctx.clock.doing(PEERS):
                 dist.barrier(self._group)
+            self._waited_s = time.perf_counter() - self._began
 
     def check(self) -> None:
         """Raises the error of a save that has failed.

@@ -25,9 +25,8 @@ class StepWindows:
         writer: RecordWriter,
         first_step: int,
         p2p_latency_ns: int,
-        window_steps: int = WINDOW_STEPS,
     ) -> None:
-        self._ctx, self._writer, self._window_steps = ctx, writer, window_steps
+        self._ctx, self._writer = ctx, writer
         report = ctx.config.report
         self._edges = (first_step + report.warmup_steps, report.num_baseline_steps)
         """Steps that begin a window of their own: the first that is measured, and the first that a baseline

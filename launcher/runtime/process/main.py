@@ -59,8 +59,9 @@ def main(argv: list[str] | None = None) -> int:
         _fail(run_dir, process.rank, error)
 
     def run() -> int:
+        lease = join()
         try:
-            limits, lease = plan.config.run, join()
+            limits = plan.config.run
             presence = Presence(run_dir, process.rank)
             heartbeat = HeartbeatWriter(
                 run_dir, process.rank, limits.timeout_s, limits.start_timeout_s, lease
@@ -69,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
             program(plan, process, run_dir, heartbeat, resume=arguments.resume)
             presence.close()
         except BaseException as error:
-            join()  # the report is not written where another one has the run directory now
+            if lease is not None:  # the report is not written where another one has the run directory now
+                lease.check(max_age_s=0)
             _fail(run_dir, process.rank, error)
         return 0
 
