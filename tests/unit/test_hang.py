@@ -55,9 +55,9 @@ def test_every_kind_of_time_has_words_and_fits_into_the_file(run_dir):
 
 
 def test_the_rank_that_did_not_wait_hung_though_others_were_ended_first(run_dir):
-    beat(run_dir, 0, 99.0, "pipeline", STACKS)
-    beat(run_dir, 1, 100.0, "compute")
-    beat(run_dir, 2, 99.5, "tp", STACKS)
+    beat(run_dir, 0, 99.0, "pipeline", STACKS, alive_s=6.0)
+    beat(run_dir, 1, 100.0, "compute", alive_s=5.0)
+    beat(run_dir, 2, 99.5, "tp", STACKS, alive_s=5.5)
     assert there(find_hang(run_dir)).rank == 1
 
 
@@ -160,7 +160,7 @@ def test_a_rank_that_was_stopped_while_it_waited_like_the_others_hung(run_dir, g
         if rank == guilty:
             beat(run_dir, rank, began, doing, alive_s=0.9)
         else:
-            beat(run_dir, rank, 100.0 + rank, "dp", STACKS, alive_s=10.5 - rank)
+            beat(run_dir, rank, 100.0 + rank, "dp", STACKS, ends=110.5, alive_s=10.5 - rank)
     hang = there(find_hang(run_dir))
     assert hang.rank == guilty
     assert str(hang).endswith(
@@ -176,7 +176,7 @@ def test_a_rank_that_ran_on_for_a_moment_when_the_job_was_ended_had_been_stopped
         if rank == guilty:
             beat(run_dir, rank, 111.7, "dp", alive_s=0.0, woke=(111.6, 11.0))
         else:
-            beat(run_dir, rank, 100.0 + rank, "dp", STACKS, alive_s=10.5 - rank)
+            beat(run_dir, rank, 100.0 + rank, "dp", STACKS, ends=110.5, alive_s=10.5 - rank)
     hang = there(find_hang(run_dir))
     assert (hang.rank, hang.stopped_s) == (guilty, 11.0)
 
@@ -198,3 +198,22 @@ def test_a_rank_that_outlived_the_one_that_was_ended_first_was_not_stopped(run_d
     beat(run_dir, 0, 100.0, "pipeline", STACKS, alive_s=10.0)
     beat(run_dir, 1, 101.0, "compute", alive_s=60.0)
     assert there(find_hang(run_dir)).rank == 1
+
+
+@pytest.mark.parametrize("later_s", [6.0, 25.0])
+def test_a_rank_whose_own_watchdog_fired_first_was_not_stopped(run_dir, later_s):
+    beat(run_dir, 0, 1000.0, "dp", STACKS, ends=1060.0, alive_s=60.0)
+    beat(run_dir, 1, 1000.0 + later_s, "compute", STACKS, ends=1060.0 + later_s, alive_s=60.0)
+    assert there(find_hang(run_dir)).rank == 1
+
+
+def test_hosts_whose_clocks_differ_a_little_do_not_stop_each_others_ranks(run_dir):
+    beat(run_dir, 0, 990.0, "dp", alive_s=60.0)  # by a clock that is 10 s behind
+    beat(run_dir, 1, 1000.0, "compute", STACKS, ends=1060.0, alive_s=60.0)
+    assert there(find_hang(run_dir)).rank == 1
+
+
+def test_a_stopped_rank_whose_watchdog_fires_as_it_goes_on_hung(run_dir):
+    beat(run_dir, 0, 1000.0, "dp", STACKS, ends=1060.0, alive_s=2.0)
+    beat(run_dir, 1, 1001.0, "dp", STACKS, ends=1061.0, alive_s=60.0)
+    assert there(find_hang(run_dir)).rank == 0

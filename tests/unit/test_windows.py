@@ -16,6 +16,7 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.contract.mesh import Mesh
 from launcher.contract.records import KEPT_WINDOWS, WINDOW_STEPS, Header
+from launcher.metrics import rank_files
 from launcher.metrics.blocked_time import split, waited_ns
 from launcher.metrics.read import read_run
 from launcher.report.bubble import bubble
@@ -288,3 +289,25 @@ def test_what_the_report_reads_and_holds_grows_by_little_with_every_window(tmp_p
 def test_whole_steps_would_take_a_hundred_times_as_much(tmp_path):
     few, many = (written(tmp_path / str(n), replace(RUN, num_steps=n), WINDOW_STEPS) for n in (20, 60))
     assert min(growth(few, many)) / (40 * RUN.mesh.num_ranks) * WINDOW_STEPS > 100 * MOST_BYTES
+
+
+def test_a_window_that_ends_while_a_report_reads_is_seen_whole(tmp_path, monkeypatch):
+    headers, steps = varied_steps(SINGLE)
+    writers = [RecordWriter(tmp_path, header) for header in headers]
+    for first in (0, 5):
+        for rows in steps[first : first + 5]:
+            for writer, row in zip(writers, rows, strict=True):
+                writer.write(row, until_window=True)
+        if first == 0:
+            end_window(writers, headers, steps[:5], 0)
+    left = [lambda: end_window(writers, headers, steps[5:10], 0)]
+    read = rank_files._text_of
+
+    def text_of(path: Path) -> bytes | None:
+        text = read(path)
+        if left:
+            left.pop()()
+        return text
+
+    monkeypatch.setattr(rank_files, "_text_of", text_of)
+    assert read_run(tmp_path).num_steps == 10
