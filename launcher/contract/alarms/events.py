@@ -31,7 +31,8 @@ class Event:
     time: str
     """Wall-clock time of the process that wrote it, ISO 8601 with the offset from UTC."""
     kind: str
-    """One of `ALARMS`, or ``start``, ``restart``, ``succeeded``, ``failed``, ``cancelled``."""
+    """One of `ALARMS`, or ``start``, ``restart``, ``requeue``, ``succeeded``, ``failed``, ``cancelled``,
+    ``stopped``."""
     step: int | None = None
     """The step, counted from 1 as in the log."""
     rank: int | None = None
@@ -62,7 +63,7 @@ def now() -> str:
 def append(run_dir: Path, event: Event) -> None:
     """Appends an event, whole lines at a time: half a line of a writer that was killed is ended first."""
     line = json.dumps(plain(event), separators=(",", ":"), allow_nan=False) + "\n"
-    file = os.open(run_dir / EVENTS, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    file = os.open(run_dir / EVENTS, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(file).st_size
         if size and os.pread(file, 1, size - 1) != b"\n":

@@ -21,7 +21,7 @@ from typing import IO
 from launcher.base.redaction import escaped, hide_secrets
 from launcher.base.units import format_duration
 from launcher.contract.alarms.events import EVENTS, Event, append, events_of, now
-from launcher.contract.config import RunConfig
+from launcher.contract.job import RunConfig
 from launcher.typed.read import plain
 
 NOTIFY_LOG = "notify.log"
@@ -53,17 +53,18 @@ def notifying(run_dir: Path, run: RunConfig) -> Iterator[None]:
 class Notifier:
     """A thread that gives every later event of a run to a command, one after the other."""
 
-    def __init__(self, run_dir: Path, command: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self, run_dir: Path, command: Sequence[str], timeout_s: float, offset: int | None = None
+    ) -> None:
+        """``offset``: bytes of the events that are known already; None: all that there are now."""
         self._run_dir, self._timeout_s = run_dir, timeout_s
         self._command = [os.path.expanduser(command[0]), *command[1:]]
+        self._offset = offset or 0
         with suppress(OSError):
-            self._offset = (run_dir / EVENTS).stat().st_size
+            self._offset = (run_dir / EVENTS).stat().st_size if offset is None else offset
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="notify", daemon=True)
         self._thread.start()
-
-    _offset = 0
-    """Bytes of the file that are done with."""
 
     def close(self) -> None:
         """Gives what is left to the command, and waits for it, but not for long."""
