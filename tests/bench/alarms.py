@@ -37,7 +37,13 @@ def timed(work: Callable[[], object], into: list[float]) -> None:
 
 def measure(rank: int, steps: int, cache: str) -> dict[str, list[float]]:
     """Microseconds of each part, step by step."""
-    plan = job(parallel={"pp": 2}, data={"cache_dir": cache}, train={"num_steps": steps})
+    plan = job(
+        model={"num_layers": 2},
+        batch={"global_size": 4, "micro_size": 2},
+        parallel={"pp": 2},
+        data={"cache_dir": cache},
+        train={"num_steps": steps},
+    )
     ctx = make_context(plan.rank(rank), torch.device("cpu"))
     trainer, loader = Trainer(ctx), Loader(ctx)
     losses, speed = LossAlarms(ctx), SpeedAlarms(ctx, lambda event: None, is_first=rank == 1)
@@ -65,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as cache:
-        found = run_ranks(2, measure, steps, cache)[1]
+        found = run_ranks(2, measure, steps, cache, timeout_s=300)[1]
     print(f"{cpu_model()}, torch {torch.__version__}, {steps} steps, medians of the last stage's rank")
     for name, values in found.items():
         low, middle, high = statistics.quantiles(values[steps // 2 :], n=4)
