@@ -75,7 +75,10 @@ GPT = "parallel.pp=1 model.hidden_size=16 model.num_heads=4 model.max_position_e
 LLAMA = "model=llama3_8b model.vocab_size=256 model.num_kv_heads=1 model.ffn_size=32"
 CUDA = "executor=slurm device=h100 cluster=dgx_h100 model.hidden_size=1024 batch.seq_length=512"
 CONTEXTS = {
-    "one rank": "parallel.pp=1 train.eval_batches=1 train.checkpoint_interval=2",
+    "one rank": """
+        parallel.pp=1 train.eval_batches=1 train.checkpoint_interval=2
+        alarms.spike=skip alarms.not_finite=rewind
+    """,
     "Llama": f"parallel.pp=1 {LLAMA}",
     "weights of a folder": f"{GPT} train.init_from=FOLDER/gpt2",
     "several ranks": """
