@@ -18,6 +18,13 @@ signal_ranks() {
 }
 if [ "$saves" = yes ]; then trap on_signal USR1 TERM; fi
 
+# Gives the events to the command of run.notify, until this script has recorded its end.
+if [ "${notify:-no}" = yes ]; then
+  "$python" "$start" launcher.runs.alarms.on_node "$run/plan.json" "$num_event_bytes" \
+    </dev/null >>"$run/notify.log" 2>&1 &
+  notifier=$!
+fi
+
 # Starts the ranks and waits for their end, also when a signal arrives. A rank that fails ends the others
 # at once (--kill-on-bad-exit); one that finishes before them does not (--wait=0).
 start_ranks() {
@@ -73,6 +80,7 @@ start_again() {
   [ "$continuation" = requeue ] || return
   if [ "$num_starts" -lt "$max_starts" ]; then
     echo "trireme: requeues job $job_id after start $num_starts"
+    write_event requeue "job $job_id after start $num_starts"
     scontrol requeue "$job_id"
   else
     echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"

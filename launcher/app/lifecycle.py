@@ -27,6 +27,7 @@ from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
 from launcher.report.runs import named_base
 from launcher.report.tables import speedup_text
+from launcher.runs.alarms.notify import note, notifying
 from launcher.runs.facts import checkouts, environment_facts
 from launcher.runs.failure import failure_line, failure_text
 from launcher.runs.freeze import freeze, frozen_plan
@@ -155,6 +156,16 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
         state = JobState(phase="cancelled", exit_code=stop.exit_code, reason=stop.signal.name)
         run.directory.write_state(state)
         return state
+    path = run.directory.path
+    with notifying(path, run.plan.config.run):
+        note(path, "start", f"{counted(run.plan.world_size, 'rank')}{', resumed' if run.resume else ''}")
+        state = _train_and_restart(run, stop, output)
+        line = failure_line(path, state) if state.phase == "failed" else state.reason
+        note(path, state.phase, line, state.rank)
+    return state
+
+
+def _train_and_restart(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
     output.say(f"training on {counted(run.plan.world_size, 'rank')}")
     directory, num_restarts, running = run.directory, 0, JobState(phase="running")
     while True:
@@ -178,6 +189,8 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
         num_restarts += 1
         running = replace(running, reason=f"restart {num_restarts} of {run.script.max_restarts}")
         output.say(failure_line(directory.path, state))
+        note(directory.path, "failed", failure_line(directory.path, state), state.rank)
+        note(directory.path, "restart", running.reason)
         output.say(f"{running.reason}: {_next_start(run, progress.view.num_done)}")
         run = replace(run, resume=bool(saved_steps(directory.path)))
         fresh_folders(directory, *START_FOLDERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
@@ -48,13 +49,22 @@ def start_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
 
 def executor_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
     """Why its executor cannot start a run on this machine, or as a scheduler."""
-    if is_here and (faults := [*_setting_faults(run.plan)] or device_faults(run.plan, os.environ)):
+    here = [*_setting_faults(run.plan), *_notify_faults(run.plan)] if is_here else []
+    if is_here and (faults := here or device_faults(run.plan, os.environ)):
         return faults
     try:
         _ = run.script
     except PlanError as error:
         return list(error.faults)
     return []
+
+
+def _notify_faults(plan: Plan) -> Iterator[Fault]:
+    """A command that this machine does not have: no event would reach anybody."""
+    command = plan.config.run.notify
+    if command and shutil.which(os.path.expanduser(command[0])) is None:
+        rule = f"{command[0]} is no command that this machine can execute"
+        yield Fault("run.notify", list(command), rule, ways=({"run.notify": []},))
 
 
 _OF_FILES = ("group_access", "group")

@@ -77,7 +77,7 @@ class StepView:
     first_step: int | None = None
     """Of the newest start; None before it."""
     num_skipped: int = 0
-    """Steps whose gradient overflowed, so that the weights stayed as they were."""
+    """Steps without an update: the gradient overflowed, or an alarm had the batch skipped."""
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
     """(tokens, nanoseconds) of the latest steps."""
 

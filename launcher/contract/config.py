@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
+from launcher.contract.alarms.config import AlarmsConfig
 from launcher.contract.job import ReportConfig, RunConfig
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.site import SiteConfig
@@ -409,3 +410,4 @@ class LaunchConfig:
     run: RunConfig
     site: SiteConfig = field(default_factory=SiteConfig, metadata=OF_READER)
     fusion: FusionConfig = field(default_factory=FusionConfig)
+    alarms: AlarmsConfig = field(default_factory=AlarmsConfig)

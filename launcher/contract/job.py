@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from launcher.typed.read import read_while
-from launcher.typed.scalars import Filled, NonNegativeInt, PositiveInt, Range
+from launcher.typed.read import read_unless, read_while
+from launcher.typed.scalars import Filled, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from launcher.typed.trust import OF_READER, READS_FILES
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
@@ -86,6 +86,11 @@ class RunConfig:
     start_timeout_s: Annotated[float, Range(minimum=1, maximum=1_000_000)]
     """Seconds that a rank may take from its start to its first step: libraries, process groups, the model,
     data, a checkpoint. Compilation is a part of the first step."""
+    notify: tuple[Annotated[str, Filled()], ...] = field(default=(), metadata=OF_READER)
+    """Command, word by word, that is started for each event of the run (``events.jsonl``) and reads it as
+    JSON on its input; no shell is between. Empty = none."""
+    notify_timeout_s: PositiveFloat = field(default=30.0, metadata=read_unless("run.notify", ()))
+    """Seconds after which that command is killed. Whether it fails changes nothing in the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,7 @@ class StepRecord:
     first_backward_ns: int | None = None
     """From the start of the step to that of its first B."""
     is_skipped: bool = False
-    """The gradient overflowed, and the parameters stayed as they were."""
+    """The gradient overflowed, or an alarm had the batch skipped: the parameters stayed as they were."""
     disagreement: float | None = None
     """Where replicas have weights of their own: how far this rank's were from the average that it took, the
     norm of the difference over that of the average."""

@@ -199,6 +199,8 @@ class Architecture(Strategy):
     """``package.module:update``, called on the ranks with the `RankContext`; returns an `Update`."""
     exact: bool
     """Whether it computes what one device computes."""
+    takes_back: bool = False
+    """Whether all ranks can leave out the update of a step, or go back to a checkpoint, in the same step."""
 
     def roles(self, job: JobShape) -> tuple[RoleGroup, ...]:
         """The groups of ranks, trainers first."""

@@ -29,6 +29,7 @@ from launcher.plan.plugins import (
     plugin_errors,
     plugin_faults,
 )
+from launcher.plan.rules.alarms import alarm_faults
 from launcher.plan.rules.checks import config_faults
 from launcher.plan.rules.fusion import fusion_faults
 from launcher.plan.rules.unread import unread_faults
@@ -198,6 +199,7 @@ def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[F
     faults = [fault for parallel in chosen.parallels for fault in parallel.check(job)]
     if is_sound and not faults:
         faults += chosen.architecture.check(job)
+        faults += alarm_faults(job, chosen.architecture)
     return faults
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from launcher.base.units import counted
+from launcher.contract.alarms.events import count_alarms, read_events
 from launcher.contract.inputs.lineage import lineage_text, stored_lineage
 from launcher.contract.inputs.record import INPUTS
 from launcher.contract.records import Header
@@ -42,7 +43,10 @@ def run_notes(run: Run) -> Iterator[str]:
     num_skipped = sum(rows[0].num_skipped for rows in records.parts)
     if num_skipped:
         steps = counted(num_skipped, "step")
-        yield f"{name} skipped the update of {steps}: the gradient overflowed, and the loss scale was halved."
+        is_scaled = run.plan.config.precision.compute == "fp16"
+        why = "the gradient overflowed, and the loss scale was halved" if is_scaled else "by its alarms"
+        yield f"{name} skipped the update of {steps}: {why}."
+    yield from _alarm_notes(run)
     if records.windows:
         first, last = records.windows[0][0].first_step + 1, records.windows[-1][0].step + 1
         yield (
@@ -56,6 +60,14 @@ def run_notes(run: Run) -> Iterator[str]:
     gap = gap_fraction(run)
     if gap > _GAP_WORTH_NOTING:
         yield f"{name}: {gap:.0%} of the wall time lies between the steps and is in no number here."
+
+
+def _alarm_notes(run: Run) -> Iterator[str]:
+    counts = count_alarms(read_events(run.path))
+    if counts:
+        each = (f"{kind.replace('_', ' ')} {counted(number, 'time')}" for kind, number in counts.items())
+        told = ", ".join(each)
+        yield f"{run.name} raised alarms: {told}; trireme status {run.path} shows the newest."
 
 
 def layout_notes(run: Run, base: Run | None) -> Iterator[str]:

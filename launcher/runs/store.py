@@ -8,7 +8,8 @@ RUN/handle.json      the submitted job          RUN/source/                  its
 RUN/exit.*/          the same of earlier starts RUN/checkpoints.*/           set aside by --resume=STEP
 RUN/lock             who may write in it now
 RUN/inputs.json      digests of data and code that it was started with
-RUN/init_config.json that of train.init_from
+RUN/init_config.json that of train.init_from    RUN/events.jsonl             starts, alarms, ends
+RUN/rewinds.json     the batches passed over    RUN/notify.log               what run.notify failed with
 RUN/save_times       how long before its end the ranks have to be told to save
 RUN/metrics/sums/    their sums, window by window, and RUN/metrics/whole/ the newest windows' steps
 """

@@ -116,9 +116,11 @@ class StepOutcome:
     """The result of an update."""
 
     grad_norm: float
-    """Norm of the whole model's gradient before clipping."""
+    """Norm of the whole model's gradient before clipping; not a number where `Update.skip` made none."""
     lr: float
     is_skipped: bool = False
+    is_finite: bool = True
+    """False: the gradient is infinite or not a number, no loss scale helps, and no update was made."""
     disagreement: float | None = None
     """Where replicas average their weights: the norm of this one's difference from the average, over the norm
     of the average."""
@@ -162,6 +164,11 @@ class Update(Stateful, Protocol):
 
     def apply(self, step: int) -> StepOutcome:
         """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""
+
+    def skip(self, step: int) -> StepOutcome:
+        """In place of `apply`: finishes the gradient exchange and clears the gradients, and changes neither
+        parameters nor optimizer state. Called on all ranks."""
+        raise AssertionError("the plan refuses to skip batches here")
 
     def close(self) -> None:
         """Frees its resources, if it has any."""

@@ -90,7 +90,16 @@ def _condition(condition: Condition) -> Conditions:
 
 
 def _either(values: tuple[Any, ...]) -> str:
-    return " or ".join("null" if value is None else str(value) for value in values)
+    return " or ".join(map(condition_value, values))
+
+
+def condition_value(value: Any) -> str:
+    """A value of a setting on which another depends, in words.
+
+    >>> condition_value(None), condition_value(()), condition_value("none")
+    ('null', 'empty', 'none')
+    """
+    return "null" if value is None else "empty" if value == () else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)

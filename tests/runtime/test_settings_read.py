@@ -55,6 +55,7 @@ JUDGED = {
 """What decides whether a job is planned, and may change nothing else."""
 ELSEWHERE = {
     *("name", "run.dir", "run.root", "run.timeout_s", "run.start_timeout_s"),
+    *("run.notify", "run.notify_timeout_s"),
     *("data.name", "report.baseline", "report.warmup_steps", "site.is_one_machine"),
     *("site.group_access", "site.group"),
     *("device.measured_in", "device.memory_check", "optim.name", "data.tokenizer"),
@@ -74,7 +75,10 @@ GPT = "parallel.pp=1 model.hidden_size=16 model.num_heads=4 model.max_position_e
 LLAMA = "model=llama3_8b model.vocab_size=256 model.num_kv_heads=1 model.ffn_size=32"
 CUDA = "executor=slurm device=h100 cluster=dgx_h100 model.hidden_size=1024 batch.seq_length=512"
 CONTEXTS = {
-    "one rank": "parallel.pp=1 train.eval_batches=1 train.checkpoint_interval=2",
+    "one rank": """
+        parallel.pp=1 train.eval_batches=1 train.checkpoint_interval=2
+        alarms.spike=skip alarms.not_finite=rewind
+    """,
     "Llama": f"parallel.pp=1 {LLAMA}",
     "weights of a folder": f"{GPT} train.init_from=FOLDER/gpt2",
     "several ranks": """

@@ -16,6 +16,7 @@ from launcher.base import lock
 from launcher.base.errors import ConfigError, JobError
 from launcher.base.files import read_json
 from launcher.cli.main import main
+from launcher.contract.alarms.events import read_events
 from launcher.contract.inputs.record import Inputs, write_inputs
 from launcher.contract.inputs.text import file_digests
 from launcher.contract.job import JobState
@@ -487,3 +488,21 @@ def test_a_run_gives_its_lock_back(run, tmp_path):
     run.start("run.dir=mine", wants_baseline=False)
     assert run.starts[-1] is True
     assert not (tmp_path / "mine" / "lock").exists()
+
+
+def test_starts_and_ends_of_a_run_are_events(run, tmp_path):
+    run.states = [KILLED, JobState(phase="succeeded", exit_code=0)]
+    run.start(*RESTARTS, wants_baseline=False)
+    assert [(event.kind, event.rank, event.done) for event in read_events(stored(tmp_path)[0])] == [
+        ("start", None, "2 ranks"),
+        ("failed", 1, "rank 1 killed by signal 9 (SIGKILL)"),
+        ("restart", None, "restart 1 of 2"),
+        ("succeeded", None, "after 1 restart"),
+    ]
+
+
+def test_a_run_gives_its_events_to_a_command_and_its_baseline_none(run, tmp_path):
+    run.start("parallel.dp=2", f"run.notify=[tee,-a,{tmp_path}/told.jsonl]")
+    told = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
+    assert [each["kind"] for each in told] == ["start", "succeeded"]
+    assert not told[0]["run"].endswith("-baseline")

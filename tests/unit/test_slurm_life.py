@@ -1,5 +1,6 @@
 """The life of a run on Slurm: told to end, saved, started again, given up; with stand-ins for Slurm."""
 
+import json
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from launcher.base import lock
 from launcher.base.errors import ConfigError, PlanError
+from launcher.contract.alarms.events import EVENTS, Event, append, read_events
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.continuation import lead_warnings
 from launcher_plugins.executors.slurm.executor import Slurm
@@ -637,3 +639,29 @@ def test_a_start_in_a_directory_that_is_not_there_makes_none(life):
     named = f"there is no {run.run_dir} on {socket.gethostname()}: is its file system mounted?"
     assert named in run.done.stderr
     assert not run.run_dir.exists()
+
+
+def test_starts_and_ends_are_events_which_the_first_node_gives_to_the_command(life, tmp_path):
+    told = tmp_path / "told.jsonl"
+    code = f"import sys; open({str(told)!r}, 'a').write(sys.stdin.read())"
+    run = life(f'run.notify=[{sys.executable},"-c","{code}"]')
+    (run.run_dir / "plan.json").write_text(run.plan.to_json())
+    append(run.run_dir, Event(time="2026-01-02T03:04:05+00:00", kind="cancelled"))
+    with (run.run_dir / EVENTS).open("a") as file:
+        file.write('{"time": "2026-0')  # of a writer that was killed
+    assert run.once(signal.SIGUSR1) == 75
+    found = [(event.kind, event.done) for event in read_events(run.run_dir)]
+    assert found == [
+        ("cancelled", ""),
+        ("start", "job 41, start 1"),
+        ("requeue", "job 41 after start 1"),
+        ("stopped", "job 41: the ranks have saved"),
+    ]
+    kinds = [json.loads(line)["kind"] for line in told.read_text().splitlines()]
+    assert kinds == ["start", "requeue", "stopped"]
+
+
+def test_a_job_that_fails_is_an_event(life):
+    run = life()
+    assert run.once(FAILS="", RANK_CODE="3") == 3
+    assert [event.done for event in read_events(run.run_dir)][-1] == "job 41 ended with code 3"

@@ -57,6 +57,12 @@ ON: dict[str, tuple[str, ...]] = {
     "where batch.num_microbatches is no multiple of parallel.pp": (
         *("parallel=interleaved", "batch.num_microbatches=5", "batch.global_size=null"),
     ),
+    "unless run.notify is empty": ("run.notify=[cat]",),
+    "where a pipeline stage has several ranks": ("parallel.dp=2",),
+    "where alarms.spike or alarms.not_finite is skip": ("alarms.spike=skip",),
+    "where alarms.spike or alarms.not_finite is rewind": (
+        *("alarms.not_finite=rewind", "train.checkpoint_interval=10"),
+    ),
 }
 """Words under which a condition holds; none for what is so in the quickstart."""
 OFF: dict[str, tuple[str, ...]] = {
@@ -69,10 +75,15 @@ OFF: dict[str, tuple[str, ...]] = {
     "while report.baseline is auto": ("report.baseline=none",),
     "where several ranks share a node": TWO_NODES,
     "where batch.num_microbatches is no multiple of parallel.pp": ("parallel=interleaved",),
+    **{
+        f"unless alarms.{name} is ignore": (f"alarms.{name}=ignore",)
+        for name in ("spike", "slow_step", "slow_rank", "no_progress")
+    },
 }
 """Words under which it does not."""
 VALUES = {
     "cluster.inter_node": "{latency_s: 1, bandwidth_bytes_per_s: 1}",
+    "alarms.slow_rank": "end",
     "cluster.intra_node": "{latency_s: 1, bandwidth_bytes_per_s: 1}",
     "parallel.rank_order": "tp-dp-pp",
     "parallel.schedule_options.uneven_groups": "true",

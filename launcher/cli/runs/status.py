@@ -16,6 +16,7 @@ from launcher.base.columns import columns
 from launcher.base.files import read_json
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
+from launcher.contract.alarms.events import Event, read_events
 from launcher.contract.job import JobState, Phase
 from launcher.runs.failure import failure_line
 from launcher.runs.state import current_states
@@ -25,11 +26,13 @@ _NUM_RUNNING, _NUM_OTHERS = 20, 10
 _ORDER: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
 _HEAD = ("run", "state", "job", "step", "since", "")
 _REASON_WIDTH = 60
+_NUM_EVENTS = 10
 
 
 def status(given: Namespace) -> int:
     """Shows how runs stand, asking the scheduler once about those that it has: the ones that have not
-    ended first, then the newest that have. RUN is a run directory, or its name below runs/.
+    ended first, then the newest that have. RUN is a run directory, or its name below runs/; of one alone the
+    newest events are shown, too.
 
     Of one RUN its life is told, too: every start with its steps and why it ended, the time that was trained
     and lost, what is saved, and what comes next. What is to come is an estimate from the latest steps.
@@ -49,6 +52,8 @@ def status(given: Namespace) -> int:
         print("\n".join(table(runs, is_whole=bool(given.names) or given.all)))
         if len(given.names) == 1:
             print("\n".join(["", *life_text(*runs[0])]))
+        for line in event_lines(read_events(directories[0].path)) if len(given.names) == 1 else ():
+            print(line)
     if sweeps:
         where = f", the newest {sweeps[-1]}" if len(sweeps) > 1 else f", {sweeps[0]}"
         print(f"{counted(len(sweeps), 'sweep')}{where}: trireme sweep status")
@@ -74,6 +79,16 @@ def table(runs: Sequence[tuple[RunDirectory, JobState]], *, is_whole: bool) -> l
         note = f"; {hidden} not shown, --all shows them" if hidden else ""
         lines += ["", f"{len(runs)} runs: {total}{note}"]
     return lines
+
+
+def event_lines(events: Sequence[Event]) -> list[str]:
+    """The newest events of a run."""
+    if not events:
+        return []
+    newest = events[-_NUM_EVENTS:]
+    hidden = len(events) - len(newest)
+    head = f"events, the newest {len(newest)} of {len(events)}:" if hidden else "events:"
+    return ["", head, *(f"  {escaped(str(event))}" for event in newest)]
 
 
 def _cells(directory: RunDirectory, state: JobState) -> tuple[str, ...]:

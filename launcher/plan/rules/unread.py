@@ -24,6 +24,7 @@ from launcher.typed.read import (
     Condition,
     Reading,
     Source,
+    condition_value,
     conditions_of,
     field_types,
     join,
@@ -94,7 +95,7 @@ def _fault(leaf: str, own: Any, source: Source, condition: Condition, others: Ma
     ways = tuple({path: value} for path in others for value in condition.offered)
     if len(others) == 1:
         ((path, value),) = others.items()
-        rule = f"has no effect while {path} is {'null' if value is None else value}"
+        rule = f"has no effect while {path} is {condition_value(value)}"
         fix = f"Leave it out, or s{offer(ways)[1:]}" if ways else f"Leave it out, or set another {path}."
     shown = own if source.text is None else source.text
     return Fault(leaf, shown, rule, fix, source.where, ways=ways)

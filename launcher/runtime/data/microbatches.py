@@ -71,6 +71,8 @@ class Loader:
         with ctx.clock.doing(LOADING):
             self._training, self._evaluation = self._open(ctx)
         self._order = SampleOrder(len(self._training), config.seed)
+        self.batch_of: Callable[[int], int] = lambda step: step
+        """Which batch of the data each step takes; another where some were passed over."""
 
     def _open(self, ctx: RankContext) -> tuple[Samples, Samples]:
         if not (self._is_first or self._is_last):
@@ -95,7 +97,10 @@ class Loader:
     def steps(self, first_step: int) -> Iterator[list[Microbatch]]:
         """The microbatches of ``first_step`` and of every step after it, without end."""
         self._end_thread()
-        steps = (self._microbatches(self._training, self._order.pick, step) for step in count(first_step))
+        order, batch_of = self._order.pick, self.batch_of
+        steps = (
+            self._microbatches(self._training, order, step, batch_of(step)) for step in count(first_step)
+        )
         if self._num_ahead == 0:
             return steps
         self._running = Prefetcher(steps, self._num_ahead)
@@ -104,7 +109,7 @@ class Loader:
     def evaluation(self) -> list[list[Microbatch]]:
         """The same global batches for every evaluation: the first ones of the evaluation part."""
         steps = range(self._num_eval_batches)
-        return [self._microbatches(self._evaluation, lambda position: (0, position), step) for step in steps]
+        return [self._microbatches(self._evaluation, lambda index: (0, index), step, step) for step in steps]
 
     def close(self) -> None:
         """Ends the background thread, and the process that reads a user's own dataset."""
@@ -117,14 +122,16 @@ class Loader:
             self._running.close()
             self._running = None
 
-    def _microbatches(self, samples: Samples, pick: Callable[[int], Pick], step: int) -> list[Microbatch]:
-        """This replica's part of one global batch."""
+    def _microbatches(
+        self, samples: Samples, pick: Callable[[int], Pick], step: int, number: int
+    ) -> list[Microbatch]:
+        """This replica's part of the global batch of a number, for a step."""
         batch = self._batch
         microbatches = []
         for index in range(batch.num_microbatches):
             first = (index * self._dp + self._dp_rank) * batch.micro_size
             slots = range(first, first + batch.micro_size)
-            picks = [pick(step * batch.global_size + slot) for slot in slots]
+            picks = [pick(number * batch.global_size + slot) for slot in slots]
             inputs, targets = self._read(samples, picks)
             microbatches.append(
                 Microbatch(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from launcher.contract.heartbeat import BUILDING, PEERS
 from launcher.contract.job import RESUME_NOTE
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.records import INPUT, SINGLE_RANK, EvalRecord, StepRecord
-from launcher.runtime.api import DTYPES, RankContext, StepOutcome, Update
+from launcher.runtime.alarms.losses import Alarm, LossAlarms
+from launcher.runtime.alarms.watch import Watch
+from launcher.runtime.api import (
+    DTYPES,
+    FragmentReader,
+    GlobalFragment,
+    RankContext,
+    StepOutcome,
+    Update,
+)
 from launcher.runtime.checkpoint.initial import initial_state, keep_initial_config
 from launcher.runtime.checkpoint.saving import Saver, restore
 from launcher.runtime.data.inputs import check_inputs
@@ -41,6 +51,8 @@ class StepDone:
     loss: float | None
     """Mean over the targets of the global batch; None away from the last stage."""
     num_receives: int
+    alarm: Alarm | None = None
+    """What was wrong with it, where the run goes on."""
 
 
 class Trainer:
@@ -57,9 +69,14 @@ class Trainer:
         self.executor = PipelineExecutor(self.part, ctx.transport, ctx.clock)
         self.memory.model_built()
         self._has_loss = self.part.shape.num_stages - 1 in self.part.modules
+        self.losses = LossAlarms(ctx)
 
     def step(self, step: int, microbatches: Sequence[Microbatch]) -> StepDone:
-        """Forwards, backwards and the update of one step."""
+        """Forwards, backwards and the update of one step, which is left out where an alarm has it skipped.
+
+        Raises:
+            JobError: when an alarm ends the run.
+        """
         self.update.begin(step)
         over_replicas = self.ctx.replicas is None or not self.ctx.replicas.is_asynchronous
         num_targets = self._num_targets(microbatches, over_replicas=over_replicas)
@@ -70,9 +87,45 @@ class Trainer:
         with self.ctx.clock.section(SINGLE_RANK):
             self.memory.sample(self)
         loss_sum = self._loss_sum(result.loss_sum, over_replicas=over_replicas)
-        outcome = self.update.apply(step)
-        loss = _mean(loss_sum, num_targets)
-        return StepDone(outcome=outcome, loss=loss, num_receives=result.num_receives)
+        outcome, loss, alarm = self._update(step, lambda: _mean(loss_sum, num_targets))
+        return StepDone(
+            outcome=outcome,
+            loss=loss if self._has_loss else None,
+            num_receives=result.num_receives,
+            alarm=alarm,
+        )
+
+    def _update(
+        self, step: int, mean_loss: Callable[[], float | None]
+    ) -> tuple[StepOutcome, float | None, Alarm | None]:
+        """The update, unless its batch is skipped; the loss, as far as it is known here; and the alarm.
+
+        Only where a batch may be skipped, or the training go back, is the loss waited for before the update.
+        """
+        losses, alarm = self.losses, None
+        if losses.decides_first:
+            loss = losses.agree(mean_loss())
+            alarm = losses.judge(step, loss)
+        is_skipped = alarm is not None and alarm.action == "skip"
+        outcome = self.update.skip(step) if is_skipped else self.update.apply(step)
+        if not losses.decides_first:
+            loss = mean_loss()
+        alarm = alarm or losses.judge(step, loss, outcome)
+        if alarm is not None:
+            losses.act(step, alarm)
+        if not outcome.is_skipped:
+            losses.took(loss)
+        return outcome, loss, alarm
+
+    def state(self) -> Iterator[GlobalFragment]:
+        """The state of the training: that of the update, and the losses that later ones are compared with."""
+        yield from self.update.state()
+        yield from self.losses.state()
+
+    def load(self, read: FragmentReader) -> None:
+        """Restores what `state` returned, under any layout."""
+        self.update.load(read)
+        self.losses.load(read)
 
     def evaluate(self, batches: Sequence[Sequence[Microbatch]]) -> tuple[float | None, int]:
         """Mean loss and number of targets over some global batches; the loss is None away from the
@@ -135,12 +188,12 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     check_inputs(ctx, loader, run_dir, resume=resume)
     trainer = Trainer(ctx)
     root, note = run_dir / "checkpoints", run_dir / RESUME_NOTE
-    ctx.stop, saver = _stop_request(ctx), Saver(ctx, trainer.update, root)
+    ctx.stop, saver = _stop_request(ctx), Saver(ctx, trainer, root)
     if config.device.limits_memory:
         limit_memory(ctx.device, config.device.memory_bytes, trainer)
     if ctx.replicas is None:
         saver.check_writable()
-    first = restore(ctx, trainer.update, root, note) if resume else _load_initial(trainer)
+    first = restore(ctx, trainer, root, note) if resume else _load_initial(trainer)
     if not resume and ctx.plan.rank == 0:
         keep_initial_config(config.train, run_dir)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
@@ -148,13 +201,26 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     writer = RecordWriter(run_dir, header)
     windows = StepWindows(ctx, writer, first, latency_ns)
     log(rank_summary(header, ctx.plan, trainer.part.modules.values()))
+    watch = Watch(ctx, trainer.losses, run_dir)
+    loader.batch_of = watch.rewinds.batch_of
     steps, num_done = loader.steps(first), first
     ctx.clock.start()
-    for step in range(first, config.train.num_steps):
+    while num_done < config.train.num_steps:
+        step = num_done
         ctx.clock.begin_step(step)
         with ctx.clock.section(INPUT):
             microbatches = next(steps)
         done, num_done = trainer.step(step, microbatches), step + 1
+        if done.alarm is not None and done.alarm.action == "rewind":
+            windows.write(_record(ctx, step, done, ctx.clock.lap()))
+            first = num_done = watch.rewind(step, done.alarm, saver, trainer)
+            writer.close()
+            writer = RecordWriter(run_dir, header)
+            windows = StepWindows(ctx, writer, first, latency_ns)
+            loader.batch_of = watch.rewinds.batch_of
+            steps = loader.steps(num_done)
+            ctx.clock.start()
+            continue
         with ctx.clock.section(SINGLE_RANK, sealed=True):
             evaluation = _evaluate_and_save(trainer, loader, saver, num_done)
         times = ctx.clock.lap()
@@ -165,6 +231,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         saver.check()
         if step > first:  # the first one also warms up
             saver.measure(times["duration_ns"] / 1e9)
+        watch.after(step, times)
         if num_done < config.train.num_steps and _must_stop(ctx, times["duration_ns"] / 1e9):
             _save_and_stop(trainer, saver, run_dir, num_done)
             break
@@ -172,6 +239,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         if (memory := trainer.memory.record(config.train.num_steps)) is not None:
             writer.write(memory)
     saver.wait()
+    watch.close()
     log(f"ends after step {num_done} of {config.train.num_steps}")
     loader.close()
     if ctx.replicas is not None:
@@ -246,7 +314,7 @@ def _record(ctx: RankContext, step: int, done: StepDone, times: dict[str, Any]) 
         num_receives=done.num_receives,
         num_samples=batch.global_size,
         num_tokens=batch.num_tokens,
-        loss=done.loss,
+        loss=done.loss if done.loss is None or isfinite(done.loss) else None,
         grad_norm=None if done.outcome.is_skipped else done.outcome.grad_norm,
         lr=done.outcome.lr,
         is_skipped=done.outcome.is_skipped,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,6 @@ from launcher.runtime.train.optimizer import (
     adamw,
     clip_factor,
     learning_rate,
-    not_finite,
     squared_norm,
 )
 from launcher.runtime.train.reductions import sum_gradients_of_copies
@@ -77,15 +76,22 @@ class NativeUpdate(BucketedUpdate):
             norm = self._grad_norm() / scale
             overflowed = not isfinite(norm)
             lr = learning_rate(config.optim, step, config.train.num_steps)
-            if overflowed and self._scale is None:
-                raise not_finite(step, norm)
+            is_finite = not overflowed or (self._scale is not None and not self._scale.is_smallest)
             if not overflowed:
                 self._num_updates += 1
                 self._step_optimizer(lr, clip_factor(norm, config.optim.clip_norm) / scale)
             self._buckets.clear()
             if self._scale is not None:
                 self._scale.after_step(overflowed=overflowed)
-        return StepOutcome(grad_norm=norm, lr=lr, is_skipped=overflowed)
+        return StepOutcome(grad_norm=norm, lr=lr, is_skipped=overflowed, is_finite=is_finite)
+
+    def skip(self, step: int) -> StepOutcome:
+        """Clears the gradients without an update."""
+        with self._ctx.clock.section("dp"):
+            self._buckets.wait()
+        self._buckets.clear()
+        lr = learning_rate(self._ctx.config.optim, step, self._ctx.config.train.num_steps)
+        return StepOutcome(grad_norm=nan, lr=lr, is_skipped=True)
 
     @property
     def loss_scale(self) -> float:

@@ -88,6 +88,11 @@ class LossScale:
     """Steps without overflow before the scale doubles."""
     num_good_steps: int = 0
 
+    @property
+    def is_smallest(self) -> bool:
+        """Whether it cannot be halved any more."""
+        return self.value <= 1.0
+
     def after_step(self, *, overflowed: bool) -> None:
         """Updates the scale after one step."""
         if overflowed:

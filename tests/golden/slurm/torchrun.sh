@@ -80,6 +80,15 @@ echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
 printf '{"time": %s, "job": "%s"}\n' "$(date +%s)" "$job_id" >"$run/exit/start.json"
 num_starts=$(wc -l <"$run/logs/starts")
 
+# An event of the run (launcher/contract/alarms/events.py). A killed writer may have left half a line.
+events=$run/events.jsonl
+write_event() {
+  [ -z "$(tail -c 1 "$events" 2>/dev/null)" ] || echo >>"$events"
+  printf '{"time": "%s", "kind": "%s", "done": "%s"}\n' "$(date +%Y-%m-%dT%H:%M:%S%:z)" "$1" "$2" >>"$events"
+}
+num_event_bytes=$(stat -c %s "$events" 2>/dev/null || echo 0)
+write_event start "job $job_id, start $num_starts"
+
 has_lock() {
   grep -qs "$TRIREME_LOCK" "$lock"
 }
@@ -88,8 +97,16 @@ has_lock() {
 # now, the record is its.
 end_record() {
   has_lock || return
+  if [ -e "$run/exit/finished" ]; then
+    write_event succeeded "job $job_id"
+  elif [ -e "$run/exit/stopped.json" ]; then
+    write_event stopped "job $job_id: the ranks have saved"
+  else
+    write_event failed "job $job_id ended with code $1"
+  fi
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
   rm -f "$lock"
+  [ -z "${notifier:-}" ] || wait "$notifier"
 }
 trap 'end_record $?' EXIT
 # A signal that ends this shell would put 0 into that record.
@@ -274,6 +291,13 @@ signal_ranks() {
 }
 if [ "$saves" = yes ]; then trap on_signal USR1 TERM; fi
 
+# Gives the events to the command of run.notify, until this script has recorded its end.
+if [ "${notify:-no}" = yes ]; then
+  "$python" "$start" launcher.runs.alarms.on_node "$run/plan.json" "$num_event_bytes" \
+    </dev/null >>"$run/notify.log" 2>&1 &
+  notifier=$!
+fi
+
 # Starts the ranks and waits for their end, also when a signal arrives. A rank that fails ends the others
 # at once (--kill-on-bad-exit); one that finishes before them does not (--wait=0).
 start_ranks() {
@@ -329,6 +353,7 @@ start_again() {
   [ "$continuation" = requeue ] || return
   if [ "$num_starts" -lt "$max_starts" ]; then
     echo "trireme: requeues job $job_id after start $num_starts"
+    write_event requeue "job $job_id after start $num_starts"
     scontrol requeue "$job_id"
   else
     echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"

@@ -37,6 +37,7 @@ class Decentralized(Architecture):
 
     runtime = "launcher_plugins.architectures.decentralized.runtime:update"
     exact = True
+    takes_back = True
     Config = DecentralizedConfig
 
     def check(self, job: JobShape) -> Iterable[Fault]:

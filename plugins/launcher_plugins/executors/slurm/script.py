@@ -142,6 +142,8 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"plan_sha256={request.plan_sha256}"
     yield f"python={shlex.quote(site.python or request.python)}"
     yield f"start={shlex.quote(request.code)}/{START_FILE}"
+    if batch.config.run.notify:
+        yield "notify=yes"
     yield f"starter={settings.starter}"
     yield f"continuation={settings.continuation}"
     yield f"max_starts={settings.max_starts}"

@@ -72,6 +72,7 @@ class ZeroParallel(Parallel):
         yield from _shape_faults(job)
         yield from _precision_faults(job)
         yield from _compile_faults(job.config)
+        yield from _alarm_faults(job.config)
         if job.config.parallel.zero_offload and job.config.device.kind == "cpu":
             rule = "the devices are CPUs, so the optimizer state is in the memory of the CPU already"
             yield Fault("parallel.zero_offload", "true", rule, ways=({"parallel.zero_offload": False},))
@@ -165,6 +166,14 @@ def _compile_faults(config: LaunchConfig) -> Iterator[Fault]:
         )
         ways = ({"fusion.compile": "none"}, {"parallel.zero_stage": 2})
         yield Fault("fusion.compile", config.fusion.compile, rule, ways=ways)
+
+
+def _alarm_faults(config: LaunchConfig) -> Iterator[Fault]:
+    for name in config.alarms.takes_back:
+        path, action = f"alarms.{name}", getattr(config.alarms, name)
+        if action == "skip":
+            rule = "leaves out the update of a step, and DeepSpeed clears gradients only as it updates"
+            yield Fault(path, action, rule, ways=({path: "end"}, {path: "rewind"}))
 
 
 def has_whole_fp32_gradients(job: JobShape) -> bool:

@@ -27,7 +27,7 @@ from launcher.runtime.checkpoint.fragments import (
     scalar_fragment,
 )
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
-from launcher.runtime.train.optimizer import adamw, learning_rate, not_finite
+from launcher.runtime.train.optimizer import adamw, learning_rate
 from launcher.runtime.train.reductions import sum_gradients_of_copies
 from launcher_plugins.parallel.zero.plan import CONFIG_NAME
 from launcher_plugins.parallel.zero.runtime.engine import partitioner, placeholders, start_engine
@@ -126,9 +126,8 @@ class _DeepSpeedUpdate(Update):
         if engine.was_step_applied():
             self._num_updates += 1
             return StepOutcome(grad_norm=float(engine.get_global_grad_norm()), lr=lr)
-        if config.precision.compute != "fp16":
-            raise not_finite(step, torch.inf)
-        return StepOutcome(grad_norm=torch.inf, lr=lr, is_skipped=True)
+        is_scaled = config.precision.compute == "fp16"
+        return StepOutcome(grad_norm=torch.inf, lr=lr, is_skipped=True, is_finite=is_scaled)
 
     def _parts(self) -> list[OwnedPart]:
         return owned_parts(self._engine.optimizer, self._params)

@@ -1,0 +1,1 @@
+"""What a run watches, what it does about it, and how it is written down."""

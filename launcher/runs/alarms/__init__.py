@@ -1,0 +1,1 @@
+"""The events that the launcher writes, and the user's command that is given all of them."""

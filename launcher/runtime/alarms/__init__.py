@@ -1,0 +1,1 @@
+"""What the ranks watch while they train: losses, times of steps, and each other."""
