@@ -319,7 +319,7 @@ def test_a_setting_that_is_not_declared_to_be_unread_would_be_found(
     found = effects.__wrapped__
     assert found("several ranks", folder).none >= {
         *("model.rope_theta", "train.keep_checkpoints", "optim.min_lr_fraction"),
-        *("cluster.inter_node.latency_s"),
+        "cluster.inter_node.latency_s",
     }
     assert found("weights of a folder", folder).none >= {
         *("parallel.rank_order", "cluster.intra_node.latency_s"),
