@@ -39,7 +39,7 @@ def second_half(rank: int, plan: Plan, root: Path, restart_from_zero: bool = Fal
     ctx = make_context(plan.rank(rank), CPU)
     trainer = Trainer(ctx)
     first_step = restore(trainer.ctx, trainer.update, root)
-    steps = Loader(ctx).steps(0 if restart_from_zero else first_step)
+    steps = Loader(ctx).steps(0 if restart_from_zero else first_step, ctx.sample_order)
     return [trainer.step(step, next(steps)).loss for step in range(first_step, STEPS)]
 
 

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from launcher.contract.heartbeat import LOADING
-from launcher.runtime.api import IGNORE_INDEX, RankContext
+from launcher.runtime.api import IGNORE_INDEX, NEWEST_ORDER, RankContext
 from launcher.runtime.data.agreement import compared_items
+from launcher.runtime.data.order import SampleOrder
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.reader import Reader
-from launcher.runtime.data.samples import NoSamples, SampleOrder, Samples, item_of, open_samples
+from launcher.runtime.data.samples import NoSamples, Samples, item_of, open_samples
 from launcher.runtime.data.token_ids import check_ids
 
 
@@ -70,7 +71,7 @@ class Loader:
         """By index, of the items of a user's own dataset that all ranks have compared."""
         with ctx.clock.doing(LOADING):
             self._training, self._evaluation = self._open(ctx)
-        self._order = SampleOrder(len(self._training), config.seed)
+        self._seed = config.seed
 
     def _open(self, ctx: RankContext) -> tuple[Samples, Samples]:
         if not (self._is_first or self._is_last):
@@ -92,10 +93,12 @@ class Loader:
         assert self._reader is not None, "only a user's own dataset is compared by its items"
         return self._reader.fingerprints(indices)
 
-    def steps(self, first_step: int) -> Iterator[list[Microbatch]]:
-        """The microbatches of ``first_step`` and of every step after it, without end."""
+    def steps(self, first_step: int, order: int = NEWEST_ORDER) -> Iterator[list[Microbatch]]:
+        """The microbatches of ``first_step`` and of every step after it, without end. ``order``: version of
+        the order of the samples."""
         self._end_thread()
-        steps = (self._microbatches(self._training, self._order.pick, step) for step in count(first_step))
+        pick = SampleOrder(len(self._training), self._seed, order).pick
+        steps = (self._microbatches(self._training, pick, step) for step in count(first_step))
         if self._num_ahead == 0:
             return steps
         self._running = Prefetcher(steps, self._num_ahead)

@@ -148,7 +148,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
     writer = RecordWriter(run_dir, header)
     windows = StepWindows(ctx, writer, first, latency_ns)
     log(rank_summary(header, ctx.plan, trainer.part.modules.values()))
-    steps, num_done = loader.steps(first), first
+    steps, num_done = loader.steps(first, ctx.sample_order), first
     ctx.clock.start()
     for step in range(first, config.train.num_steps):
         ctx.clock.begin_step(step)
@@ -215,10 +215,9 @@ def _save_and_stop(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int)
 def _load_initial(trainer: Trainer) -> int:
     """Loads what the training begins with, where it is set to begin with something; returns the steps that
     are done by then."""
-    plan = trainer.ctx.plan.plan
-    if (read := initial_state(plan)) is not None:
+    if (read := initial_state(trainer.ctx)) is not None:
         trainer.update.load(read)
-    return first_step(plan.config.train)
+    return first_step(trainer.ctx.config.train)
 
 
 def _evaluate_and_save(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:
