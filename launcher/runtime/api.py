@@ -69,6 +69,8 @@ class GlobalSlice:
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The torch name of every number format of the configuration."""
+NEWEST_ORDER = 2
+"""The version of the order of the samples of a training that starts from its first step."""
 IGNORE_INDEX = -100
 """Targets with this value add nothing to the loss."""
 
@@ -244,6 +246,8 @@ class RankContext:
     """Set by an architecture whose replicas use no collectives with each other."""
     stop: StopRequest | None = None
     """Set by the loop, where ranks save a checkpoint when they are asked to stop."""
+    sample_order: int = NEWEST_ORDER
+    """Version of the order of the samples; that of the checkpoint that the training goes on from."""
     partition_weights: Callable[[nn.Module], None] | None = None
     """Set by a strategy that shards the weights themselves: called with each part of the model as soon as
     its weights are initialised, so that no rank ever holds all of them."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from launcher.base.errors import ConfigError
 from launcher.runtime.data.microbatches import Loader, Microbatch
-from launcher.runtime.data.samples import SampleOrder, TokenWindows
+from launcher.runtime.data.samples import TokenWindows
 from launcher.runtime.data.tokens import open_tokens
 from launcher.runtime.process import environment
 from tests.helpers.contexts import make_config, make_context
@@ -95,18 +95,6 @@ def test_every_epoch_takes_each_sample_once_in_another_order(source: str) -> Non
     assert sorted(first) == sorted(second) == list(range(NUM_WINDOWS))
     assert first != second
     assert first != sorted(first)
-
-
-def test_a_step_may_span_two_epochs() -> None:
-    order = SampleOrder(5, seed=0)
-    taken = [order.pick(position)[1] for position in range(15)]
-    assert [sorted(taken[first : first + 5]) for first in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
-
-
-def test_the_seed_changes_the_order() -> None:
-    orders = [SampleOrder(50, seed) for seed in (0, 0, 1)]
-    one, again, other = ([order.pick(place) for place in range(50)] for order in orders)
-    assert one == again != other
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])

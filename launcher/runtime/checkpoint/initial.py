@@ -13,21 +13,21 @@ from launcher.base.files import write_whole
 from launcher.contract.config import TrainConfig
 from launcher.contract.model.checkpoint import SourceCheckpoint, first_step, source_checkpoint
 from launcher.contract.model.config_json import CONFIG, ORIGINAL
-from launcher.contract.plan import Plan
-from launcher.runtime.api import FragmentReader
+from launcher.runtime.api import FragmentReader, RankContext
 from launcher.runtime.checkpoint.fragments import state_name
 from launcher.runtime.checkpoint.store import DAMAGE, Checkpoint
 from launcher.runtime.model.pretrained import Pretrained, without_history
 from launcher.runtime.process.log import log
 
 
-def initial_state(plan: Plan) -> FragmentReader | None:
+def initial_state(ctx: RankContext) -> FragmentReader | None:
     """What reads the state after the first `first_step` steps; None: the model is as it was built.
 
     Raises:
         JobError: when the checkpoint that it begins with is gone, or damaged.
         ConfigError: when the folder of weights holds another model.
     """
+    plan = ctx.plan.plan
     train = plan.config.train
     if train.init_from is None:
         return None
@@ -38,6 +38,7 @@ def initial_state(plan: Plan) -> FragmentReader | None:
     what = "weights and optimizer" if train.init_optimizer else "the weights"
     log(f"begins with {what} of {source.run_dir} after step {source.step}")
     if first_step(train):
+        ctx.sample_order = checkpoint.sample_order
         return checkpoint.read
 
     def read(name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:

@@ -139,7 +139,14 @@ class Saver:
                 took = format_duration(time.perf_counter() - begin)
                 log(f"checkpoint after step {step}: shard of {size} written and read back in {took}")
             if self._is_first:
-                checkpoint.complete(self._root, step, num_shards, self._ctx.config.run.timeout_s, may_write)
+                checkpoint.complete(
+                    self._root,
+                    step,
+                    num_shards,
+                    self._ctx.config.run.timeout_s,
+                    may_write,
+                    sample_order=self._ctx.sample_order,
+                )
                 kept = self._settings.keep_checkpoints, self._settings.keep_every
                 checkpoint.prune(self._root, step, *kept)
                 self._save_s = max(self._save_s, time.perf_counter() - self._began)
@@ -179,7 +186,9 @@ def restore(ctx: RankContext, update: Stateful, root: Path, note: Path | None = 
     """
     with ctx.clock.doing(RESTORING):
         step = chosen_step(ctx, root, note)
-        update.load(checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read)
+        opened = checkpoint.Checkpoint(checkpoint.folder_of(root, step))
+        ctx.sample_order = opened.sample_order
+        update.load(opened.read)
     log(f"resumed after step {step}")
     return step
 

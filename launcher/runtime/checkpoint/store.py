@@ -3,7 +3,8 @@
     checkpoints/step-00000040/
       shard-00000.safetensors    the pieces one rank owns
       shard-00000.json           for each piece: global name and shape, its offset and shape; checksum
-      complete.json              step, number of shards, checksum of each index and its own; written last
+      complete.json              step, order of the samples, number of shards, checksum of each index and its
+                                 own; written last
 
 A directory is written under a temporary name, synced to the disk, read back, and renamed when it is
 complete, so a crash while saving never harms an earlier checkpoint. A box of a global tensor is read from
@@ -29,6 +30,7 @@ from torch import Tensor
 from launcher.base.errors import JobError
 from launcher.base.files import bring_to_disk, write_whole
 from launcher.contract.job import checkpoint_name
+from launcher.runtime.api import NEWEST_ORDER
 from launcher.runtime.checkpoint.fragments import KINDS, NotSavedError, state_name
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
@@ -55,7 +57,13 @@ def unfinished_name(root: Path, step: int) -> Path:
 
 
 def complete(
-    root: Path, step: int, num_shards: int, timeout_s: float = 0, may_write: Callable[[], None] = lambda: None
+    root: Path,
+    step: int,
+    num_shards: int,
+    timeout_s: float = 0,
+    may_write: Callable[[], None] = lambda: None,
+    *,
+    sample_order: int = NEWEST_ORDER,
 ) -> None:
     """Turns the unfinished folder into a checkpoint, once every rank has saved its shard there, and
     ``may_write`` has been asked.
@@ -74,7 +82,7 @@ def complete(
             )
         time.sleep(_LOOK_INTERVAL_S)
     may_write()
-    write_marker(unfinished, step)
+    write_marker(unfinished, step, sample_order)
     bring_to_disk(unfinished)
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():  # the same step, saved again after a resume from an earlier one
@@ -84,10 +92,17 @@ def complete(
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def write_marker(folder: Path, step: int) -> None:
-    """Writes down which indices the checkpoint in ``folder`` has."""
+def write_marker(folder: Path, step: int, sample_order: int = NEWEST_ORDER) -> None:
+    """Writes down which indices the checkpoint in ``folder`` has, and by which version of the order of the
+    samples its training goes on."""
     digests = {path.name: sha256_of(path) for path in sorted(folder.glob(_INDICES))}
-    marker = {"version": VERSION, "step": step, "num_shards": len(digests), "indices": digests}
+    marker = {
+        "version": VERSION,
+        "step": step,
+        "sample_order": sample_order,
+        "num_shards": len(digests),
+        "indices": digests,
+    }
     write_whole(folder / _MARKER, json.dumps(marker | {"sha256": _digest(marker)}), is_durable=True)
 
 
@@ -164,6 +179,8 @@ class Checkpoint:
         """
         marker = _read_marker(folder)
         self.step: int = marker["step"]
+        self.sample_order: int = marker.get("sample_order", 1)
+        """Version of the order of the samples by which its training goes on."""
         self._pieces: dict[str, list[StoredPiece]] = defaultdict(list)
         self._unverified: dict[Path, str] = {}
         digests = marker.get("indices") or dict.fromkeys(path.name for path in folder.glob(_INDICES))

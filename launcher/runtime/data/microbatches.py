@@ -22,10 +22,11 @@ from torch import Tensor
 from launcher.contract.heartbeat import LOADING
 from launcher.runtime.api import IGNORE_INDEX, RankContext
 from launcher.runtime.data.agreement import compared_items
+from launcher.runtime.data.order import SampleOrder
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.reader import Reader
-from launcher.runtime.data.samples import NoSamples, SampleOrder, Samples, item_of, open_samples
+from launcher.runtime.data.samples import NoSamples, Samples, item_of, open_samples
 from launcher.runtime.data.token_ids import check_ids
 
 
@@ -70,7 +71,7 @@ class Loader:
         """By index, of the items of a user's own dataset that all ranks have compared."""
         with ctx.clock.doing(LOADING):
             self._training, self._evaluation = self._open(ctx)
-        self._order = SampleOrder(len(self._training), config.seed)
+        self._ctx = ctx
         self.batch_of: Callable[[int], int] = lambda step: step
         """Which batch of the data each step takes; another where some were passed over."""
 
@@ -95,11 +96,13 @@ class Loader:
         return self._reader.fingerprints(indices)
 
     def steps(self, first_step: int) -> Iterator[list[Microbatch]]:
-        """The microbatches of ``first_step`` and of every step after it, without end."""
+        """The microbatches of ``first_step`` and of every step after it, without end, in the order of
+        `RankContext.sample_order`."""
         self._end_thread()
-        order, batch_of = self._order.pick, self.batch_of
+        order = SampleOrder(len(self._training), self._ctx.config.seed, self._ctx.sample_order)
+        batch_of = self.batch_of
         steps = (
-            self._microbatches(self._training, order, step, batch_of(step)) for step in count(first_step)
+            self._microbatches(self._training, order.pick, step, batch_of(step)) for step in count(first_step)
         )
         if self._num_ahead == 0:
             return steps

@@ -1,10 +1,9 @@
-"""The data as numbered samples, and the order in which the steps take them."""
+"""The data as numbered samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +19,6 @@ from launcher.contract.plan import BatchPlan
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.reader import Reader
 from launcher.runtime.data.tokens import open_tokens
-from launcher.runtime.model.randomness import philox_generator
 
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
@@ -80,25 +78,6 @@ class TokenWindows:
         """As `Samples`."""
         first, second = zip(*(self[index] for _, index in picks), strict=True)
         return torch.stack(first) if inputs else _NOTHING, torch.stack(second) if targets else _NOTHING
-
-
-class SampleOrder:
-    """Which sample is at which position of the training: a new permutation for every epoch.
-
-    Position t * global_size + s is slot s of step t, whatever the layout; a step may span two epochs.
-    """
-
-    def __init__(self, num_samples: int, seed: int) -> None:
-        self._num_samples, self._seed = num_samples, seed
-        self._permutation = lru_cache(maxsize=2)(self._permute)
-
-    def pick(self, position: int) -> Pick:
-        """The sample at a position."""
-        epoch, index = divmod(position, self._num_samples)
-        return epoch, int(self._permutation(epoch)[index])
-
-    def _permute(self, epoch: int) -> NDArray[np.int64]:
-        return philox_generator(f"{self._seed}/order/{epoch}").permutation(self._num_samples)
 
 
 def item_of(samples: Samples, index: int) -> int:

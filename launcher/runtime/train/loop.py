@@ -283,10 +283,9 @@ def _save_and_stop(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int)
 def _load_initial(trainer: Trainer) -> int:
     """Loads what the training begins with, where it is set to begin with something; returns the steps that
     are done by then."""
-    plan = trainer.ctx.plan.plan
-    if (read := initial_state(plan)) is not None:
+    if (read := initial_state(trainer.ctx)) is not None:
         trainer.update.load(read)
-    return first_step(plan.config.train)
+    return first_step(trainer.ctx.config.train)
 
 
 def _evaluate_and_save(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:

@@ -19,7 +19,7 @@ from launcher.base.errors import JobError
 from launcher.contract.heartbeat import SERVING, UPDATING
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.records import WINDOW_STEPS
-from launcher.runtime.api import RankContext
+from launcher.runtime.api import FragmentReader, RankContext
 from launcher.runtime.checkpoint import store as checkpoint
 from launcher.runtime.checkpoint.initial import initial_state
 from launcher.runtime.checkpoint.saving import Saver, chosen_step
@@ -64,8 +64,13 @@ def serve(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             piece.master.copy_(weights)
         for index, fragment in enumerate(shard.frozen, len(layout.buckets)):
             connections.post_gradients(0, index, fragment.tensor).wait()
-    read = checkpoint.Checkpoint(checkpoint.folder_of(root, first)).read if resume else None
-    if first and (state := read or initial_state(ctx.plan.plan)):  # else the first worker's weights are all
+    state: FragmentReader | None = None
+    if resume:
+        opened = checkpoint.Checkpoint(checkpoint.folder_of(root, first))
+        state, ctx.sample_order = opened.read, opened.sample_order
+    elif first:  # else the first worker's weights are all
+        state = initial_state(ctx)
+    if state is not None:
         shard.load(state)
     channels = WorkerChannels(ctx, connections, shard, first)
     Server(ctx, channels, shard, run_dir).run()
