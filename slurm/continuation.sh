@@ -53,13 +53,12 @@ conclude() {
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
   local job state
   job=$(scontrol --oneliner show job "$job_id")
-  state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job")
-  state=${state%%$'\n'*} # of several components the first
+  state=$(state_in "$job")
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
   case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) ;; esac
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
-  if [ "${state:-RUNNING}" != RUNNING ]; then
+  if [ "$state" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again

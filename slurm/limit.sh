@@ -10,6 +10,15 @@ time_left() {
   if [ -n "$end" ] && end=$(date -d "$end" +%s); then echo $((end - $(date +%s))); fi
 }
 
+# The state in what Slurm tells of a job, of several components that of the first; RUNNING where it does not
+# answer.
+state_in() {
+  local state
+  state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$1")
+  state=${state%%$'\n'*}
+  echo "${state:-RUNNING}"
+}
+
 # Seconds that the ranks need, by what has been measured: by them, and by saves that came too late.
 needed() {
   echo $(($(sort -n "$run/save_times" 2>/dev/null | sed -n '$s/ .*//p') + 0))
@@ -58,13 +67,13 @@ signal_in_time() {
 }
 
 # Requeues the job shortly before its end, while the ranks are still saving. It goes on from the checkpoint
-# before. The next start tells its ranks earlier.
+# before. The next start tells its ranks earlier. A job that is cancelled ends at once and stays ended.
 requeue_unsaved() {
   local given margin
   given=$(($(time_left) + 0))
   margin=$((given < 80 ? given / 4 : 20))
   until_left echo "$margin"
-  has_lock || return
+  has_lock && [ "$(state_in "$(scontrol --oneliner show job "$job_id")")" = RUNNING ] || return
   echo "trireme: the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
     "executor.save_lead_s has to be longer"
   echo "$((2 * given)) late" >>"$run/save_times"

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,12 +17,12 @@ from pathlib import Path
 from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import progress_of
 from launcher.base.errors import ConfigError, Fault, LauncherError
-from launcher.base.files import share
+from launcher.base.files import read_json, share
 from launcher.base.lock import LostLockError
 from launcher.base.secrets import secret_values
 from launcher.base.units import counted
 from launcher.contract.executor import Executor
-from launcher.contract.job import END_NOTE, START_NOTE, JobHandle, JobScript, JobState
+from launcher.contract.job import END_NOTE, START_NOTE, STOP_NOTE, JobHandle, JobScript, JobState
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
@@ -173,6 +174,7 @@ def _train_and_restart(run: PreparedRun, stop: StopSignal, output: Output) -> Jo
         directory.write(START_NOTE, json.dumps({"time": time.time()}) + "\n")
         progress = progress_of(directory, run.plan, output.stream)
         state = follow(run.executor, run.script, stop, _each(directory.check, progress.update), output.warn)
+        state = _unless_told_to_stop(state, directory)
         with surviving_lost_output(reader=True):
             progress.close()
         ended = {
@@ -209,6 +211,15 @@ def _told(output: Output) -> Iterator[None]:
         yield
     except OSError as error:
         output.warn(f"{error.filename}: {error.strerror}")
+
+
+def _unless_told_to_stop(state: JobState, directory: RunDirectory) -> JobState:
+    """How a start ended; one whose ranks saved and stopped on a signal to one of them is not finished."""
+    note = read_json(directory.path / STOP_NOTE)
+    if state.phase != "succeeded" or not note:
+        return state
+    number = signal.Signals[note["signal"]]
+    return JobState(phase="cancelled", exit_code=128 + number, reason=f"{number.name} to a rank")
 
 
 def _each(*functions: Callable[[], None]) -> Callable[[], None]:

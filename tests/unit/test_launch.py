@@ -139,6 +139,20 @@ def test_a_run_that_is_stopped_is_not_started_again(run, tmp_path):
     assert len(run.starts) == 2
 
 
+def test_a_run_of_which_one_rank_is_told_to_stop_has_not_succeeded(run, tmp_path, capsys):
+    def stop_all():
+        (path,) = stored(tmp_path)
+        (path / "checkpoints" / "step-00000028").mkdir(parents=True)
+        (path / "exit" / "stopped.json").write_text('{"step": 28, "signal": "SIGTERM"}')
+
+    run.at_start = {0: stop_all}
+    assert run.start("train.checkpoint_interval=5", wants_baseline=False) == 143
+    assert read_json(stored(tmp_path)[0] / "status.json")["phase"] == "cancelled"
+    assert capsys.readouterr().err.startswith(
+        "stopped by SIGTERM to a rank: all ranks have ended. Run directory"
+    )
+
+
 def test_weights_to_begin_with_that_are_not_there_are_refused_before_the_start(run, tmp_path, capsys):
     folder = tmp_path / "model"
     assert main(["run", "quickstart", f"train.init_from={folder}"]) == 2

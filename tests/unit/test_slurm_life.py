@@ -299,6 +299,15 @@ def test_a_job_whose_ranks_do_not_save_in_time_is_requeued_before_its_end(life):
     assert not (run.run_dir / "exit" / "stopped.json").exists()
 
 
+def test_a_job_that_is_cancelled_while_its_ranks_save_is_not_requeued(life):
+    """Slurm says that it ends now, as it does of one whose time is over."""
+    run = life()
+    assert run.once(signal.SIGTERM, END=in_s(0), JOB_STATE="CANCELLED") == 75
+    assert run.asked() == []
+    assert "trireme: leaves job 41 to Slurm, where it is CANCELLED\n" in run.done.stdout
+    assert not (run.run_dir / "save_times").exists()
+
+
 def test_ranks_that_save_in_time_are_not_requeued_by_the_watch_as_well(life):
     run = life()
     assert run.once(signal.SIGUSR1, END=in_s(8)) == 75
