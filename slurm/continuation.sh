@@ -51,19 +51,21 @@ conclude() {
   stop_watch
   has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
-  local job state
+  local job state cause=''
   job=$(scontrol --oneliner show job "$job_id")
   state=$(state_in "$job")
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
-  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) ;; esac
+  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=uncounted ;; esac
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
-    start_again
+    start_again "$cause"
+  elif has_lost_nodes "$job"; then
+    start_over "$job"
   else
-    echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
+    echo "$this_start" >>"$run/logs/failures"
     if has_failed; then cancel_rest; else start_again; fi
     exit "$rc"
   fi
@@ -74,16 +76,32 @@ has_failed() {
   [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
-# In a chain, the next job starts when this one ends with another code than 0.
+# In a chain, the next job starts when this one ends with another code than 0. What the run itself asks for is
+# counted, in logs/requeues; what Slurm requeues, and what gives way to another job, is not.
 start_again() {
-  [ "$continuation" = requeue ] || return
-  if [ "$num_starts" -lt "$max_starts" ]; then
-    echo "trireme: requeues job $job_id after start $num_starts"
-    write_event requeue "job $job_id after start $num_starts"
-    scontrol requeue "$job_id"
-  else
-    echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"
+  case $continuation in
+    none) return 1 ;;
+    chain)
+      local rest
+      mapfile -t rest < <(rest_of_chain)
+      exclude_nodes "${rest[@]}"
+      [ "${#rest[@]}" != 0 ]
+      return
+      ;;
+  esac
+  local counted
+  counted=$(($(cat "$run/logs/requeues" 2>/dev/null | wc -l) + 1))
+  if [ "${1:-}" != uncounted ] && [ "$counted" -ge "$max_starts" ]; then
+    echo "trireme: not requeued after start $num_starts: $counted of at most $max_starts count" \
+      "(executor.max_starts)"
+    return 1
   fi
+  echo "trireme: requeues job $job_id after start $num_starts"
+  write_event requeue "job $job_id after start $num_starts"
+  if [ "${1:-}" != uncounted ]; then echo "$this_start" >>"$run/logs/requeues"; fi
+  trap '' TERM # which the requeued job's script is sent
+  scontrol requeue "$job_id"
+  exclude_nodes "$job_id"
 }
 
 # Ends the job of a run that is finished. No later start of it does anything: see start.sh.
@@ -93,16 +111,16 @@ finish() {
   exit 0
 }
 
-# Cancels the jobs of the chain that have not started, the last one first: one that is cancelled would let
-# the next one start.
+# The jobs of the chain behind this one.
+rest_of_chain() {
+  if [ "$continuation" = chain ]; then awk -v job="$SLURM_JOB_ID" 'seen; $0 == job { seen = 1 }' "$run/logs/chain" 2>/dev/null; fi
+}
+
+# Cancels them, the last one first: one that is cancelled would let the next one start.
 cancel_rest() {
-  local jobs i
-  [ "$continuation" = chain ] && [ -e "$run/logs/chain" ] || return
-  mapfile -t jobs <"$run/logs/chain"
-  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do
-    [ "${jobs[i]}" != "$SLURM_JOB_ID" ] || return
-    scancel --quiet "${jobs[i]}"
-  done
+  local rest i
+  mapfile -t rest < <(rest_of_chain)
+  for ((i = ${#rest[@]} - 1; i >= 0; i--)); do scancel --quiet "${rest[i]}"; done
 }
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled

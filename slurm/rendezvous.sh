@@ -1,7 +1,4 @@
 
-[ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
-  fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-
 # Whether all ranks are on this node.
 is_alone=no
 if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then is_alone=yes; fi
@@ -11,11 +8,8 @@ find_address() {
   MASTER_ADDR=127.0.0.1
   if [ "$is_alone" = yes ]; then return; fi
   local hosts
-  hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" "$start" launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
-    fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
-  [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
-    fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
+  hosts=$(names_of "$nodelist") || fail "cannot resolve the rendezvous host from the node list '$nodelist'"
+  [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] || fail "the node list '$nodelist' does not name $nodes nodes"
   MASTER_ADDR=${hosts%%$'\n'*}$host_suffix
   case $MASTER_ADDR in
     localhost | localhost.* | 127.*) fail "other nodes cannot reach the rendezvous host $MASTER_ADDR" ;;
@@ -51,7 +45,8 @@ find_port() {
   fail "no free port for the rendezvous on $(hostname)"
 }
 
-rendezvous=$SLURM_JOB_ID.$restart
+choose_nodes
+rendezvous=$this_start
 
 # The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
 # the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.

@@ -7,6 +7,9 @@ fail() {
 # Each start of the ranks, by this job or another one of the run, is a line in logs/starts. The exit/ folder
 # of the previous start is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
+again=${TRIREME_START_AGAIN:-0} # within one start of the job, after the crash of a node that it has a spare for
+this_start=$SLURM_JOB_ID.$restart
+if [ "$again" != 0 ]; then this_start+=.$again; fi
 # The id of this job in Slurm's commands: the id of an array is also that of one of its tasks.
 job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
@@ -46,7 +49,7 @@ mkdir -p "$run/logs"
 before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
-echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
+echo "$this_start" >>"$run/logs/starts"
 printf '{"time": %s, "job": "%s"}\n' "$(date +%s)" "$job_id" >"$run/exit/start.json"
 num_starts=$(wc -l <"$run/logs/starts")
 
@@ -86,4 +89,3 @@ end_by() {
   kill -"$1" $$
 }
 for signal in 1 10 12 15; do trap "end_by $signal" "$signal"; done # HUP, USR1, USR2, TERM
-[ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"

@@ -7,7 +7,7 @@ trap "" USR1
 mkdir -p "${TMPDIR:-/tmp}" || exit
 exec "$1" "$2" torch.distributed.run --node-rank="$SLURM_NODEID" "${@:3}"'
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
-  --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${step[@]}" \
+  --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "${place[@]}" "${step[@]}" \
   bash -c "$task" torchrun \
   "$python" "$start" --nnodes="$nodes" --nproc-per-node="$ranks_per_node" --max-restarts=0 \
   "${meet[@]}" --log-dir="$run/logs/torchrun" \

@@ -6,13 +6,20 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from launcher.app.baseline import named_baseline
 from launcher.app.lifecycle import PreparedRun
 from launcher.base import registry
 from launcher.base.errors import LEFT_OUT, ConfigError, Fault, JobError, PlanError, offer
-from launcher.base.machine import installed_gpus, missing_for_compile, num_visible
-from launcher.base.units import counted, format_duration
+from launcher.base.machine import (
+    free_disk_bytes,
+    free_memory_bytes,
+    installed_gpus,
+    missing_for_compile,
+    num_visible,
+)
+from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.config import LOCAL_EXECUTOR
 from launcher.contract.data_files import PACKAGE, text_faults
 from launcher.contract.executor import Executor
@@ -49,9 +56,12 @@ def start_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
 
 def executor_faults(run: PreparedRun, *, is_here: bool) -> list[Fault]:
     """Why its executor cannot start a run on this machine, or as a scheduler."""
-    here = [*_setting_faults(run.plan), *_notify_faults(run.plan)] if is_here else []
-    if is_here and (faults := here or device_faults(run.plan, os.environ)):
-        return faults
+    if is_here:
+        faults = [*_setting_faults(run.plan), *_notify_faults(run.plan)] or device_faults(
+            run.plan, os.environ
+        )
+        if faults := faults or [*room_faults(run.plan, run.directory.path)]:
+            return faults
     try:
         _ = run.script
     except PlanError as error:
@@ -140,6 +150,23 @@ def device_faults(plan: Plan, environment: Mapping[str, str]) -> list[Fault]:
     ways = ({"device": "cpu", "cluster": "local_cpu"},)
     fix = f"Use fewer ranks, or s{offer(ways)[1:]}" if visible else ""
     return [Fault("device.kind", "cuda", rule, fix, ways=ways)]
+
+
+def room_faults(plan: Plan, run_dir: Path) -> Iterator[Fault]:
+    """Too little memory of this machine for its ranks, too little room on a disk for a checkpoint."""
+    free, needed = free_memory_bytes(), plan.node_memory_bytes(plan.world_size)
+    device = plan.config.device
+    if device.kind == "cpu" and device.memory_check == "refuse" and free is not None and free < needed:
+        rule = (
+            f"by prediction the ranks on this machine need {format_bytes(needed)}, of which "
+            f"{format_bytes(free)} can be had"
+        )
+        fix = "End other programs, or have the plan take less."
+        yield Fault("device.memory_bytes", device.memory_bytes, rule, fix)
+    free, needed = free_disk_bytes(str(run_dir)), plan.checkpoint_bytes
+    if free < needed:
+        rule = f"a checkpoint takes about {format_bytes(needed)}, and {format_bytes(free)} can be had there"
+        yield Fault("run.dir", str(run_dir), rule, "Set run.dir or run.root to another place.")
 
 
 def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:

@@ -32,6 +32,25 @@ def memory_bytes() -> int | None:
     return int(total.split()[0]) * 1024 if total else None
 
 
+def free_memory_bytes() -> int | None:
+    """Memory of this machine that can be had without swapping, None where the system does not say."""
+    available = _proc_value("meminfo", "MemAvailable")
+    return int(available.split()[0]) * 1024 if available else None
+
+
+def free_disk_bytes(path: str) -> int:
+    """What a process may still write to the file system of a path, or of the nearest folder that exists.
+
+    Raises:
+        OSError: when that cannot be read.
+    """
+    folder = os.path.abspath(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    space = os.statvfs(folder)
+    return space.f_bavail * space.f_frsize
+
+
 def installed_gpus() -> list[str]:
     """The product names of this machine's NVIDIA devices, as the driver lists them."""
     listed = command_output(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"), timeout_s=20)

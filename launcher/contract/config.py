@@ -39,7 +39,6 @@ DType = Literal["fp32", "bf16", "fp16"]
 
 _RANKS = ("parallel.dp", "parallel.tp", "parallel.pp", "architecture.name")
 _NODES = ("site.roles", "cluster.nodes", "cluster.devices_per_node")
-
 NOT_COMPUTED = (
     "model.name",
     "data.name",
@@ -104,8 +103,7 @@ class DeviceConfig:
     figures, in predicted times and in ``parallel.layers_per_stage=auto``: of the same model, microbatch, tp,
     precision, recomputation and kind of device, split over any stages. null = by the figures."""
     memory_check: Literal["refuse", "warn"] = "refuse"
-    """What becomes of a plan whose ranks do not fit into ``memory_bytes`` by prediction: it is refused, or
-    made with a note."""
+    """What becomes of a plan predicted not to fit into ``memory_bytes``: refused, or made with a note."""
     limits_memory: bool = False
     """Hold each rank that trains to ``memory_bytes``: what it would take beyond them ends the run, as on a
     device of that size. On a CPU it counts what threads and libraries take in the training, too."""
@@ -141,6 +139,8 @@ class ClusterConfig:
     """Link between two devices of different nodes."""
     allow_idle_devices: bool
     """Accept a strategy that leaves devices unused."""
+    spare_nodes: NonNegativeInt = 0
+    """Nodes reserved beyond ``nodes``, for those that fail the check of nodes or crash."""
     device_name: str | None = None
     """Product name of the devices in it, for a warning where ``device`` is another; null = any."""
 

@@ -261,8 +261,9 @@ class Plan:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes over all roles."""
-        return self.config.cluster.nodes + sum(role.num_nodes or 0 for role in self.roles)
+        """Nodes over all roles, with spare ones."""
+        cluster = self.config.cluster
+        return cluster.nodes + cluster.spare_nodes + sum(role.num_nodes or 0 for role in self.roles)
 
     @property
     def num_devices(self) -> int:
@@ -276,6 +277,25 @@ class Plan:
     def fits(self) -> bool:
         """Whether every rank fits into the memory of its device, by prediction."""
         return all(part.total_bytes <= self.config.device.memory_bytes for part in self.memory)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint, about: of every parameter the weight and Adam's two moments in fp32; 0 where
+        none is written."""
+        return 12 * self.num_parameters if self.config.train.checkpoint_interval else 0
+
+    def node_memory_bytes(self, ranks_per_node: int) -> int:
+        """Predicted bytes of all ranks of the node that holds the most; ranks fill nodes in their order."""
+        by_rank = [self._rank_bytes(rank) for rank in range(self.num_cluster_ranks)]
+        firsts = range(0, len(by_rank), ranks_per_node)
+        return max(sum(by_rank[first : first + ranks_per_node]) for first in firsts)
+
+    def _rank_bytes(self, rank: int) -> int:
+        planned = self.rank(rank)
+        if planned.coordinates is None:
+            return planned.role.memory_bytes or 0
+        pp_rank = planned.coordinates.pp
+        return next(part.total_bytes for part in self.memory if part.pp_rank == pp_rank)
 
     @property
     def pipeline(self) -> PipelineShape:

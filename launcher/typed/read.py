@@ -96,9 +96,11 @@ def _either(values: tuple[Any, ...]) -> str:
 def condition_value(value: Any) -> str:
     """A value of a setting on which another depends, in words.
 
-    >>> condition_value(None), condition_value(()), condition_value("none")
-    ('null', 'empty', 'none')
+    >>> condition_value(None), condition_value(()), condition_value(True)
+    ('null', 'empty', 'true')
     """
+    if isinstance(value, bool):
+        return str(value).lower()
     return "null" if value is None else "empty" if value == () else str(value)
 
 

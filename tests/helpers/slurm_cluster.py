@@ -12,7 +12,13 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "slurm" / "cluster"
-TWO_BY_TWO = ("site=box", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
+TWO_BY_TWO = (
+    "site=box",
+    "cluster.nodes=2",
+    "cluster.devices_per_node=2",
+    "parallel.dp=2",
+    "executor.check_nodes=false",
+)
 RANK = """#!/bin/bash
 # Stands in for a rank: python START_FILE launcher.runtime.process.main RUN/plan.json --sha256 HEX
 [ "$2" = launcher.runtime.process.main ] || exec python3 "$@"

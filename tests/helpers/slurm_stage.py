@@ -18,7 +18,13 @@ REQUEST = JobRequest(
 )
 CHECKOUT = Path(__file__).resolve().parents[2]
 GOLDEN = CHECKOUT / "tests" / "golden" / "slurm"
-TWO_BY_TWO = ("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=2", "parallel.dp=2")
+TWO_BY_TWO = (
+    "executor=slurm",
+    "cluster.nodes=2",
+    "cluster.devices_per_node=2",
+    "parallel.dp=2",
+    "executor.check_nodes=false",
+)
 SRUN = """#!/bin/bash
 # Starts every task that it is asked for, as the real one does, each with its own place.
 # A colon is between the parts of a heterogeneous job, whose tasks are numbered on.

@@ -26,6 +26,7 @@ def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
     slurm.trireme("wait", "run")
     assert [name for name, _ in slurm.rendezvous()] == [f"{job}.{restart}" for restart in range(3)]
     assert len({address for _, address in slurm.rendezvous()}) == 3
+    assert (run / "logs" / "requeues").read_text() == f"{job}.0\n", "what is not the run's own does not count"
     assert [words[5] == "--resume" for words in slurm.told()] == [False] * 4 + [True] * 8
     assert sorted(path.name for path in (run / "exit").iterdir()) == ["finished", "job.json", "start.json"]
     told = slurm.trireme("status", "run").splitlines()

@@ -164,16 +164,30 @@ def test_ranks_that_were_told_too_early_to_save_have_not_failed(life):
     assert run.asked() == ["requeue 41"]
 
 
-def test_three_preemptions_go_on_in_the_same_directory_until_no_start_is_left(life):
+def test_a_run_that_is_cut_three_times_goes_on_in_the_same_directory_until_no_start_is_left(life):
     run = life("executor.max_starts=3")
     for restart in range(3):
         assert run.once(signal.SIGUSR1, SLURM_RESTART_COUNT=str(restart)) == 75
     assert run.asked() == ["requeue 41"] * 2
-    assert "not requeued after start 3 of at most 3 (executor.max_starts)\n" in run.done.stdout
+    assert "not requeued after start 3: 3 of at most 3 count (executor.max_starts)\n" in run.done.stdout
     assert (run.run_dir / "logs" / "starts").read_text() == "41.0\n41.1\n41.2\n"
     assert sorted(path.name for path in run.run_dir.glob("exit*")) == ["exit", "exit.41.0", "exit.41.1"]
-    assert run.once(SLURM_RESTART_COUNT="3") == 1
-    assert run.done.stderr == "trireme: the run was started 3 times (executor.max_starts)\n"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"PREEMPTED": "2026-01-02T03:04:05"}, {"JOB_STATE": "PENDING"}],
+    ids=["gives way", "requeued by Slurm or an operator"],
+)
+def test_what_slurm_takes_away_is_not_a_start_that_counts(life, variables):
+    run = life("executor.max_starts=2")
+    for restart in range(3):
+        assert run.once(signal.SIGUSR1, SLURM_RESTART_COUNT=str(restart), **variables) == 75
+    assert not (run.run_dir / "logs" / "requeues").exists()
+    before = len(run.asked())
+    assert run.once(signal.SIGUSR1, SLURM_RESTART_COUNT="3") == 75
+    assert run.asked()[before:] == ["requeue 41"]
+    assert (run.run_dir / "logs" / "requeues").read_text() == "41.3\n"
 
 
 def test_a_job_that_fails_each_time_has_three_attempts_when_it_is_given_three(life):
@@ -437,15 +451,15 @@ def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message)
             SAVES,
             [
                 "Slurm requeues the job after a preemption and when a node fails, and its own script 120 s "
-                "or more before its time limit, when the ranks have saved: at most 8 starts "
-                "(executor.continuation=requeue)."
+                "or more before its time limit, when the ranks have saved: at most 8 starts, not counting "
+                "those after a preemption or a node's failure (executor.max_starts)."
             ],
         ),
         (
             (),
             [
-                "Slurm requeues the job after a preemption and when a node fails: at most 8 starts "
-                "(executor.continuation=requeue).",
+                "Slurm requeues the job after a preemption and when a node fails: at most 8 starts, not "
+                "counting those after a preemption or a node's failure (executor.max_starts).",
                 "Since train.checkpoint_interval is 0, a requeued job starts from the beginning, and nothing "
                 "is saved at its end.",
             ],
@@ -455,7 +469,7 @@ def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message)
             [
                 "It is submitted as 3 jobs. The first ends 120 s or more before its time limit, when the "
                 "ranks have saved, and the next goes on; those that are not needed are cancelled, and "
-                "nothing is requeued "
+                "nothing is requeued, so each job counts, whatever has ended it "
                 "(executor.continuation=chain)."
             ],
         ),
@@ -463,8 +477,8 @@ def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message)
             (*SAVES, *CHAIN, "executor.save_lead_s=0"),
             [
                 "It is submitted as 3 jobs. The first ends at its time limit, without a signal to the ranks, "
-                "and the next goes on; those that are not needed are cancelled, and nothing is requeued "
-                "(executor.continuation=chain)."
+                "and the next goes on; those that are not needed are cancelled, and nothing is requeued, so "
+                "each job counts, whatever has ended it (executor.continuation=chain)."
             ],
         ),
         (

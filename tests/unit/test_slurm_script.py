@@ -13,6 +13,7 @@ from launcher_plugins.executors.slurm.executor import Slurm
 from launcher_plugins.executors.slurm.script import expandable
 from tests.helpers.slurm_stage import CHECKOUT, GOLDEN, REQUEST, TWO_BY_TWO, Stage
 
+ONE_BY_TWO = ("executor=slurm", "cluster.devices_per_node=2", "executor.check_nodes=false")
 SITE = (
     "site.account=physics",
     "site.qos=high",
@@ -205,7 +206,7 @@ ONE_NODE = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node[7-"}
 
 @pytest.mark.parametrize("starter", ["srun", "torchrun"])
 def test_the_ranks_of_one_node_meet_in_a_file_that_is_new_at_every_start(stage, starter):
-    one = stage("executor=slurm", "cluster.devices_per_node=2", f"executor.starter={starter}")
+    one = stage(*ONE_BY_TWO, f"executor.starter={starter}")
     place = one.run_dir / "rendezvous"
     place.write_text("of an earlier start")
     (told, *_) = one.run(**ONE_NODE)
@@ -218,7 +219,7 @@ def test_the_ranks_of_one_node_meet_in_a_file_that_is_new_at_every_start(stage, 
 
 
 def test_one_node_whose_files_cannot_be_locked_needs_no_name_to_be_resolved(stage):
-    one = stage("executor=slurm", "cluster.devices_per_node=2")
+    one = stage(*ONE_BY_TWO)
     one.write("flock", "#!/bin/bash\necho 'Function not implemented' >&2\nexit 66\n")
     told = one.run(**ONE_NODE)
     assert [words[3] for words in told] == ["127.0.0.1:20041"] * 2

@@ -189,7 +189,7 @@ def test_the_training_on_one_device_is_a_job_of_its_own_and_named_as_the_baselin
     assert read_json(tmp_path / "runs" / name / "status.json")["phase"] == "pending"
     script = (tmp_path / "runs" / name / "job.sh").read_text()
     assert "--ntasks-per-node=1\n" in script
-    assert "--nodelist=" not in script
+    assert "#SBATCH --nodelist=" not in script
     output = capsys.readouterr().out
     assert (
         f"baseline: the same training on one device, submitted as job 7 in runs/{name}; it takes " in output

@@ -71,6 +71,7 @@ OFF: dict[str, tuple[str, ...]] = {
     "unless optim.decay is constant": ("optim.decay=constant",),
     "unless train.eval_batches is 0": ("train.eval_batches=0",),
     "unless executor.continuation is none": ("executor.continuation=none",),
+    "while executor.check_nodes is true": ("executor.check_nodes=false",),
     "while train.init_from is null": ("train.init_from=x",),
     "while report.baseline is auto": ("report.baseline=none",),
     "where several ranks share a node": TWO_NODES,
@@ -100,6 +101,8 @@ VALUES = {
     "train.keep_every": "30",
     "train.init_optimizer": "true",
     "precision.master_weights": "true",
+    "executor.min_node_speed": "0.25",
+    "executor.exclude_bad_nodes": "false",
 }
 """What is given where a number does not do."""
 

@@ -32,7 +32,7 @@ class Event:
     """Wall-clock time of the process that wrote it, ISO 8601 with the offset from UTC."""
     kind: str
     """One of `ALARMS`, or ``start``, ``restart``, ``requeue``, ``succeeded``, ``failed``, ``cancelled``,
-    ``stopped``."""
+    ``stopped``, ``unfit_node``."""
     step: int | None = None
     """The step, counted from 1 as in the log."""
     rank: int | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base.errors import JobError
-from launcher.base.machine import cxx_compiler, missing_for_compile
+from launcher.base.machine import cxx_compiler, installed_gpus, missing_for_compile, num_visible
 from launcher.base.resources import home_folder
 from launcher.contract.job import LOCK, RENDEZVOUS_FILE, RENDEZVOUS_KEY
 
@@ -50,6 +50,11 @@ def rendezvous_key() -> str:
 def lock_token() -> str:
     """The token of the run directory's lock; empty where the ranks were started without one."""
     return os.environ.get(LOCK, "")
+
+
+def num_visible_gpus() -> int:
+    """How many of this machine's NVIDIA devices this process may use."""
+    return num_visible(installed_gpus(), os.environ)
 
 
 def user_cache() -> Path:

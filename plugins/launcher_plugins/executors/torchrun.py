@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,6 +247,10 @@ def ending(status: int) -> str:
 def _faults(config: LaunchConfig, num_ranks: int) -> Iterator[Fault]:
     settings = config.executor.settings(TorchrunConfig)
     yield from restart_faults(config, settings.max_restarts)
+    if config.cluster.spare_nodes:
+        rule = "starts ranks on this machine only, which has no spare nodes"
+        ways: tuple[Mapping[str, int], ...] = ({"cluster.spare_nodes": 0},)
+        yield Fault("cluster.spare_nodes", config.cluster.spare_nodes, rule, ways=ways)
     if config.cluster.nodes > 1:
         others = " or ".join(sorted({*plugins("launcher.executors")} - {"torchrun"}))
         rule = f"starts ranks on this machine only, and cluster.nodes={config.cluster.nodes}"

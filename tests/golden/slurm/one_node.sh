@@ -21,6 +21,12 @@ save_lead_s=0
 lead_is_set=no
 last_checkpoint=step-00000150
 nodes=1
+spare_nodes=0
+checks_nodes=yes
+excludes_nodes=yes
+check_timeout_s=120
+device=cpu
+needs=(memory_bytes=28971008 disk_bytes=67108864 scratch_bytes=67108864 min_speed=0.5)
 ranks_per_node=2
 components=1
 host_suffix=''
@@ -35,6 +41,9 @@ fail() {
 # Each start of the ranks, by this job or another one of the run, is a line in logs/starts. The exit/ folder
 # of the previous start is moved aside.
 restart=${SLURM_RESTART_COUNT:-0}
+again=${TRIREME_START_AGAIN:-0} # within one start of the job, after the crash of a node that it has a spare for
+this_start=$SLURM_JOB_ID.$restart
+if [ "$again" != 0 ]; then this_start+=.$again; fi
 # The id of this job in Slurm's commands: the id of an array is also that of one of its tasks.
 job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
@@ -74,7 +83,7 @@ mkdir -p "$run/logs"
 before=$(tail -n 1 "$run/logs/starts" 2>/dev/null)
 [ -z "$before" ] || mv "$run/exit" "$run/exit.$before"
 mkdir -p "$run/exit"
-echo "$SLURM_JOB_ID.$restart" >>"$run/logs/starts"
+echo "$this_start" >>"$run/logs/starts"
 printf '{"time": %s, "job": "%s"}\n' "$(date +%s)" "$job_id" >"$run/exit/start.json"
 num_starts=$(wc -l <"$run/logs/starts")
 
@@ -114,92 +123,19 @@ end_by() {
   kill -"$1" $$
 }
 for signal in 1 10 12 15; do trap "end_by $signal" "$signal"; done # HUP, USR1, USR2, TERM
-[ "$num_starts" -le "$max_starts" ] || fail "the run was started $max_starts times (executor.max_starts)"
 
 export OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE=1
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 
-[ "${SLURM_JOB_NUM_NODES:-}" = "$nodes" ] ||
-  fail "the plan needs $nodes nodes, and Slurm gave ${SLURM_JOB_NUM_NODES:-none}"
-
-# Whether all ranks are on this node.
-is_alone=no
-if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then is_alone=yes; fi
-
-# The rendezvous address: that of the first node.
-find_address() {
-  MASTER_ADDR=127.0.0.1
-  if [ "$is_alone" = yes ]; then return; fi
-  local hosts
-  hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) ||
-    hosts=$("$python" "$start" launcher_plugins.executors.slurm.nodelist "$SLURM_JOB_NODELIST") ||
-    fail "cannot resolve the rendezvous host from the node list '$SLURM_JOB_NODELIST'"
-  [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
-    fail "the node list '$SLURM_JOB_NODELIST' does not name $nodes nodes"
-  MASTER_ADDR=${hosts%%$'\n'*}$host_suffix
-  case $MASTER_ADDR in
-    localhost | localhost.* | 127.*) fail "other nodes cannot reach the rendezvous host $MASTER_ADDR" ;;
-  esac
-}
-
-# A port is free where a server can be bound to it: one that is bound, and does not listen yet, refuses
-# connections like a free one. Where no Python is outside of the container, the connection has to do.
-bind='import errno, socket, sys
-try:
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    socket.create_server(("", int(sys.argv[1])), family=family, dualstack_ipv6=dual)
-except OSError as error:
-    sys.exit(98 if error.errno == errno.EADDRINUSE else 1)'
-is_free() {
-  "$python" -ISc "$bind" "$1" 2>/dev/null
-  case $? in
-    0) ;;
-    98) return 1 ;;
-    *) ! (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null ;;
-  esac
-}
-
-# The rendezvous port, different for each start of each job, as others may share the node. All are below
-# 32768, where the ephemeral ports begin.
-find_port() {
-  local attempt
-  for ((attempt = 0; attempt < 16; attempt++)); do
-    MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
-    if is_free "$MASTER_PORT"; then return; fi
-  done
-  fail "no free port for the rendezvous on $(hostname)"
-}
-
-rendezvous=$SLURM_JOB_ID.$restart
-
-# The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
-# the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.
-rm -f "$run/rendezvous"
-(umask 077 && : >"$run/rendezvous")
-if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo; fi
-if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
-  export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
-  meet=(--rdzv-backend=trireme-one-host)
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
-else
-  find_address
-  find_port
-  # In the store of that port keys begin with a text that others do not know.
-  TRIREME_RENDEZVOUS_KEY=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
-  export MASTER_ADDR MASTER_PORT TRIREME_RENDEZVOUS_KEY
-  meet=(--rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
-fi
-
-# A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.
-checkpoints=("$run"/checkpoints/step-????????)
-if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
-
 # The end of this job's time, as its own script sees it: how long before it the ranks have to be told follows
 # from how long they take to save, and a save that takes even longer must not be the end of the run.
+
+# The state in what Slurm tells of a job; of several components that of the first.
+state_in() {
+  sed -n '1s/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$1"
+}
 
 # Seconds until Slurm ends this job; nothing where it has no limit, or Slurm does not answer.
 time_left() {
@@ -332,19 +268,21 @@ conclude() {
   stop_watch
   has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
-  local job state
+  local job state cause=''
   job=$(scontrol --oneliner show job "$job_id")
   state=$(state_in "$job")
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
-  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) ;; esac
+  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=uncounted ;; esac
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
-    start_again
+    start_again "$cause"
+  elif has_lost_nodes "$job"; then
+    start_over "$job"
   else
-    echo "$SLURM_JOB_ID.$restart" >>"$run/logs/failures"
+    echo "$this_start" >>"$run/logs/failures"
     if has_failed; then cancel_rest; else start_again; fi
     exit "$rc"
   fi
@@ -355,16 +293,32 @@ has_failed() {
   [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
-# In a chain, the next job starts when this one ends with another code than 0.
+# In a chain, the next job starts when this one ends with another code than 0. What the run itself asks for is
+# counted, in logs/requeues; what Slurm requeues, and what gives way to another job, is not.
 start_again() {
-  [ "$continuation" = requeue ] || return
-  if [ "$num_starts" -lt "$max_starts" ]; then
-    echo "trireme: requeues job $job_id after start $num_starts"
-    write_event requeue "job $job_id after start $num_starts"
-    scontrol requeue "$job_id"
-  else
-    echo "trireme: not requeued after start $num_starts of at most $max_starts (executor.max_starts)"
+  case $continuation in
+    none) return 1 ;;
+    chain)
+      local rest
+      mapfile -t rest < <(rest_of_chain)
+      exclude_nodes "${rest[@]}"
+      [ "${#rest[@]}" != 0 ]
+      return
+      ;;
+  esac
+  local counted
+  counted=$(($(cat "$run/logs/requeues" 2>/dev/null | wc -l) + 1))
+  if [ "${1:-}" != uncounted ] && [ "$counted" -ge "$max_starts" ]; then
+    echo "trireme: not requeued after start $num_starts: $counted of at most $max_starts count" \
+      "(executor.max_starts)"
+    return 1
   fi
+  echo "trireme: requeues job $job_id after start $num_starts"
+  write_event requeue "job $job_id after start $num_starts"
+  if [ "${1:-}" != uncounted ]; then echo "$this_start" >>"$run/logs/requeues"; fi
+  trap '' TERM # which the requeued job's script is sent
+  scontrol requeue "$job_id"
+  exclude_nodes "$job_id"
 }
 
 # Ends the job of a run that is finished. No later start of it does anything: see start.sh.
@@ -374,22 +328,207 @@ finish() {
   exit 0
 }
 
-# Cancels the jobs of the chain that have not started, the last one first: one that is cancelled would let
-# the next one start.
+# The jobs of the chain behind this one.
+rest_of_chain() {
+  if [ "$continuation" = chain ]; then awk -v job="$SLURM_JOB_ID" 'seen; $0 == job { seen = 1 }' "$run/logs/chain" 2>/dev/null; fi
+}
+
+# Cancels them, the last one first: one that is cancelled would let the next one start.
 cancel_rest() {
-  local jobs i
-  [ "$continuation" = chain ] && [ -e "$run/logs/chain" ] || return
-  mapfile -t jobs <"$run/logs/chain"
-  for ((i = ${#jobs[@]} - 1; i >= 0; i--)); do
-    [ "${jobs[i]}" != "$SLURM_JOB_ID" ] || return
-    scancel --quiet "${jobs[i]}"
-  done
+  local rest i
+  mapfile -t rest < <(rest_of_chain)
+  for ((i = ${#rest[@]} - 1; i >= 0; i--)); do scancel --quiet "${rest[i]}"; done
 }
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   cancel_rest
   fail "the run has already failed (executor.max_restarts=$max_restarts)"
 fi
+
+# The nodes that the ranks are started on: the first ones of the allocation that are fit, by a short check of
+# each. A node that is not is named, and the job does not get it again.
+hosts=() place=() nodelist=${SLURM_JOB_NODELIST:-}
+
+names_of() {
+  scontrol show hostnames "$1" 2>/dev/null || "$python" "$start" launcher_plugins.executors.slurm.nodelist "$1"
+}
+
+joined() {
+  local IFS=,
+  echo "$*"
+}
+
+# Runs a command once on each node of a list, for as long as a check may take. One that does not answer does
+# not end it on the others. Slurm may hold a step of a crashed node for running, so steps have to overlap.
+on_each() {
+  local nodelist=$1 num_nodes=$2
+  shift 2
+  timeout --kill-after=5 "$check_timeout_s" srun --overlap --export=ALL --no-kill --kill-on-bad-exit=0 --wait=0 \
+    --nodelist="$nodelist" --nodes="$num_nodes" --ntasks="$num_nodes" --ntasks-per-node=1 "$@"
+}
+
+# Prints the unfit nodes, each with the reason. Those that do not even tell the time are left out of what
+# measures the others. The time is asked for in a step of its own, which leaves little of it in between.
+check_nodes() {
+  local answers first_s last_s answering task
+  first_s=$(date +%s)
+  answers=$(on_each "$(joined "${hosts[@]}")" "${#hosts[@]}" bash -c 'echo "$SLURMD_NODENAME clock_s $(date +%s)"')
+  last_s=$(date +%s)
+  mapfile -t answering < <(sed -n 's/ clock_s .*//p' <<<"$answers")
+  task='exec "$@" --node "$SLURMD_NODENAME" --index "$SLURM_PROCID"'
+  if [ "${#answering[@]}" != 0 ]; then
+    find_port
+    answers+=$'\n'$(on_each "$(joined "${answering[@]}")" "${#answering[@]}" "${step[@]}" bash -c "$task" check \
+      "$python" "$start" launcher.runtime.measure.node_check --run "$run" --device "$device" \
+      --meet "${hosts[0]}$host_suffix:$MASTER_PORT" --num-nodes "${#answering[@]}" --limit-s "$check_timeout_s")
+  fi
+  srun --overlap --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="${hosts[0]}" "${step[@]}" \
+    "$python" "$start" launcher_plugins.executors.slurm.nodes "$run" "$(joined "${hosts[@]}")" \
+    "$first_s" "$last_s" "${needs[@]}" <<<"$answers"
+}
+
+choose_nodes() {
+  local unfit fit=() host reason all=$((nodes + spare_nodes)) given=${SLURM_JOB_NUM_NODES:-none}
+  [ "$given" = "$all" ] || { [ "$again" != 0 ] && [ "$given" -ge "$nodes" ]; } ||
+    fail "the plan needs $all nodes, and Slurm gave $given"
+  [ "$checks_nodes" = yes ] || return 0
+  mapfile -t hosts < <(names_of "$nodelist")
+  unfit=$(check_nodes) ||
+    fail "the nodes of this job cannot be checked; executor.check_nodes=false starts it without that"
+  for host in "${hosts[@]}"; do
+    reason=$(sed -n "s/^$host //p" <<<"$unfit")
+    if [ -z "$reason" ]; then
+      fit+=("$host")
+    else
+      echo "trireme: node $host is unfit: $reason"
+      write_event unfit_node "node $host is unfit: $reason"
+      printf '%s %s %s\n' "$host" "$(date +%FT%T%z)" "$reason" >>"$run/logs/unfit-nodes"
+    fi
+  done
+  if [ "${#fit[@]}" -lt "$nodes" ]; then give_up; fi
+  nodelist=$(joined "${fit[@]:0:nodes}")
+  if [ "$spare_nodes" != 0 ]; then place=(--overlap "--nodelist=$nodelist"); fi
+}
+
+# Has the job start on other nodes, unless it is the run that no node is fit for.
+give_up() {
+  echo "too few nodes are fit: ${unfit//$'\n'/; }" >"$run/exit/unfit"
+  if [ "$excludes_nodes" = yes ] && { [ "${#fit[@]}" != 0 ] || [ "${#hosts[@]}" = 1 ]; } && start_again; then
+    exit "$unfinished"
+  fi
+  fail "$(cat "$run/exit/unfit")"
+}
+
+# Keeps unfit nodes from what has not started yet: this job once it is requeued, the next ones of a chain.
+# Slurm takes no such change for a job that runs.
+exclude_nodes() {
+  local job before unfit
+  unfit=$(cut -d ' ' -f 1 "$run/logs/unfit-nodes" 2>/dev/null | sort -u | paste -sd ,)
+  [ "$excludes_nodes" = yes ] && [ -n "$unfit" ] || return 0
+  for job in "$@"; do
+    before=$(scontrol --oneliner show job "$job" | sed -n '1s/.* ExcNodeList=\([^ (]*\).*/\1/p')
+    if scontrol update JobId="$job" ExcNodeList="${before:+$before,}$unfit"; then
+      echo "trireme: job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
+    fi
+  done
+}
+
+# Whether Slurm has taken crashed nodes from this job, which has spare ones, and goes on without them.
+has_lost_nodes() {
+  [ "$spare_nodes" != 0 ] || return
+  local left host
+  left=$(names_of "$(sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1")")
+  for host in $(names_of "$SLURM_JOB_NODELIST"); do grep -Fxq -e "$host" <<<"$left" || return 0; done
+  return 1
+}
+
+# Starts over on the nodes that are left, or has Slurm find others where they are too few.
+start_over() {
+  local left
+  left=$(sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1")
+  mapfile -t hosts < <(names_of "$left")
+  echo "trireme: nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
+  if [ "${#hosts[@]}" -lt "$nodes" ]; then
+    start_again uncounted
+    exit "$unfinished"
+  fi
+  export SLURM_JOB_NODELIST=$left SLURM_JOB_NUM_NODES=${#hosts[@]} TRIREME_START_AGAIN=$((again + 1))
+  unset GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME # those of ranks that are alone on a node
+  trap - EXIT
+  exec /bin/bash "$0"
+}
+
+# Whether all ranks are on this node.
+is_alone=no
+if [ "$nodes" = 1 ] && [ "$components" = 1 ]; then is_alone=yes; fi
+
+# The rendezvous address: that of the first node.
+find_address() {
+  MASTER_ADDR=127.0.0.1
+  if [ "$is_alone" = yes ]; then return; fi
+  local hosts
+  hosts=$(names_of "$nodelist") || fail "cannot resolve the rendezvous host from the node list '$nodelist'"
+  [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] || fail "the node list '$nodelist' does not name $nodes nodes"
+  MASTER_ADDR=${hosts%%$'\n'*}$host_suffix
+  case $MASTER_ADDR in
+    localhost | localhost.* | 127.*) fail "other nodes cannot reach the rendezvous host $MASTER_ADDR" ;;
+  esac
+}
+
+# A port is free where a server can be bound to it: one that is bound, and does not listen yet, refuses
+# connections like a free one. Where no Python is outside of the container, the connection has to do.
+bind='import errno, socket, sys
+try:
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    socket.create_server(("", int(sys.argv[1])), family=family, dualstack_ipv6=dual)
+except OSError as error:
+    sys.exit(98 if error.errno == errno.EADDRINUSE else 1)'
+is_free() {
+  "$python" -ISc "$bind" "$1" 2>/dev/null
+  case $? in
+    0) ;;
+    98) return 1 ;;
+    *) ! (: <"/dev/tcp/127.0.0.1/$1") 2>/dev/null ;;
+  esac
+}
+
+# The rendezvous port, different for each start of each job, as others may share the node. All are below
+# 32768, where the ephemeral ports begin.
+find_port() {
+  local attempt
+  for ((attempt = 0; attempt < 16; attempt++)); do
+    MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * restart + 3001 * attempt) % 12000))
+    if is_free "$MASTER_PORT"; then return; fi
+  done
+  fail "no free port for the rendezvous on $(hostname)"
+}
+
+choose_nodes
+rendezvous=$this_start
+
+# The ranks of one node meet in a file of the run directory, which only its owner can open, and speak over
+# the loopback interface: nothing listens to other hosts. Some parallel file systems cannot lock a file.
+rm -f "$run/rendezvous"
+(umask 077 && : >"$run/rendezvous")
+if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo; fi
+if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
+  export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
+  meet=(--rdzv-backend=trireme-one-host)
+  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
+else
+  find_address
+  find_port
+  # In the store of that port keys begin with a text that others do not know.
+  TRIREME_RENDEZVOUS_KEY=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
+  export MASTER_ADDR MASTER_PORT TRIREME_RENDEZVOUS_KEY
+  meet=(--rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
+  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+fi
+
+# A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.
+checkpoints=("$run"/checkpoints/step-????????)
+if [ "$num_starts" != 1 ] && [ -e "${checkpoints[0]}" ]; then resume=(--resume); fi
 
 # One task per rank. The $SLURM_ variables of a rank are set only inside the step. A rank that is still
 # starting has nothing to save, and ignores the signal to do so.
@@ -401,6 +540,6 @@ exec "$@"'
 command=(bash -c "$task" rank
   "$python" "$start" launcher.runtime.process.main "$run/plan.json" --sha256 "$plan_sha256" "${resume[@]}")
 start_ranks srun --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block \
-  --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${step[@]}" \
+  --nodes="$nodes" --ntasks=$((nodes * ranks_per_node)) --ntasks-per-node="$ranks_per_node" "${place[@]}" "${step[@]}" \
   "${command[@]}"
 conclude

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from launcher.base.errors import Fault, offer
-from launcher.base.units import format_duration
+from launcher.base.units import counted, format_duration
 from launcher.contract.config import LaunchConfig
 from launcher.contract.job import JobScript, needed_lead_s
-from launcher.typed.read import read_unless
-from launcher.typed.scalars import NonNegativeInt, PositiveInt, Range
+from launcher.typed.read import read_unless, read_while
+from launcher.typed.scalars import Fraction, NonNegativeInt, PositiveInt, Range
 from launcher_plugins.executors.torchrun import restart_faults, restart_notes
 
 _LEAD_S = 120
@@ -36,7 +36,8 @@ class SlurmConfig:
     max_starts: PositiveInt = field(
         default=8, metadata=read_unless("executor.continuation", "none", neutral=1)
     )
-    """Largest number of starts of the ranks."""
+    """Largest number of starts of the ranks, without those after a preemption or a node's crash; of a chain,
+    its jobs."""
     max_restarts: NonNegativeInt = 0
     """Restarts after a failure, from the newest intact checkpoint."""
     save_lead_s: Annotated[int, Range(minimum=0, maximum=65_535)] | None = field(
@@ -44,10 +45,24 @@ class SlurmConfig:
     )
     """Seconds before the time limit at which the ranks are asked to save and stop; 0 = they are not; null =
     120, and more once the run has measured that its steps and saves take longer."""
+    check_nodes: bool = True
+    """Check each node before the ranks start: devices, memory, disks, clock, speed; not of a job of several
+    components (``site.roles``)."""
+    check_timeout_s: PositiveInt = field(default=120, metadata=read_while("executor.check_nodes", True))
+    """Seconds that the check of the nodes may take; a node that has not answered by then is unfit."""
+    min_node_speed: Fraction = field(default=0.5, metadata=read_while("executor.check_nodes", True))
+    """Least speed of a node's matmul and exchange of data, as a fraction of what is usual on the others."""
+    exclude_bad_nodes: bool = field(default=True, metadata=read_while("executor.check_nodes", True))
+    """Have the job start again on other nodes than those that fail the check; else it fails."""
 
     def num_jobs(self) -> int:
         """Jobs that the run is submitted as."""
         return self.max_starts if self.continuation == "chain" else 1
+
+
+def checks_nodes(config: LaunchConfig) -> bool:
+    """Whether the nodes of a job are checked before the ranks start."""
+    return config.executor.settings(SlurmConfig).check_nodes and not config.site.roles
 
 
 def saves(config: LaunchConfig) -> bool:
@@ -94,6 +109,14 @@ def continuation_faults(config: LaunchConfig) -> Iterator[Fault]:
         rule = "a job would have nothing to resume from, since train.checkpoint_interval is 0"
         ways = ({"train.checkpoint_interval": max(1, config.train.num_steps // 10)},)
         yield Fault("executor.continuation", "chain", rule, ways=ways)
+    if config.cluster.spare_nodes and not checks_nodes(config):
+        rule = "spare nodes take the place of those that fail the check of nodes"
+        without: dict[str, bool | int] = {"cluster.spare_nodes": 0}
+        checked: dict[str, bool | int] = {"executor.check_nodes": True}
+        if config.site.roles:
+            rule += ", which a job of several components has not"
+        ways_out = (without,) if config.site.roles else (checked, without)
+        yield Fault("cluster.spare_nodes", config.cluster.spare_nodes, rule, ways=ways_out)
     yield from restart_faults(config, settings.max_restarts)
     most = settings.max_starts - 1
     rule = f"there are at most executor.max_starts={settings.max_starts} starts"
@@ -116,21 +139,27 @@ def continuation_notes(config: LaunchConfig) -> Iterator[str]:
         end = at_limit if lead_s else "at its time limit, without a signal to the ranks"
         yield (
             f"It is submitted as {settings.max_starts} jobs. The first ends {end}, and the next goes "
-            "on; those that are not needed are cancelled, and nothing is requeued "
-            "(executor.continuation=chain)."
+            "on; those that are not needed are cancelled, and nothing is requeued, so each job counts, "
+            "whatever has ended it (executor.continuation=chain)."
         )
     else:
         is_endless = config.site.time_limit is not None and math.isinf(config.site.time_limit_s)
         own = f", and its own script {at_limit}" if save_signal(config) and not is_endless else ""
         yield (
             f"Slurm requeues the job after a preemption and when a node fails{own}: at most "
-            f"{settings.max_starts} starts (executor.continuation=requeue)."
+            f"{settings.max_starts} starts, not counting those after a preemption or a node's failure "
+            "(executor.max_starts)."
         )
         if not saves(config):
             yield (
                 "Since train.checkpoint_interval is 0, a requeued job starts from the beginning, and nothing "
                 "is saved at its end."
             )
+    if spare := config.cluster.spare_nodes:
+        yield (
+            f"{counted(config.cluster.nodes + spare, 'node')} are reserved: {spare} of them for nodes that "
+            "fail the check before a start, or crash (cluster.spare_nodes)."
+        )
     yield from restart_notes(config, settings.max_restarts)
 
 

@@ -26,6 +26,7 @@ from launcher_plugins.executors.slurm.continuation import (
     next_start,
     time_notes,
 )
+from launcher_plugins.executors.slurm.nodes import needs
 from launcher_plugins.executors.slurm.option_rules import clash_faults, node_faults, option_faults
 from launcher_plugins.executors.slurm.options import SEPARATOR, device_request, node_layout
 from launcher_plugins.executors.slurm.queue import Jobs, ask_about, with_time
@@ -74,7 +75,7 @@ class Slurm(Executor):
         yield from role_faults(config, plan.roles)
         yield from option_faults(config.site)
         yield from clash_faults(config, asks_for_devices=bool(device_request(config, 1)))
-        yield from node_faults(config.site, config.cluster.nodes)
+        yield from node_faults(config.site, config.cluster.nodes + config.cluster.spare_nodes)
         yield from continuation_faults(config)
         yield from _directory_faults(config, run_dir) if run_dir is not None else ()
 
@@ -95,7 +96,10 @@ class Slurm(Executor):
         layout = node_layout(plan.config, plan.num_cluster_ranks)
         assert not isinstance(layout, Fault), "a plan is checked before it is rendered"
         others = het_components(plan.config, plan.roles)
-        text = script_text(Batch(config=plan.config, request=request, layout=layout, others=others))
+        needed = needs(plan, layout.ranks_per_node)
+        text = script_text(
+            Batch(config=plan.config, request=request, layout=layout, needs=needed, others=others)
+        )
         argv = ("sbatch", "--parsable", f"{request.run_dir}/job.sh")
         num_jobs = plan.config.executor.settings(SlurmConfig).num_jobs()
         return JobScript(argv=argv, environment={}, run_dir=request.run_dir, text=text, num_jobs=num_jobs)

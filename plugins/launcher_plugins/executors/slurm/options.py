@@ -58,7 +58,8 @@ def directives(
     cpus = site.cpus_per_rank and site.cpus_per_rank * layout.ranks_per_node // tasks_per_node
     options: _Options = {
         "job-name": config.name,
-        "nodes": layout.num_nodes,
+        "nodes": layout.num_nodes + config.cluster.spare_nodes,
+        "no-kill": config.cluster.spare_nodes > 0,  # a job with spare nodes survives the crash of one
         "ntasks-per-node": tasks_per_node,
         "cpus-per-task": cpus,
         **device_request(config, layout.ranks_per_node),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.base import resources
@@ -28,7 +28,7 @@ from launcher.contract.job import (
     JobScript,
     checkpoint_name,
 )
-from launcher_plugins.executors.slurm.continuation import SlurmConfig, first_lead_s, saves
+from launcher_plugins.executors.slurm.continuation import SlurmConfig, checks_nodes, first_lead_s, saves
 from launcher_plugins.executors.slurm.options import EXPORTED, NodeLayout, directives, quoted, role_directives
 from launcher_plugins.executors.slurm.roles import HET_JOB, HetComponent
 
@@ -51,6 +51,8 @@ class Batch:
     request: JobRequest
     layout: NodeLayout
     """Nodes of the ranks on the cluster's devices."""
+    needs: Mapping[str, float]
+    """What each of these nodes has to have."""
     others: tuple[HetComponent, ...] = ()
     """Components for roles with nodes of their own."""
 
@@ -94,9 +96,10 @@ def script_text(batch: Batch) -> str:
             *(f"{line}\n" for line in head),
             _body("start"),
             *(f"{line}\n" for line in _environment(batch)),
-            _body("rendezvous"),
             _body("limit"),
             _body("continuation"),
+            _body("nodes"),
+            _body("rendezvous"),
             _body(batch.settings.starter),
             *([_body("het_step" if batch.others else "step")] if batch.settings.starter == "srun" else []),
         ]
@@ -153,6 +156,12 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"lead_is_set={'no' if settings.save_lead_s is None else 'yes'}"
     yield f"last_checkpoint={checkpoint_name(batch.config.train.num_steps)}"
     yield f"nodes={batch.layout.num_nodes}"
+    yield f"spare_nodes={batch.config.cluster.spare_nodes}"
+    yield f"checks_nodes={'yes' if checks_nodes(batch.config) else 'no'}"
+    yield f"excludes_nodes={'yes' if settings.exclude_bad_nodes else 'no'}"
+    yield f"check_timeout_s={settings.check_timeout_s}"
+    yield f"device={batch.config.device.kind}"
+    yield f"needs=({_words(f'{name}={value}' for name, value in batch.needs.items())})"
     yield f"ranks_per_node={batch.layout.ranks_per_node}"
     yield f"components={1 + len(batch.others)}"
     yield f"host_suffix={shlex.quote(site.host_suffix)}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.contract.job import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase, RankEnd
 from launcher_plugins.executors.slurm.commands import rows
 from launcher_plugins.executors.slurm.nodelist import expand
+from launcher_plugins.executors.slurm.nodes import UNFIT
 from launcher_plugins.executors.torchrun import ending, failed_by
 from launcher_plugins.executors.torchrun import failed_state as torchrun_state
 
@@ -136,6 +137,8 @@ def with_end(state: JobState, run_dir: str) -> JobState:
     if starter == "torchrun":
         return torchrun_state(newest, state.exit_code or 1)
     ends = rank_ends(newest)
+    if not ends and (unfit := Path(run_dir, UNFIT)).is_file():
+        return replace(state, reason=unfit.read_text(encoding="utf-8", errors="replace").strip())
     if not ends:
         is_late = (Path(run_dir) / "exit" / "late").is_file()
         late = " before its ranks had saved (executor.save_lead_s)"
