@@ -19,6 +19,7 @@ from launcher.app.planning import one_device_plan
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.files import read_json
 from launcher.base.units import counted, format_duration
+from launcher.contract.model.checkpoint import baseline_end, first_step
 from launcher.contract.plan import Plan
 from launcher.report.runs import named_base
 from launcher.runs.failure import failure_text
@@ -170,7 +171,8 @@ def submit_baseline(
             handle, _ = freeze_and_submit(run, origin, untracked)
     except LauncherError as error:
         return Baseline(message=f"no baseline: {error}")
-    predicted = format_duration(plan.schedule.step_s * plan.config.train.num_steps)
+    num_steps = plan.config.train.num_steps - first_step(plan.config.train)
+    predicted = format_duration(plan.schedule.step_s * num_steps)
     return Baseline(
         path=path,
         message=f"baseline: {_what(plan)}, submitted as job {handle.id} in "
@@ -180,6 +182,7 @@ def submit_baseline(
 
 def _what(plan: Plan) -> str:
     """What the baseline is, of which this is the plan."""
-    num_steps, most = plan.config.train.num_steps, plan.config.report.num_baseline_steps
-    part = f", its first {counted(most, 'step')}" if num_steps == most else ""
+    config = plan.config
+    is_part = config.train.num_steps == baseline_end(config)
+    part = f", its first {counted(config.report.num_baseline_steps, 'step')}" if is_part else ""
     return f"the same training on one device{part}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.app.baseline import ensure_baseline, submit_baseline, train_baseline
 from launcher.app.lifecycle import (
@@ -31,6 +33,7 @@ from launcher.app.preflight import (
 from launcher.app.request import Request
 from launcher.base import registry
 from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.lock import LostLockError
 from launcher.base.secrets import check_text, secret_values
 from launcher.base.units import counted
 from launcher.config.compose import compose
@@ -42,7 +45,14 @@ from launcher.contract.plan import Plan
 from launcher.runs.facts import Checkout
 from launcher.runs.record import Origin
 from launcher.runs.render import executor_of, shell_text
-from launcher.runs.resume import began_with, changed_inputs, forget_inputs, resumed_directory, set_aside_newer
+from launcher.runs.resume import (
+    began_with,
+    changed_inputs,
+    forget_inputs,
+    put_back,
+    resumed_directory,
+    set_aside_newer,
+)
 from launcher.runs.store import RunDirectory, absolute, new_directory, released
 from launcher.runs.watch import stop_signals
 from launcher.schedule.drawing.grid import draw
@@ -78,6 +88,8 @@ def launch(asked: Request, output: Output = TERMINAL) -> EndedRun:
             found = ensure_baseline(run, lambda plan: train_baseline(plan, origin, stop, output))
             if found.message:
                 output.say(found.message)
+        if stop.signal is None:
+            _set_aside_newer(directory, given, output)
         state = train(run, stop, output)
     ended = EndedRun(directory=directory, state=state)
     report_end(ended, output)
@@ -103,7 +115,11 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
     directory, resumed = run_directory(plan, given, output)
     run = prepared(plan, directory, resume=given.resume)
-    with released(directory), removed_unless_begun(directory.path, is_new=not given.resume):
+    with (
+        released(directory),
+        removed_unless_begun(directory.path, is_new=not given.resume),
+        _newer_aside(directory, given, output),
+    ):
         handle, copied = freeze_and_submit(run, origin, given.untracked)
     trees = tree_notes(origin.checkouts, copied)
     for note in (
@@ -153,20 +169,38 @@ def run_directory(plan: Plan, given: Request, output: Output) -> tuple[RunDirect
     with released(directory, on_error_alone=True):
         if given.accepts_changed_inputs:
             forget_inputs(directory)
-        return directory, tuple(_resume_notes(given, directory))
+            return directory, ()
+        is_unknown = read_inputs(directory.path) is None
+        return directory, ((f"{directory.path.name}: {UNKNOWN}.",) if is_unknown else ())
 
 
-def _resume_notes(given: Request, directory: RunDirectory) -> Iterator[str]:
-    """Sets newer checkpoints aside and says so, and what of the run cannot be compared."""
-    if not given.accepts_changed_inputs and read_inputs(directory.path) is None:
-        yield f"{directory.path.name}: {UNKNOWN}."
+def _set_aside_newer(
+    directory: RunDirectory, given: Request, output: Output
+) -> tuple[list[int], Path | None]:
+    """Sets the checkpoints after the step that is asked for aside, and says so at once."""
     newer, aside = set_aside_newer(directory, given.resume_step) if given.resume_step else ([], None)
     if aside is not None:
         listed = f"{'s' if len(newer) > 1 else ''} after step {', '.join(map(str, newer))}"
-        yield (
-            f"The newer checkpoint{listed} went to {shown(aside)}; their steps are made again, and whatever "
-            f"goes on from the newest checkpoint goes on from this line."
+        output.say(
+            f"note: The newer checkpoint{listed} went to {shown(aside)}; their steps are made again, and "
+            f"whatever goes on from the newest checkpoint goes on from this line."
         )
+    return newer, aside
+
+
+@contextmanager
+def _newer_aside(directory: RunDirectory, given: Request, output: Output) -> Iterator[None]:
+    """Has the newer checkpoints aside for what is submitted, and back in place where that is refused."""
+    newer, aside = _set_aside_newer(directory, given, output)
+    try:
+        yield
+    except LostLockError:
+        raise
+    except LauncherError:  # not an OSError: one may come from what is written down after it was submitted
+        if aside is not None:
+            put_back(directory, newer, aside)
+            output.say("note: Nothing was submitted, so they are back in their place.")
+        raise
 
 
 def summary(plan: Plan) -> str:

@@ -26,12 +26,11 @@ from launcher.contract.inputs.lineage import lineage_text, stored_lineage
 from launcher.contract.job import END_NOTE, RESUME_NOTE, START_NOTE, STOP_NOTE, JobState
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
-from launcher.runs.failure import RankFailure
+from launcher.runs.failure import failure_line, rank_failures
 from launcher.runs.render import executor_of
 from launcher.runs.status import ACTIVE
 from launcher.runs.store import RunDirectory, saved_steps
 from launcher.runs.tail import last_lines
-from launcher.typed.read import Reading, read
 
 _JOB_RECORD = "exit/job.json"
 """Written by the script of a job as it ends: its id and its exit code."""
@@ -149,9 +148,7 @@ def _why(folder: Path, ended: dict[str, Any], record: dict[str, Any], stopped: d
         rank=None if rank is None else int(rank),
         reason=str(ended.get("reason", "")),
     )
-    if state.exit_code is not None and state.exit_code < 0 and state.rank is not None:
-        return f"rank {state.rank} {state.reason}"
-    if told := _first_error(folder) or state.reason:
+    if told := _failure(folder, state):
         return told
     if (code := _number(record.get("exit_code"))) is None:
         return ""
@@ -160,20 +157,14 @@ def _why(folder: Path, ended: dict[str, Any], record: dict[str, Any], stopped: d
     )
 
 
-def _first_error(folder: Path) -> str:
-    """What the rank that failed first has reported, or that a rank has hung; empty where none has."""
-    stacks = (path for path in folder.glob("rank-*.stacks") if path.is_file())
-    hung = sorted(path.stem for path in stacks if path.stat().st_size)
-    if hung:
-        return f"{hung[0].replace('-', ' ')} hung"
-    reports = [read(RankFailure, read_json(path), Reading()) for path in folder.glob("rank-*.json")]
-    failures = sorted(filter(None, reports), key=lambda failure: failure.time)
-    if not failures:
-        return ""
-    first, (line, *_) = failures[0], (*failures[0].message.splitlines(), "")
-    return (
-        f"rank {first.rank}: {first.error_type}: {line}" if first.traceback else f"rank {first.rank}: {line}"
-    )
+def _failure(folder: Path, state: JobState) -> str:
+    """Which rank failed first, and how; empty where nothing tells. What the launcher wrote down as the start
+    ended was found with more than is left here: how every rank had ended."""
+    if state.rank is None or not state.reason:
+        return failure_line(folder.parent, state, folder.name)
+    own = [each for each in rank_failures(folder.parent, folder.name) if each.rank == state.rank]
+    has_ended_itself = state.exit_code is not None and state.exit_code > 0
+    return own[0].line if own and has_ended_itself else f"rank {state.rank} {state.reason}"
 
 
 def _heartbeats(folder: Path) -> Iterator[Heartbeat]:

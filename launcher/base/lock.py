@@ -32,8 +32,9 @@ INTERVAL_S = 3.0
 """Time between two looks of a holder, at which it raises a counter that stands still."""
 STILL_S = 15.0
 """How long a counter has to stand still until its holder counts as gone."""
-_FRESH_S = 1.0
-"""Age up to which a look tells whether the lock is still held, far below the time after which it is lost."""
+_MAX_AGE = 1.5
+"""Age up to which a look tells whether the lock is still held, in intervals: far below the time after
+which it is lost. The last look is older only after the process was stopped, or where a read takes long."""
 _PATIENCE_S = 2.0
 """How long a file that is not there, or cannot be read, is looked for: it may just be replaced."""
 _ASK_S = 0.2
@@ -176,13 +177,16 @@ class Lease:
         self._release = weakref.finalize(self, *((_remove, watch) if on_loss is None else (watch.ended.set,)))
         threading.Thread(target=self._watch.run, name="lock", daemon=True).start()
 
-    def check(self, *, max_age_s: float = _FRESH_S) -> None:
-        """Looks whether the lock is still held, unless the last look is not older, or it was given back.
+    def check(self, *, anew: bool = False) -> None:
+        """Finds out whether the lock is still held, or was given back, by what the thread has seen.
+
+        The file itself is looked at where it is to be ``anew``, or the thread has not looked when it should
+        have.
 
         Raises:
             LostLockError: when it is not.
         """
-        self._watch.check(max_age_s)
+        self._watch.check(0.0 if anew else _MAX_AGE * INTERVAL_S)
 
     def release(self) -> None:
         """Gives the lock back where this process has taken it, and looks at it no more."""

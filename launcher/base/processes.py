@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pathlib import Path
 def birth_of(pid: int) -> str:
     """When a process began, as a text that no other process with this number has; empty when it is gone."""
     if sys.platform != "linux":
-        return _listed(pid)
+        return _listed(pid, "lstart")
     with suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -29,8 +30,18 @@ def system_id() -> str:
     return ""
 
 
-def _listed(pid: int) -> str:
-    command = ("ps", "-o", "lstart=", "-p", str(pid))
+def is_called_with(pid: int, words: Collection[str]) -> bool:
+    """Whether these are words of the command line of a process."""
+    if sys.platform != "linux":
+        return all(word in _listed(pid, "command") for word in words)
+    with suppress(OSError):
+        given = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return {os.fsencode(word) for word in words} <= {*given}
+    return False
+
+
+def _listed(pid: int, what: str) -> str:
+    command = ("ps", "-o", f"{what}=", "-p", str(pid))
     with suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
     return ""

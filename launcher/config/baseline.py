@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.contract.config import LaunchConfig
+from launcher.contract.model.checkpoint import baseline_end
 
 
 def of_baseline(config: LaunchConfig) -> LaunchConfig:
@@ -13,7 +14,7 @@ def of_baseline(config: LaunchConfig) -> LaunchConfig:
     The learning rates stay those of the whole training.
     """
     train, optim = config.train, config.optim
-    num_steps = min(train.num_steps, config.report.num_baseline_steps)
+    num_steps = min(train.num_steps, baseline_end(config))
     if num_steps == train.num_steps:
         return config
     if optim.decay != "constant" and train.num_steps > optim.warmup_steps:  # else it grows to the end

@@ -20,6 +20,8 @@ EXECUTOR_LOG = "logs/executor.log"
 """Output of the process starter, in the run directory."""
 OUT_OF_MEMORY = "out of memory"
 """The error type that a rank reports when an allocation fails."""
+EXIT = "exit"
+"""Folder in the run directory for what the newest start leaves; the next one moves it aside."""
 STOP_NOTE = "exit/stopped.json"
 """Written in the run directory by ranks that were asked to stop, once they have saved."""
 START_NOTE, END_NOTE = "exit/start.json", "exit/end.json"
@@ -32,6 +34,8 @@ CHECKPOINTS = "checkpoints"
 CODE, FROZEN_ROOTS = "source/lib", "source/roots"
 """In the directory of a job or of its sweep: the copy of this program, and the folder of those of the user's
 folders."""
+ENTRY_MODULE = "launcher.runtime.process.main"
+"""The module that every rank runs."""
 START_FILE = "launcher/runtime/process/start.py"
 """In `CODE`: starts a module of that copy, `python START_FILE MODULE WORD...`."""
 RENDEZVOUS_FILE = "TRIREME_RENDEZVOUS_FILE"
@@ -225,9 +229,19 @@ def whole_name(rank: int, start: int, newest_step: int) -> str:
     return f"metrics/whole/rank-{rank:05d}-start-{start:04d}-step-{newest_step:09d}.jsonl"
 
 
+def of_start(name: str, start: str) -> str:
+    """A file of the folder ``exit``, in that of a start that was moved aside."""
+    return f"{start}/{Path(name).name}"
+
+
 def error_name(rank: int) -> str:
     """The file of the error of a rank that failed, inside the run directory."""
     return f"exit/rank-{rank}.json"
+
+
+def rank_words(run_dir: str) -> tuple[str, str]:
+    """What the command line of every rank of a run has, and that of no other process but its starter."""
+    return ENTRY_MODULE, f"{run_dir}/plan.json"
 
 
 def process_name(rank: int) -> str:

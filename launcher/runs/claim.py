@@ -10,9 +10,9 @@ from pathlib import Path
 from launcher.base import lock, registry
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.files import read_json
-from launcher.base.processes import birth_of, system_id
+from launcher.base.processes import birth_of, is_called_with, system_id
 from launcher.contract.executor import Executor
-from launcher.contract.job import JobHandle, process_name
+from launcher.contract.job import JobHandle, process_name, rank_words
 
 HANDLE = "handle.json"
 """File of a run directory with the job's id and executor, for a submitted run."""
@@ -85,14 +85,18 @@ def job_text(path: Path, job: str) -> str:
 
 def ranks_left(path: Path) -> dict[int, int]:
     """The processes, by rank, of the last start of a run that are of this system and have not ended: such a
-    one may have been stopped when its launcher was killed."""
+    one may have been stopped when its launcher was killed.
+
+    The files may be another user's: a process that they name counts where its own command line says that it
+    is a rank of this run.
+    """
     left = {}
     for file in path.glob(process_name(0).replace("0", "*")):
         known = read_json(file)
         rank, pid, birth = (known.get(name) for name in ("rank", "pid", "birth"))
         if not isinstance(rank, int) or not isinstance(pid, int) or known.get("system") != system_id():
             continue
-        if birth_of(pid) == birth != "":
+        if birth_of(pid) == birth != "" and is_called_with(pid, rank_words(str(path))):
             left[rank] = pid
     return dict(sorted(left.items()))
 

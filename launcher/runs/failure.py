@@ -12,12 +12,14 @@ from launcher.base.files import read_json
 from launcher.contract.heartbeat import stacks_name
 from launcher.contract.job import (
     EXECUTOR_LOG,
+    EXIT,
     OUT_OF_MEMORY,
     SECONDARY_EXIT_CODES,
     JobState,
     RankEnd,
     error_name,
     log_name,
+    of_start,
 )
 from launcher.runs.hang import Hang, find_hang, with_hang
 from launcher.typed.read import Reading, read
@@ -49,10 +51,19 @@ class RankFailure:
             self.error_type == "RuntimeError" and _PEER_GONE.search(self.message) is not None
         )
 
+    @property
+    def line(self) -> str:
+        """The rank and its error, as one line."""
+        line, *_ = (*self.message.splitlines(), "")
+        return (
+            f"rank {self.rank}: {self.error_type}: {line}" if self.traceback else f"rank {self.rank}: {line}"
+        )
 
-def rank_failures(run_dir: Path) -> tuple[RankFailure, ...]:
-    """The errors of all ranks that reported one, the earliest first."""
-    found = [read_json(path) for path in run_dir.glob(error_name(0).replace("0", "*"))]
+
+def rank_failures(run_dir: Path, start: str = EXIT) -> tuple[RankFailure, ...]:
+    """The errors of all ranks of a start that reported one, the earliest first; ``start``: its folder."""
+    names = of_start(error_name(0).replace("0", "*"), start)
+    found = [read_json(path) for path in run_dir.glob(names)]
     failures = [failure for report in found if (failure := read(RankFailure, report, Reading()))]
     return tuple(sorted(failures, key=lambda failure: (failure.time, failure.rank)))
 
@@ -113,15 +124,12 @@ def failure_text(run_dir: Path, state: JobState) -> str:
     return "\n".join([*lines, f"Its log: {run_dir / log_name(first.rank)}"])
 
 
-def failure_line(run_dir: Path, state: JobState) -> str:
-    """The rank that failed first and its error, as one line."""
-    if (hang := find_hang(run_dir)) is not None:
+def failure_line(run_dir: Path, state: JobState, start: str = EXIT) -> str:
+    """The rank that failed first and its error, as one line; ``start``: the folder of the start that did."""
+    if (hang := find_hang(run_dir, start)) is not None:
         return f"rank {hang.rank} {hang}"
-    failures = rank_failures(run_dir)
-    if (first := _cause(state, failures)) is not None:
-        line, *_ = (*first.message.splitlines(), "")
-        kind = f"{first.error_type}: " if first.traceback else ""
-        return f"rank {first.rank}: {kind}{line}"
+    if (first := _cause(state, rank_failures(run_dir, start))) is not None:
+        return first.line
     return state.reason if state.rank is None else f"rank {state.rank} {state.reason}"
 
 

@@ -19,7 +19,7 @@ from launcher.contract.heartbeat import (
     stacks_name,
     unpack,
 )
-from launcher.contract.job import JobState
+from launcher.contract.job import EXIT, JobState, of_start
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _MAX_FRAMES = 20
@@ -55,14 +55,16 @@ class Hang:
         return f"hung {self.heartbeat}: not heard from for {silent} (run.timeout_s)"
 
 
-def find_hang(run_dir: Path) -> Hang | None:
-    """The rank that hung, where a watchdog ended the last start of a run; else None.
+def find_hang(run_dir: Path, start: str = EXIT) -> Hang | None:
+    """The rank that hung, where a watchdog ended a start of a run, by what it left in its folder; else None.
 
     It is one that did not run any more, whatever it did last; else, of the ranks that did not wait for
     another, the one with the oldest heartbeat.
     """
-    beats = dict(_heartbeats(run_dir))
-    fired = {rank: when for rank in beats if (when := _watchdog_time(run_dir, rank, beats[rank]))}
+    beats = dict(_heartbeats(run_dir, start))
+    fired = {
+        rank: when for rank in beats if (when := _watchdog_time(_stacks(run_dir, rank, start), beats[rank]))
+    }
     if not fired:
         return None
     ended = min(fired.values())
@@ -73,7 +75,7 @@ def find_hang(run_dir: Path) -> Hang | None:
         rank=hung,
         heartbeat=beats[hung],
         silent_s=max(0.0, ended - beats[hung].time),
-        stack=_main_stack(run_dir / stacks_name(hung)),
+        stack=_main_stack(_stacks(run_dir, hung, start)),
         waiting=tuple(sorted(rank for rank, beat in beats.items() if beat.is_waiting and rank != hung)),
         stopped_s=stopped.get(hung, 0.0),
     )
@@ -114,18 +116,22 @@ def with_hang(state: JobState, run_dir: Path) -> JobState:
     return replace(state, rank=hang.rank, exit_code=1, reason=str(hang))
 
 
-def _heartbeats(run_dir: Path) -> Iterator[tuple[int, Heartbeat]]:
-    for path in run_dir.glob(heartbeat_name(0).replace("0", "*")):
+def _stacks(run_dir: Path, rank: int, start: str) -> Path:
+    return run_dir / of_start(stacks_name(rank), start)
+
+
+def _heartbeats(run_dir: Path, start: str = EXIT) -> Iterator[tuple[int, Heartbeat]]:
+    for path in run_dir.glob(of_start(heartbeat_name(0).replace("0", "*"), start)):
         with suppress(OSError, ValueError):  # a file that is none of ours
             data = read_regular(path)
             if len(data) == SIZE:
                 yield int(path.stem.removeprefix("rank-")), unpack(data)
 
 
-def _watchdog_time(run_dir: Path, rank: int, beat: Heartbeat) -> float | None:
+def _watchdog_time(stacks: Path, beat: Heartbeat) -> float | None:
     """When the watchdog of a rank ended it, by the clock of its heartbeats; None: it did not."""
     with suppress(OSError):
-        status = (run_dir / stacks_name(rank)).stat()
+        status = stacks.stat()
         return (beat.ends or status.st_mtime) if status.st_size else None
     return None
 

@@ -204,6 +204,13 @@ def set_aside_newer(directory: RunDirectory, step: int) -> tuple[list[int], Path
     return newer, aside
 
 
+def put_back(directory: RunDirectory, newer: Sequence[int], aside: Path) -> None:
+    """Undoes `set_aside_newer`, the oldest first."""
+    for name in map(checkpoint_name, newer):
+        (aside / name).rename(directory.path / CHECKPOINTS / name)
+    aside.rmdir()
+
+
 def _check_unfinished(
     directory: RunDirectory, num_steps: int, given: str, *, is_longer: bool, step: int | None
 ) -> None:

@@ -85,7 +85,7 @@ class RunDirectory:
             LostLockError: when another one has the directory now, or it is no longer there.
         """
         if self.lease is not None:
-            self.lease.check(max_age_s=0)
+            self.lease.check(anew=True)
         write_whole(self.path / name, text)
 
     def check(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -105,3 +107,11 @@ def test_a_server_sums_its_updates_up(tmp_path, monkeypatch):
     assert [record["step"] for record in served.updates[0]] == [6, 7]
     texts = [path.read_text() for path in (*earlier, current)]
     assert [text.count('"type":"update"') for text in texts] == [3, 3, 2]
+
+
+def test_a_window_ends_with_the_baseline_also_of_a_training_that_began_with_an_optimizer():
+    begins = {"init_from": "r/checkpoints/step-00000300", "init_optimizer": True}
+    plan = job(train=begins | {"num_steps": 1000}, report={"warmup_steps": 2, "baseline_steps": 20})
+    ctx: Any = SimpleNamespace(config=plan.config)
+    writer: Any = None
+    assert windows.StepWindows(ctx, writer, 310, 0)._edges == (312, 322)

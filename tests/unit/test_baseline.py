@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.app.baseline import find_baseline, named_baseline
+from launcher.app.baseline import _what, find_baseline, named_baseline
 from launcher.app.planning import one_device
 from launcher.base.errors import ConfigError
 from launcher.plan.build import build
@@ -89,6 +89,16 @@ def test_the_plan_says_how_much_of_a_long_training_its_baseline_is(make_plan):
     assert line in plan_text(make_plan("train.num_steps=1000", "parallel.dp=2"))
     assert line not in plan_text(make_plan("train.num_steps=205", "parallel.dp=2"))
     assert line not in plan_text(make_plan("train.num_steps=1000", "parallel.dp=2", "report.baseline=none"))
+
+
+def test_of_a_training_that_goes_on_with_an_optimizer_the_baseline_is_its_own_first_steps(make_plan):
+    begins = ("train.init_from=r/checkpoints/step-00000300", "train.init_optimizer=true")
+    plan = make_plan("train.num_steps=1000", "parallel.dp=2", *begins)
+    alone = build(one_device(plan))
+    assert alone.config.train.num_steps == 505
+    assert fingerprint(alone, FACTS) == fingerprint(plan, FACTS)
+    assert _what(alone) == "the same training on one device, its first 205 steps"
+    assert "baseline on one device: the first 205 steps" in plan_text(plan)
 
 
 def test_an_interleaved_plan_has_a_baseline_too(make_plan):

@@ -139,9 +139,18 @@ def test_a_finished_run_that_went_back_lost_the_steps_that_it_made_again(run: Ru
     assert (last.why, last.done, last.lost) == ("finished", 100, 0)
 
 
-def test_a_hung_rank_is_named(run: RunDirectory) -> None:
-    (run.path / "exit.2" / "rank-3.stacks").write_text("Thread 0x1")
-    assert starts_of(run, RUNNING)[1].why == "rank 3 hung"
+def test_a_hung_rank_is_named_and_not_one_that_waited_for_it(run: RunDirectory) -> None:
+    for rank, doing in ((1, b"dp"), (3, b"compute")):
+        data = bytearray(SIZE)
+        pack_into(data, T0, 34, doing)
+        (run.path / "exit.2" / f"rank-{rank}.heartbeat").write_bytes(data)
+        (run.path / "exit.2" / f"rank-{rank}.stacks").write_text("Thread 0x1")
+    (run.path / "exit.2" / "rank-0.heartbeat").unlink()
+    assert starts_of(run, RUNNING)[1].why.startswith("rank 3 hung in a forward or backward of step 35: ")
+
+
+VICTIM = failure(0, "DistBackendError", "a peer is gone") | {"time": 0.5}
+ENDED = {"phase": "failed", "exit_code": 1, "rank": 2, "reason": "ended with exit code 1"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +161,12 @@ def test_a_hung_rank_is_named(run: RunDirectory) -> None:
         ({"job__json": {"exit_code": 75}}, "interrupted before it could save"),
         ({"job__json": {"exit_code": 9}}, "its job ended with code 9"),
         ({"rank_0__json": failure(0, "ValueError", "no\nplanet")}, "rank 0: ValueError: no"),
+        ({"rank_0__json": VICTIM, "rank_1__json": failure(1, "ValueError", "no")}, "rank 1: ValueError: no"),
+        ({"end__json": ENDED, "rank_0__json": failure(0, "ValueError", "no"),
+          "rank_2__json": failure(2, "KeyError", "x")}, "rank 2: KeyError: x"),
+        ({"end__json": ENDED | {"exit_code": -9, "reason": "was killed"}, "rank_0__json": VICTIM},
+         "rank 2 was killed"),
+        ({"end__json": ENDED | {"reason": "hung"}, "rank_0__json": VICTIM}, "rank 2 hung"),
         ({"end__json": {"phase": [], "exit_code": "x", "time": {}}, "rank_0__json": [3]}, "killed with its "
          "launcher or node: it left no word"),
     ],

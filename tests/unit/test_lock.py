@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -14,12 +15,13 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.app.wait import end_runs
 from launcher.base import lock, registry
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.lock import Holder, LostLockError, holder_of
 from launcher.base.processes import birth_of, system_id
-from launcher.contract.job import JobState, RunConfig
-from launcher.runs.claim import claimed
+from launcher.contract.job import JobState, RunConfig, rank_words
+from launcher.runs.claim import claimed, ranks_left
 from launcher.runs.store import RunDirectory, new_directory
 from tests.helpers.objects import there
 from tests.helpers.waiting import wait_until
@@ -269,7 +271,7 @@ def test_a_lock_that_is_missing_for_a_moment_is_not_lost(tmp_path, monkeypatch):
     data = (tmp_path / "lock").read_bytes()
     (tmp_path / "lock").unlink()
     threading.Timer(0.1, (tmp_path / "lock").write_bytes, [data]).start()
-    lease.check(max_age_s=0)
+    lease.check(anew=True)
     lease.release()
 
 
@@ -317,12 +319,46 @@ def test_the_counter_tells_where_the_scheduler_does_not(of_a_job, tmp_path, said
     assert "whether job 7_3 on node7 since" in said[0]
 
 
+def looks_of(lease, monkeypatch, num_checks):
+    """How often the file is read in this thread while the lock is asked for."""
+    here, read, looks = threading.get_ident(), lock.read, []
+
+    def counted(*given):
+        looks.extend([1] * (threading.get_ident() == here))
+        return read(*given)
+
+    monkeypatch.setattr(lock, "read", counted)
+    for _ in range(num_checks):
+        lease.check()
+    return len(looks)
+
+
+def test_a_holder_that_asks_often_reads_the_file_only_after_a_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "INTERVAL_S", 60.0)
+    lease = there(lock.create(tmp_path))
+    lease.check()
+    assert looks_of(lease, monkeypatch, 100) == 0
+    lease._watch._looked_at -= 100.0  # as after a stop of the process
+    assert looks_of(lease, monkeypatch, 100) == 1
+    lease.release()
+
+
+def test_what_the_thread_has_found_is_raised_without_another_look(tmp_path, monkeypatch):
+    lease = there(lock.create(tmp_path))
+    taken_over(tmp_path)
+    wait_until(lambda: lease._watch._loss)
+    with pytest.raises(LostLockError, match="it was taken over by process 7 on elsewhere"):
+        looks_of(lease, monkeypatch, 1)
+
+
 @pytest.fixture
 def left(tmp_path):
     """A run whose launcher is gone, and a rank of it that is not."""
     write(tmp_path)
     (tmp_path / "exit").mkdir()
-    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.pause()", *rank_words(str(tmp_path))]
+    )
     known = {"rank": 1, "pid": process.pid, "birth": birth_of(process.pid), "system": system_id()}
     (tmp_path / "exit" / "rank-1.process").write_text(json.dumps(known))
     (tmp_path / "exit" / "rank-0.process").write_text(json.dumps(known | {"rank": 0, "birth": "before"}))
@@ -340,6 +376,31 @@ def test_a_rank_that_outlived_its_launcher_keeps_the_run(left, tmp_path, said):
     ):
         claimed(tmp_path, said.append)
     assert re.search(rf"waiting 1 s for {text} of an earlier start to end$", said[0])
+
+
+@pytest.mark.parametrize("words", [(), rank_words("/runs/another")], ids=["no rank", "of another run"])
+def test_a_process_that_is_no_rank_of_the_run_is_not_ended_whatever_its_files_say(tmp_path, words):
+    (tmp_path / "exit").mkdir()
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *words])
+    known = {"rank": 1, "pid": process.pid, "birth": birth_of(process.pid), "system": system_id()}
+    (tmp_path / "exit" / "rank-1.process").write_text(json.dumps(known))
+    directory = RunDirectory(tmp_path)
+    (tmp_path / "status.json").write_text(
+        json.dumps({"phase": "running", "pid": GONE, "birth": "then", "hostname": socket.gethostname()})
+    )
+    assert ranks_left(tmp_path) == {}
+    end_runs([directory])
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_a_rank_that_is_left_is_ended(left, tmp_path):
+    (tmp_path / "status.json").write_text(
+        json.dumps({"phase": "running", "pid": GONE, "birth": "then", "hostname": socket.gethostname()})
+    )
+    end_runs([RunDirectory(tmp_path)])
+    assert left.wait() == -signal.SIGKILL
 
 
 def test_ranks_that_end_while_they_are_waited_for_leave_the_run(left, tmp_path, said):

@@ -7,7 +7,7 @@ import pytest
 from launcher.base.errors import ConfigError, JobError
 from launcher.contract.job import RunConfig
 from launcher.runs import store
-from launcher.runs.resume import resumed_directory, set_aside_newer
+from launcher.runs.resume import put_back, resumed_directory, set_aside_newer
 from launcher.runs.store import RunDirectory, new_directory, saved_steps
 
 
@@ -178,6 +178,15 @@ def test_newer_checkpoints_leave_the_line_and_are_kept(interrupted):
     assert saved_steps(interrupted.path) == [10, 20]
     assert sorted(path.name for path in aside.iterdir()) == ["step-00000030", "step-00000040"]
     assert set_aside_newer(interrupted, 20) == ([], None)
+
+
+def test_newer_checkpoints_are_put_back_where_they_were(interrupted):
+    with_checkpoints(interrupted, 10, 30, 40)
+    newer, aside = set_aside_newer(interrupted, 20)
+    assert aside is not None
+    put_back(interrupted, newer, aside)
+    assert saved_steps(interrupted.path) == [10, 20, 30, 40]
+    assert not list(interrupted.path.glob("checkpoints.*"))
 
 
 def test_a_line_that_is_cut_off_while_it_is_set_aside_has_no_gap(interrupted, monkeypatch):

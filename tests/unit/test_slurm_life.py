@@ -629,7 +629,7 @@ def test_a_start_whose_lock_was_taken_over_leaves_the_record_and_the_lock_to_the
 
 
 HURRIED = """#!/bin/bash
-[ "$1" = 1 ] && echo . >>"$WAITED" && set -- 0.01
+[ "$1" = 1 ] && echo . >>"$WAITED" && set -- 0
 [ -n "$RAISES" ] && printf '%s' "$RANDOM$RANDOM" >>"$LOCK"
 exec /bin/sleep "$@"
 """
@@ -649,7 +649,7 @@ def test_a_start_ends_where_another_holder_goes_on_and_names_it(life):
     (run.run_dir / "lock").write_bytes(content())
     raised = {"RAISES": "yes", "LOCK": str(run.run_dir / "lock")}
     assert run.once(WAITED=str(run.folder / "waited"), **raised) == 1
-    message = f"trireme: {run.run_dir} is in use, which job 41 has waited 60 s for: {{"
+    message = f"trireme: {run.run_dir} is in use, which job 41 has waited 15 min for: {{"
     assert message in run.done.stderr
     assert '"host": "login"' in run.done.stderr
     assert not (run.run_dir / "exit").exists()

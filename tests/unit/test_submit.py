@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from launcher.contract.model.shape import Measured
 from launcher.report.runs import read_plan
 from launcher.runs import freeze as freezing
 from launcher.runs.facts import Checkout, checkouts
-from launcher.runs.store import RunDirectory
+from launcher.runs.store import RunDirectory, saved_steps
 
 COMMAND = """#!/bin/bash
 echo "$(basename "$0") $*" >>{folder}/asked
@@ -434,6 +435,28 @@ def test_a_job_whose_code_has_changed_is_resumed_when_told_to(slurm, work_tree, 
     assert main(command[1:]) == 0
     assert "return 3" in frozen.read_text()
     assert "resume=(--resume)" in (run.path / "job.sh").read_text()
+
+
+def test_a_job_that_is_refused_leaves_the_newer_checkpoints_where_they_were(slurm, tmp_path, capsys):
+    words = ("submit", "quickstart", *TWO, "train.checkpoint_interval=5")
+    main([*words])
+    run = RunDirectory(tmp_path / "run")
+    run.write_status("failed")
+    for step in (5, 10, 15):
+        (run.path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    (slurm.folder / "refuse").touch()
+    capsys.readouterr()
+    assert main([*words, "--resume=5"]) == 2
+    assert saved_steps(run.path) == [5, 10, 15]
+    assert not list(run.path.glob("checkpoints.*"))
+    told = (
+        r"note: The newer checkpoints after step 10, 15 went to .*\nnote: Nothing was submitted, so they are "
+    )
+    assert re.match(told + r"back in their place\.\n$", capsys.readouterr().out)
+    (slurm.folder / "refuse").unlink()
+    assert main([*words, "--resume=5"]) == 0
+    assert saved_steps(run.path) == [5]
+    assert re.search(r"The newer checkpoints after step 10, 15 went to", capsys.readouterr().out)
 
 
 def test_a_named_baseline_and_none_at_all_exclude_each_other(slurm, capsys):

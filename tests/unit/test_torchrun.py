@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import PlanError
-from launcher.contract.job import EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
+from launcher.contract.job import ENTRY_MODULE, EXECUTOR_LOG, JobHandle, JobRequest, JobScript, JobState
 from launcher.runs.render import render
 from launcher_plugins.executors import torchrun
 from launcher_plugins.executors.torchrun import Torchrun, failed_state
@@ -43,7 +43,6 @@ Root Cause (first observed failure):
 ============================================================
 """
 
-ENTRY = torchrun.ENTRY_MODULE
 STARTER = """
 import pathlib, signal, subprocess, sys, time
 rank = [sys.executable, "-c", sys.argv[1], "launcher.runtime.process.main", sys.argv[2]]
@@ -84,7 +83,7 @@ def start(run_dir, *argv):
 def start_with_a_stubborn_rank(run_dir):
     pid_file = run_dir / "pid"
     plan = f"{run_dir}/plan.json"
-    handle = start(run_dir, sys.executable, "-c", STARTER, STUBBORN_RANK, plan, str(pid_file), ENTRY)
+    handle = start(run_dir, sys.executable, "-c", STARTER, STUBBORN_RANK, plan, str(pid_file), ENTRY_MODULE)
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     wait_until(lambda: ignores_sigterm(int(pid_file.read_text())))
     return handle, int(pid_file.read_text())
@@ -240,7 +239,7 @@ time.sleep(60)
 def test_ranks_are_told_to_end_themselves_and_not_by_their_starter(run_dir):
     starter = STARTER.replace("time.sleep(60)", "sys.exit(process.wait())")
     pid_file, plan = run_dir / "pid", f"{run_dir}/plan.json"
-    handle = start(run_dir, sys.executable, "-c", starter, SAVING_RANK, plan, str(pid_file), ENTRY)
+    handle = start(run_dir, sys.executable, "-c", starter, SAVING_RANK, plan, str(pid_file), ENTRY_MODULE)
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     wait_until(lambda: ignored(int(pid_file.read_text()), signal.SIGUSR2))
     Torchrun().request_stop(handle)

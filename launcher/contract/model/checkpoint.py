@@ -70,6 +70,11 @@ def first_step(train: TrainConfig) -> int:
     return source.step if source else 0
 
 
+def baseline_end(config: LaunchConfig) -> int:
+    """Steps that are done when the baseline of a training ends, where the training is that long."""
+    return first_step(config.train) + config.report.num_baseline_steps
+
+
 def complete_steps(run_dir: Path) -> list[int]:
     """The steps after which a run has a complete checkpoint, ascending; one being written is none."""
     markers = (run_dir / CHECKPOINTS).glob(f"step-*/{MARKER}")

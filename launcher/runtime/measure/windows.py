@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.contract.heartbeat import PEERS
+from launcher.contract.model.checkpoint import baseline_end
 from launcher.contract.records import COLLECTIVE_KINDS, WINDOW_STEPS, StepRecord
 from launcher.runtime.api import RankContext
 from launcher.runtime.measure.fold import fold
@@ -27,8 +28,7 @@ class StepWindows:
         p2p_latency_ns: int,
     ) -> None:
         self._ctx, self._writer = ctx, writer
-        report = ctx.config.report
-        self._edges = (first_step + report.warmup_steps, report.num_baseline_steps)
+        self._edges = (first_step + ctx.config.report.warmup_steps, baseline_end(ctx.config))
         """Steps that begin a window of their own: the first that is measured, and the first that a baseline
         does not have."""
         self._latency_ns = p2p_latency_ns

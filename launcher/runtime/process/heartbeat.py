@@ -48,7 +48,7 @@ class HeartbeatWriter:
         self, run_dir: Path, rank: int, timeout_s: float, start_timeout_s: float, lease: Lease | None = None
     ) -> None:
         """From now on the rank has ``start_timeout_s`` until its first step (`end_startup`), beats or not.
-        ``lease``: this rank's part in the lock of its run directory, looked at with every beat."""
+        ``lease``: this rank's part in the lock of its run directory, asked at every beat."""
         self._paths = [run_dir / heartbeat_name(rank), run_dir / stacks_name(rank)]
         beats, stacks = self._paths
         beats.parent.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ class HeartbeatWriter:
     def may_write(self) -> None:
         """Ends the rank where its run directory is another's by now."""
         if self._lease is not None:
-            self._lease.check(max_age_s=0)
+            self._lease.check(anew=True)
 
     def _live(self) -> None:
         ran_at = steady_time()

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from launcher.base import lock
 from launcher.base.errors import Fault
+from launcher.base.processes import is_called_with
 from launcher.base.registry import plugins
 from launcher.base.timestamps import stamped
 from launcher.base.units import counted, format_duration
@@ -40,13 +41,12 @@ from launcher.contract.job import (
     JobScript,
     JobState,
     RankEnd,
+    rank_words,
 )
 from launcher.contract.plan import Plan
 from launcher.typed.read import read_unless
 from launcher.typed.scalars import NonNegativeInt, PositiveFloat
 
-ENTRY_MODULE = "launcher.runtime.process.main"
-"""The module that every rank runs."""
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE_S = 3
 """Longest wait for torchrun to end ranks that do not save, before they are killed."""
@@ -107,7 +107,7 @@ class Torchrun(Executor):
             *("--nnodes=1", f"--nproc-per-node={plan.world_size}", "--max-restarts=0"),
             f"--rdzv-backend={ONE_HOST}",
             f"--log-dir={request.run_dir}/logs/torchrun",
-            *("--module", ENTRY_MODULE, f"{request.run_dir}/plan.json", "--sha256", request.plan_sha256),
+            *("--module", *rank_words(request.run_dir), "--sha256", request.plan_sha256),
             *(("--resume",) if request.resume else ()),
         )
         settings = plan.config.executor.settings(TorchrunConfig)
@@ -297,12 +297,9 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 def _rank_pids(handle: JobHandle) -> Iterator[int]:
     """Ranks of this run that are alive, by their command lines (Linux), which torchrun's resembles."""
-    marks = {os.fsencode(ENTRY_MODULE), os.fsencode(f"{handle.run_dir}/plan.json")}
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            pid = int(entry.parent.name)
-            if pid != _process(handle).pid and marks <= set(entry.read_bytes().split(b"\0")):
-                yield pid
+    for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
+        if pid != _process(handle).pid and is_called_with(pid, rank_words(handle.run_dir)):
+            yield pid
 
 
 def restart_faults(config: LaunchConfig, max_restarts: int) -> Iterator[Fault]:

@@ -57,7 +57,7 @@ fi
 
 # The lock of the run directory (launcher/base/lock.py). A start of this job follows the one before, which has
 # ended. Whoever else holds it is waited for until the counter in the file stands still, or the file is gone, as
-# it is once the job is submitted. Ranks that are left anywhere see by the token that they are no longer the
+# it is once the job is submitted: a long chain of jobs takes minutes. Ranks that are left anywhere see by the token that they are no longer the
 # run's, and end.
 lock=$run/lock
 TRIREME_LOCK=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
@@ -68,7 +68,7 @@ take_lock() {
     case $held in *"\"job\": \"$job_id\""*) break ;; esac
     if [ "$held" = "$before" ]; then still=$((still + 1)); else still=0; fi
     [ "$still" -lt 15 ] || break
-    [ "$waited" -lt 60 ] || fail "$run is in use, which job $job_id has waited 60 s for: $held"
+    [ "$waited" -lt 900 ] || fail "$run is in use, which job $job_id has waited 15 min for: $held"
     waited=$((waited + 1)) before=$held
     sleep 1
   done
