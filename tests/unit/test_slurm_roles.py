@@ -58,6 +58,14 @@ def test_the_plan_says_that_a_run_which_can_lose_a_worker_cannot_lose_a_node():
     }
 
 
+def test_a_job_of_several_components_has_no_spare_nodes(plan):
+    message = (
+        r"cluster\.spare_nodes=1: .* which a job of several components has not\. Set cluster\.spare_nodes=0"
+    )
+    with pytest.raises(PlanError, match=message):
+        plan(*OWN_NODES, "cluster.spare_nodes=1")
+
+
 def test_without_nodes_of_its_own_a_role_is_on_the_devices_after_the_trainers(plan):
     together = plan(*TWO_BY_TWO, "cluster.devices_per_node=3")
     text = Slurm().render(together, REQUEST).text

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
             presence.close()
         except BaseException as error:
             if lease is not None:  # the report is not written where another one has the run directory now
-                lease.check(max_age_s=0)
+                lease.check(anew=True)
             _fail(run_dir, process.rank, error)
         return 0
 

@@ -456,6 +456,7 @@ start_over() {
   fi
   export SLURM_JOB_NODELIST=$left SLURM_JOB_NUM_NODES=${#hosts[@]} TRIREME_START_AGAIN=$((again + 1))
   unset GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME # those of ranks that are alone on a node
+  if [ -n "${notifier:-}" ]; then kill "$notifier"; fi # the next start has its own
   trap - EXIT
   exec /bin/bash "$0"
 }
