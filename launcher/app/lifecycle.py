@@ -16,7 +16,7 @@ from pathlib import Path
 
 from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import progress_of
-from launcher.base.errors import ConfigError, Fault, LauncherError
+from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.files import read_json, share
 from launcher.base.lock import LostLockError
 from launcher.base.secrets import secret_values
@@ -276,10 +276,25 @@ def submit_recorded(run: PreparedRun) -> JobHandle:
 
 
 def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
-    """Notes in a run directory which job it is, and leaves its lock to that."""
-    save_handle(run.directory, run.plan.config.executor.name, handle)
-    run.directory.write_status("pending")
+    """Notes in a run directory which job it is, and leaves its lock to that.
+
+    Raises:
+        NotNotedError: when a full disk does not take it.
+    """
+    try:
+        save_handle(run.directory, run.plan.config.executor.name, handle)
+        run.directory.write_status("pending")
+    except OSError as error:
+        path = shown(run.directory.path)
+        raise NotNotedError(
+            f"job {handle.id} is submitted and runs in {path}, which could not be told so: {error.strerror}. "
+            f"Cancel job {handle.id} with the commands of its scheduler before you submit it again."
+        ) from error
     run.directory.release()
+
+
+class NotNotedError(JobError):
+    """A scheduler has a job whose run directory does not say so, and which needs that directory."""
 
 
 # The end
@@ -288,18 +303,23 @@ def note_submitted(run: PreparedRun, handle: JobHandle) -> None:
 @contextmanager
 def removed_unless_begun(path: Path, *, is_new: bool = True) -> Iterator[None]:
     """Leaves nothing of a new run or sweep that is refused before its first process, or that a full disk does
-    not take; a resumed run has failed."""
+    not take; a resumed run has failed. What a scheduler has a job in is left to that."""
     try:
         yield
-    except LostLockError:
+    except (LostLockError, NotNotedError):
         raise
     except (LauncherError, OSError):
-        if is_new:
-            shutil.rmtree(path)
-        else:
+        if not is_new:
             with suppress(OSError):
                 RunDirectory(path).write_status("failed")
+        elif not _has_job(path):
+            shutil.rmtree(path)
         raise
+
+
+def _has_job(path: Path) -> bool:
+    """Whether a scheduler has been given a run, or one of a sweep."""
+    return any(RunDirectory(folder).handle.is_file() for folder in (path, *path.iterdir()))
 
 
 @contextmanager
@@ -308,6 +328,8 @@ def failed_unless_ended(directory: RunDirectory) -> Iterator[None]:
     Gives back its lock in any case."""
     try:
         yield
+    except NotNotedError:
+        raise
     except BaseException:
         # It was removed, as it never was; or another one has it now; or the disk is full.
         with suppress(LostLockError, OSError):

@@ -23,7 +23,7 @@ from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.config import LOCAL_EXECUTOR
 from launcher.contract.data_files import PACKAGE, text_faults
 from launcher.contract.executor import Executor
-from launcher.contract.model.checkpoint import checkpoint_faults, first_step
+from launcher.contract.model.checkpoint import checkpoint_faults, first_step, source_checkpoint
 from launcher.contract.model.folder import initial_weights_faults
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
@@ -104,9 +104,25 @@ def _setting_faults(plan: Plan) -> Iterator[Fault]:
 
 def seen_faults(plan: Plan) -> list[Fault]:
     """The faults of initial weights that are on this machine. Those that are not may be where the ranks
-    start; of a container's nothing is seen."""
-    is_hidden = plan.config.site.container_image is not None
-    return [] if is_hidden else _initial_faults(plan, is_needed=False)
+    start; of a container's nothing is seen. A checkpoint of another run is there where that is this machine.
+    """
+    if plan.config.site.container_image is not None:
+        return []
+    return _initial_faults(plan, needs_weights=False, needs_source=_starts_here(plan))
+
+
+def unseen_notes(plan: Plan) -> tuple[str, ...]:
+    """Says that the checkpoint of another run, which a training begins with, could not be looked at."""
+    source = source_checkpoint(plan.config.train)
+    if source is None or source.run_dir.is_dir():
+        return ()
+    return (f"{source.folder}, which it begins with, is not on this machine: nothing of it is checked.",)
+
+
+def _starts_here(plan: Plan) -> bool:
+    """Whether the ranks of a plan can only be meant to start on this machine."""
+    config = plan.config
+    return executor_of(plan).is_local and config.site.name == SiteConfig().name and config.cluster.nodes == 1
 
 
 def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list[Fault]:
@@ -121,11 +137,11 @@ def input_faults(plan: Plan, *, is_here: bool, is_resumed: bool = False) -> list
     return [*_data_faults(plan, is_here=is_here), *weights, *_baseline_faults(plan), *compiler]
 
 
-def _initial_faults(plan: Plan, *, is_needed: bool = True) -> list[Fault]:
+def _initial_faults(plan: Plan, *, needs_weights: bool = True, needs_source: bool = True) -> list[Fault]:
     """The faults of what a training begins with: a folder of weights, or a checkpoint of another run."""
     return [
-        *initial_weights_faults(plan.config, is_needed=is_needed),
-        *checkpoint_faults(plan.config, plan.num_parameters, is_needed=is_needed),
+        *initial_weights_faults(plan.config, is_needed=needs_weights),
+        *checkpoint_faults(plan.config, plan.num_parameters, is_needed=needs_source),
     ]
 
 

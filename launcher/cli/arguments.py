@@ -10,6 +10,7 @@ import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
+from itertools import pairwise
 from textwrap import fill
 from typing import Any
 
@@ -93,6 +94,9 @@ def split_flags(words: Sequence[str], flags: Sequence[Flag]) -> tuple[argparse.N
         kind: dict[str, Any] = {} if flag.value or flag.is_optional else {"nargs": 0, "default": False}
         parser.add_argument(*flag.options, action=_Once, **kind)
     alone = {option: f"{option}={_NEWEST}" for flag in flags if flag.is_optional for option in flag.options}
+    for word, following in pairwise(words):
+        if word in alone and following.isdecimal():
+            raise LauncherError(f"{word} takes its value after =. Write {word}={following}.")
     words = [alone.get(word, word) for word in words]
     try:
         given, rest = parser.parse_known_args(words)

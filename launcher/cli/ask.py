@@ -17,7 +17,7 @@ def asker(*, trusts: bool) -> Allow:
 
 def ask_person(question: Question) -> bool:
     """Shows what would be run or read, and asks whether to trust the recipe's folder; remembers a yes."""
-    from launcher.app.trust.store import remember, store_problem  # few are asked anything
+    from launcher.app.trust.store import is_wide, memory_problem, remember  # few are asked anything
 
     folders = " and ".join(map(str, question.folders))
     _say(f"{folders}, which you have not allowed yet, names what would be run or read as you:")
@@ -25,13 +25,17 @@ def ask_person(question: Question) -> bool:
         options = f" with {named.options}" if named.options else ""
         outside = ", which is not in that folder" if named.target else ""
         _say(f"  {named.path}={named.value}{options}{outside}  [{named.where}]")
-    if problem := store_problem():
+    if problem := memory_problem(question.folders):
         _say(f"note: {problem}; a yes holds for this time")
-    _say(f"Allow {folders}, with all that is below it, from now on? [y/N] ", end="")
+    extents = [
+        f"{folder}, with {'the files directly in it' if is_wide(folder) else 'all that is below it'}"
+        for folder in question.folders
+    ]
+    _say(f"Allow {', and '.join(extents)}, from now on? [y/N] ", end="")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return False
     try:
-        if not store_problem():
+        if not problem:
             remember(question.folders, question.targets)
     except OSError as error:
         _say(f"note: this is not remembered: {error.filename}: {error.strerror}")

@@ -186,8 +186,23 @@ def test_a_checkpoint_whose_model_is_not_known_is_refused(runs: Path, refused: R
     )
 
 
-def test_a_plan_is_made_where_the_source_is_not(tmp_path: Path) -> None:
-    assert main(["plan", "quickstart", f"train.init_from={tmp_path}/runs/a/checkpoints/step-00000040"]) == 0
+def test_a_plan_for_this_machine_is_refused_where_the_source_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "quickstart", f"train.init_from={tmp_path}/runs/a/checkpoints/step-00000040"]) == 2
+    assert "step-00000040: is no complete checkpoint. Its run has none. [override" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("cluster.nodes=2",), ("executor=slurm",)], ids=str)
+def test_a_plan_for_other_machines_is_made_where_the_source_is_not_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    source = tmp_path / "runs" / "a" / "checkpoints" / "step-00000040"
+    assert main(["plan", "quickstart", f"train.init_from={source}", *words]) == 0
+    told = f"note: {source}, which it begins with, is not on this machine: nothing of it is checked.\n"
+    assert told in capsys.readouterr().err
+    source.mkdir(parents=True)
+    assert main(["plan", "quickstart", f"train.init_from={source}", *words]) == 2
 
 
 # What is taken

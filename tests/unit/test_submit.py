@@ -1,5 +1,6 @@
 """`trireme submit` and the verbs about submitted runs, with a stand-in for Slurm's commands."""
 
+import errno
 import json
 import os
 import re
@@ -7,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import launcher.cli.main as verbs
 from launcher.app import lifecycle, preflight, user_model
+from launcher.app.sweep import submit as sweep_submit
 from launcher.base.files import read_json
 from launcher.cli.main import main
 from launcher.contract.inputs.record import Inputs, write_inputs
@@ -117,6 +121,76 @@ def test_a_refused_job_leaves_nothing_behind(slurm, tmp_path, capsys):
     )
     assert not (tmp_path / "run").exists()
     assert slurm.asked() == [["sbatch", "--test-only"]]
+
+
+def fail_to_write(monkeypatch, full, holding=""):
+    """As on a full disk, where this file would hold this."""
+    write = RunDirectory.write
+
+    def refuse(directory, name, text):
+        if name == full and holding in text:
+            raise OSError(errno.ENOSPC, "No space left on device", str(directory.path / name))
+        write(directory, name, text)
+
+    monkeypatch.setattr(RunDirectory, "write", refuse)
+    monkeypatch.setattr(verbs, "_drop_output", lambda: None)
+
+
+@pytest.mark.parametrize("file", [("handle.json",), ("status.json", "pending")], ids=str)
+def test_a_job_that_a_full_disk_does_not_take_down_keeps_its_directory_and_is_named(
+    slurm, tmp_path, capsys, monkeypatch, file
+):
+    fail_to_write(monkeypatch, *file)
+    assert main(["submit", "quickstart", *TWO]) == 2
+    assert capsys.readouterr().err == (
+        "job 7 is submitted and runs in run, which could not be told so: No space left on device. Cancel job "
+        "7 with the commands of its scheduler before you submit it again.\n"
+    )
+    assert (tmp_path / "run" / "job.sh").is_file()
+    assert not (tmp_path / "run" / "lock").exists()
+
+
+def test_a_full_disk_before_the_scheduler_has_the_job_leaves_nothing(slurm, tmp_path, monkeypatch):
+    fail_to_write(monkeypatch, "job.sh")
+    assert main(["submit", "quickstart", *TWO]) == 2
+    assert slurm.asked() == []
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_array", [True, False])
+def test_a_full_disk_after_the_first_job_of_a_sweep_leaves_its_directory(
+    slurm, tmp_path, monkeypatch, capsys, is_array
+):
+    fail_to_write(monkeypatch, "handle.json")
+    monkeypatch.setattr(sweep_submit, "_group", sweep_submit._group if is_array else lambda *_: None)
+    assert main(["sweep", "run", "quickstart", "executor=slurm", "seed=1,2", *TWO]) == 2
+    assert "is submitted and runs in run/" in capsys.readouterr().err
+    assert slurm.asked().count(["sbatch", "--parsable"]) == 1
+    assert len(list((tmp_path / "run").glob("*/job.sh"))) == 2
+
+
+def test_a_full_disk_between_the_jobs_of_a_sweep_leaves_its_directory(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_submit, "_group", lambda *_: None)
+
+    fail_to_write(monkeypatch, "job.sh", "afterany:7")
+    assert main(["sweep", "run", "quickstart", "executor=slurm", "seed=1,2", *TWO, "--at-once=1"]) == 2
+    assert len(list((tmp_path / "run").glob("*/handle.json"))) == 1
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_chain_whose_list_a_full_disk_does_not_take_is_cancelled(slurm, tmp_path, monkeypatch, is_full):
+    write = Path.write_text
+
+    def refuse(path, text, **words):
+        if is_full and path.name == "chain":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, text, **words)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    chain = ("executor.continuation=chain", "executor.max_starts=2", "train.checkpoint_interval=5")
+    assert main(["submit", "quickstart", *TWO, *chain]) == (2 if is_full else 0)
+    assert (["scancel", "7"] in slurm.asked()) is is_full
+    assert (tmp_path / "run").exists() is not is_full
 
 
 def test_what_slurm_could_not_start_is_refused_with_the_line_that_set_it(slurm, capsys):

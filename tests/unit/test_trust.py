@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +20,7 @@ from launcher.app.trust import store
 from launcher.app.trust.check import NotTrustedError, check_recorded
 from launcher.app.trust.question import Question, always, never
 from launcher.base.errors import ConfigError, LauncherError
+from launcher.cli.ask import ask_person
 from launcher.cli.main import main
 from launcher.contract.model.shape import Measured
 from tests.helpers.configs import launch_config
@@ -254,6 +257,21 @@ def test_no_module_is_imported_from_a_folder_that_is_not_trusted(
     assert make_plan(recipe, words).plan.source_roots == tuple(dict.fromkeys((str(lab), str(here))))
 
 
+@pytest.mark.usefixtures("not_measured")
+def test_a_module_of_the_current_folder_below_the_recipe_is_asked_about(
+    lab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lab / "plain.yaml").write_text(HEAD.format(""))
+    (lab / "below").mkdir()
+    monkeypatch.chdir(lab / "below")
+    own_module(lab / "below")
+    words = ["data=custom", "data.target=net_of_tests:Net"]
+    with pytest.raises(NotTrustedError, match=r"^data\.target=net_of_tests:Net: .*then give --trust, or"):
+        make_plan("../plain.yaml", words)
+    roots = make_plan("../plain.yaml", words, allow=always).plan.source_roots
+    assert roots == (str(lab), str(lab / "below"))
+
+
 def test_what_the_reader_types_as_a_reference_to_the_recipe_does(lab: Path) -> None:
     (lab / "reads.yaml").write_text(HEAD.format("") + "device: {name: '/data/**'}\n")
     question = asked("./reads.yaml", ["data.source='${device.name}'"])
@@ -348,6 +366,65 @@ def test_a_folder_that_everybody_can_write_to_is_not_asked_about(lab: Path) -> N
     ):
         asked("./reads.yaml")
     make_plan("./reads.yaml", [], allow=always)
+
+
+@pytest.mark.parametrize("name", ["lab", "lab/below"])
+def test_a_trusted_folder_that_everybody_can_write_to_by_now_is_refused(lab: Path, name: str) -> None:
+    store.remember([lab], [])
+    folder = lab.parent / name
+    folder.mkdir(exist_ok=True)
+    (folder / "again.yaml").write_text((lab / "reads.yaml").read_text())
+    assert asked(f"{folder}/again.yaml") is None
+    folder.chmod(0o777)
+    with pytest.raises(NotTrustedError, match=rf"everybody can write to .*/{name}, so it is not trusted and"):
+        asked(f"{folder}/again.yaml")
+
+
+def owned_by(folder: Path, owner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is another user's from now on."""
+    known = Path.stat
+
+    def stat(path: Path, **words: Any) -> os.stat_result:
+        found = known(path, **words)
+        return os.stat_result([*found[:4], owner, *found[5:10]]) if path == folder else found
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+
+@pytest.mark.parametrize(("owner", "is_believed"), [(0, True), (4711, False)])
+def test_a_trusted_folder_that_is_somebody_elses_by_now_is_asked_about(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, owner: int, is_believed: bool
+) -> None:
+    store.remember([lab], [])
+    owned_by(lab, owner, monkeypatch)
+    assert (asked("./reads.yaml") is None) is is_believed
+
+
+def test_a_yes_to_a_folder_of_somebody_else_holds_for_this_time(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owned_by(lab, 4711, monkeypatch)
+    with pytest.raises(NotTrustedError, match=r", and .*/lab belongs to somebody else\. .* give --trust\."):
+        make_plan("./reads.yaml", [])
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    make_plan("./reads.yaml", [], allow=ask_person)
+    assert f"note: {lab} belongs to somebody else; a yes holds for this time\n" in capsys.readouterr().err
+    assert not store.trust_file().exists()
+
+
+@pytest.mark.parametrize(("variable", "below"), [("HOME", ""), ("HOME", "me"), ("TMPDIR", "")])
+def test_trust_in_a_folder_that_everything_lands_below_is_in_its_own_files_alone(
+    lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, below: str
+) -> None:
+    monkeypatch.setenv(variable, str(lab / below))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (lab / "below").mkdir()
+    (lab / "below" / "more.yaml").write_text((lab / "reads.yaml").read_text())
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    make_plan("./reads.yaml", [], allow=ask_person)
+    assert f"Allow {lab}, with the files directly in it, {QUESTION}" in capsys.readouterr().err
+    assert asked("./reads.yaml") is None
+    assert asked("./below/more.yaml") is not None
 
 
 def test_a_yes_that_cannot_be_written_holds_for_this_time(lab: Path, own_folder: Path) -> None:

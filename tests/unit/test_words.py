@@ -40,6 +40,13 @@ def test_two_recipes_are_refused():
         parse("plan", ["a", "b"])
 
 
+@pytest.mark.parametrize("words", [["mine", "--resume", "40"], ["--resume", "40"]])
+def test_a_step_without_its_equals_sign_is_no_recipe(words):
+    with pytest.raises(LauncherError, match=r"^--resume takes its value after =\. Write --resume=40\.$"):
+        parse("run", words)
+    assert parse("run", ["40", "--resume"]).recipe == "40"
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.app.baseline import ensure_baseline, has_failed_baseline, submit_baseline
 from launcher.app.launch import submitted_origin, tree_notes
 from launcher.app.lifecycle import (
+    NotNotedError,
     PreparedRun,
     note_submitted,
     origin_of,
@@ -134,6 +135,8 @@ def _submit_each(runs: Sequence[PointRun], at_once: int | None, output: Output) 
             run.record_script()
         try:
             handle = submit_recorded(run)
+        except NotNotedError:
+            raise
         except JobError as error:
             output.warn(f"{point.label}: {error}")
             run.directory.write_state(JobState(phase="failed", reason=str(error)))

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.app.trust.question import Allow, Named, Question, always
-from launcher.app.trust.store import is_trusted, shared_by_all, store_problem
+from launcher.app.trust.store import is_trusted, memory_problem, shared_by_all
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.registry import declared_targets
 from launcher.config.compose import Composed
@@ -85,8 +85,8 @@ def _refused(question: Question) -> Iterator[Fault]:
     if shared := shared_by_all(question.folders):
         rule = f"everybody can write to {shared}, so it is not trusted and not asked about"
         fix = "Move the recipe to a folder of your own, or see what it is and give --trust."
-    elif problem := store_problem():
-        rule += f", and {problem}"
+    elif problem := memory_problem(question.folders):
+        rule, fix = f"{rule}, and {problem}", "See what it is; then give --trust."
     for named in question.named:
         yield Fault(named.path, named.value, rule, fix, named.where)
 
@@ -119,11 +119,13 @@ def _is_declared(target: str, mark: Mark, folders: Sequence[Path]) -> bool:
 
 
 def _is_below(target: str, folders: Sequence[Path]) -> bool:
-    """Whether a module is one of the recipe's folder and of nowhere else. Nothing is imported."""
+    """Whether a module is one of the recipe's folder and of nowhere else, be it in the current folder where
+    that is below the recipe's. Nothing is imported."""
     name = target.partition(":")[0].partition(".")[0]
     if name in sys.stdlib_module_names or not name.isidentifier():
         return False
-    beside = PathFinder.find_spec(name, [str(folder) for folder in folders])
+    here = [os.getcwd()] if _is_inside(".", folders) else []
+    beside = PathFinder.find_spec(name, [*map(str, folders), *here])
     return beside is not None and all(
         any(place.is_relative_to(folder) for folder in folders)
         for spec in (beside, _installed(name))

@@ -1,7 +1,8 @@
 """The folders that the reader trusts, in a file beside their own sites that nobody else can write.
 
 {"folders": {"/home/me/lab": ["other_package:Net"]}} allows what recipes at and below /home/me/lab name:
-modules and files of that folder, files elsewhere, and of the code elsewhere what is in the list.
+modules and files of that folder, files elsewhere, and of the code elsewhere what is in the list. Of a folder
+that whatever is unpacked lands below, such as /home/me, it allows only the recipes directly in it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ def trust_file() -> Path:
 
 
 def is_trusted(folders: Sequence[Path], targets: Sequence[str]) -> bool:
-    """Whether all of the folders are trusted, with the code outside of them in ``targets``."""
+    """Whether all of the folders are trusted, with the code outside of them in ``targets``. What is
+    remembered of a folder is not believed once others than the reader, and root, can change what is in it.
+    """
+    if shared_by_all(folders) or _owned_by_others(folders):
+        return False
     known = _read()
-    covering = [[name for name in known if folder.is_relative_to(name)] for folder in folders]
+    covering = [[name for name in known if _covers(Path(name), folder)] for folder in folders]
     allowed = {target for names in covering for name in names for target in known[name]}
     return all(covering) and allowed.issuperset(targets)
 
@@ -53,6 +58,12 @@ def remember(folders: Sequence[Path], targets: Sequence[str]) -> None:
         raise
 
 
+def memory_problem(folders: Sequence[Path]) -> str:
+    """Why a yes for these folders is not remembered; empty where it is."""
+    folder = _owned_by_others(folders)
+    return store_problem() or (f"{folder} belongs to somebody else" if folder else "")
+
+
 def store_problem() -> str:
     """Why the file is not believed; empty where it is, and where there is none."""
     path = trust_file()
@@ -70,6 +81,22 @@ def store_problem() -> str:
 def shared_by_all(folders: Sequence[Path]) -> Path | None:
     """The first of the folders that everybody can write to, so that trust in it would be in everybody."""
     return next((folder for folder in folders if folder.stat().st_mode & stat.S_IWOTH), None)
+
+
+def is_wide(folder: Path) -> bool:
+    """Whether what others have made lands below a folder: the home folder, one above it, or that of temporary
+    files. Trust in it is in the files directly in it alone."""
+    home = resources.home_folder().resolve()
+    return folder in (home, *home.parents, Path(tempfile.gettempdir()).resolve())
+
+
+def _covers(trusted: Path, folder: Path) -> bool:
+    return folder == trusted or (folder.is_relative_to(trusted) and not is_wide(trusted))
+
+
+def _owned_by_others(folders: Sequence[Path]) -> Path | None:
+    """The first of the folders that is neither the reader's nor root's."""
+    return next((folder for folder in folders if folder.stat().st_uid not in (os.geteuid(), 0)), None)
 
 
 def _read() -> Mapping[str, Sequence[str]]:

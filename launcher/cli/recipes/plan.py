@@ -30,7 +30,7 @@ def plan(given: Namespace) -> int:
       trireme plan quickstart parallel.schedule=zb_h1 --draw schedule.svg
     """
     from launcher.app.planning import make_plan  # imports hydra, which the help does not need
-    from launcher.app.preflight import refuse, seen_faults
+    from launcher.app.preflight import refuse, seen_faults, unseen_notes
     from launcher.plan.text import plan_text
 
     files = {flag: Path(vars(given)[flag]) for flag in ("out", "draw") if vars(given)[flag]}
@@ -45,7 +45,7 @@ def plan(given: Namespace) -> int:
     text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_colored)
     lineage = lineage_of(planned.plan.config.train)
     earlier = [f"It {lineage_text(lineage)}."] if len(lineage) > 1 else []
-    for note in (*planned.composed.notes, *earlier):
+    for note in (*planned.composed.notes, *earlier, *unseen_notes(planned.plan)):
         print(f"note: {note}", file=sys.stderr)
     if "out" not in files:
         print(text, end="")

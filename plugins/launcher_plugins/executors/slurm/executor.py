@@ -115,12 +115,14 @@ class Slurm(Executor):
         try:
             while len(jobs) < script.num_jobs:
                 jobs.append(_submit_one(script, jobs))
-        except JobError:
+            if script.num_jobs > 1:
+                (Path(script.run_dir) / CHAIN).write_text(
+                    "".join(f"{job}\n" for job in jobs), encoding="utf-8"
+                )
+        except (JobError, OSError):
             if jobs:
                 run_command(("scancel", *reversed(jobs)))
             raise
-        if script.num_jobs > 1:
-            (Path(script.run_dir) / CHAIN).write_text("".join(f"{job}\n" for job in jobs), encoding="utf-8")
         names = ", ".join(removed_names(os.environ))
         notes = [f"Not passed on to sbatch, because they would change the job: {names}."] if names else []
         notes += lead_warnings(script)
