@@ -62,8 +62,8 @@ def test_the_plan_says_that_a_run_which_can_lose_a_worker_cannot_lose_a_node():
 def test_a_job_of_several_components_has_no_spare_nodes(plan):
     (fault,) = continuation_faults(plan(*OWN_NODES, "cluster.spare_nodes=1").config)
     assert str(fault) == (
-        "cluster.spare_nodes=1: spare nodes take the place of those that fail the check of nodes, which a job "
-        "of several components has not. Set cluster.spare_nodes=0."
+        "cluster.spare_nodes=1: spare nodes take the place of those that fail the check of nodes, which a "
+        "job of several components has not. Set cluster.spare_nodes=0."
     )
 
 
