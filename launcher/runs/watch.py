@@ -20,7 +20,7 @@ from types import FrameType
 
 from launcher.base.units import format_duration
 from launcher.contract.executor import Executor
-from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.contract.job import STOP_NOTE, JobHandle, JobScript, JobState
 from launcher.runs.failure import rank_failures, with_cause
 from launcher.runs.hang import all_have_begun, find_hang
 
@@ -149,7 +149,8 @@ def _stopped(
     run_dir = Path(script.run_dir)
     if state.phase == "failed" and all_have_begun(run_dir) and (rank_failures(run_dir) or find_hang(run_dir)):
         return with_cause(state, run_dir)
-    return ended
+    is_finished = state.phase == "succeeded" and not (run_dir / STOP_NOTE).exists()
+    return state if is_finished else ended  # the last step may have been done meanwhile
 
 
 @contextmanager

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from launcher.base.files import write_whole
 from launcher.contract.heartbeat import SIZE, pack_into
-from launcher.contract.job import JobHandle, JobScript, JobState
+from launcher.contract.job import STOP_NOTE, JobHandle, JobScript, JobState
 from launcher.runs.watch import follow, stop_signals
 from tests.helpers.objects import inside, there
 
@@ -88,14 +90,16 @@ def test_whatever_happens_no_rank_is_left():
 class Saving(Scripted):
     """An executor whose ranks save when they are told to end."""
 
-    def __init__(self, *phases, after):
+    def __init__(self, *phases, after, leaves_note=True):
         super().__init__(*phases)
-        self.after = after
+        self.after, self.leaves_note = after, leaves_note
         self.told = 0
 
     def request_stop(self, handle):
         self.told += 1
         self.phases = list(self.after)
+        if self.leaves_note:
+            write_whole(Path(handle.run_dir) / STOP_NOTE, "{}")
         return True
 
 
@@ -137,6 +141,12 @@ def test_ranks_that_save_are_told_and_waited_for_and_the_user_reads_how_long(clo
     )
 
 
+def test_a_signal_during_the_last_step_finds_the_run_finished(clock, tmp_path):
+    executor = Saving("running", after=["running", "succeeded"], leaves_note=False)
+    script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
+    assert stopped(executor, script)[0] == JobState(phase="succeeded")
+
+
 def test_a_second_signal_ends_ranks_that_save(clock, tmp_path):
     executor = Saving("running", after=["running"])
     script = replace(SCRIPT, run_dir=str(tmp_path), save_wait_s=60)
@@ -168,7 +178,7 @@ def test_ranks_that_save_nothing_are_not_waited_for(clock):
 
 def leave(run_dir, step, **failure):
     """What a rank leaves that failed after some steps."""
-    (run_dir / "exit").mkdir()
+    (run_dir / "exit").mkdir(exist_ok=True)
     beat = bytearray(SIZE)
     pack_into(beat, 1.0, step, b"compute")
     (run_dir / "exit" / "rank-0.heartbeat").write_bytes(beat)
