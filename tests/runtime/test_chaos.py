@@ -88,8 +88,10 @@ def arm(kill: Kill, run_dir: Path) -> None:
         die()
         raise AssertionError("it outlived its end")
 
-    def complete(root: Path, step: int, *args: Any) -> None:
-        (die if step == kill.step else finish)(root, step, *args)
+    def complete(root: Path, step: int, *args: Any, **named: Any) -> None:
+        if step == kill.step:
+            die()
+        finish(root, step, *args, **named)
 
     if kill.moment == "in a step":
         substitute(Trainer, "step", step)

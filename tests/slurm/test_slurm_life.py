@@ -34,7 +34,7 @@ def test_a_job_goes_on_after_its_time_limit_and_after_a_preemption(slurm):
     assert [words[0] for words in starts] == ["1", "2", "3"]
     assert "stopped by a signal, saved after step " in " ".join(starts[0])
     assert starts[2][-1] == "finished"
-    assert told[-1] == "next: nothing: it is finished"
+    assert "next: nothing: it is finished" in told
     log = (run / "logs" / "executor.log").read_text()
     assert log.count(f"trireme: requeues job {job} ") == 1
     assert log.count(f"trireme: leaves job {job} to Slurm") == 1
@@ -125,8 +125,8 @@ def test_a_queued_run_trains_although_its_tree_is_broken_and_gives_way_to_an_urg
     text = slurm.folder / "text.txt"
     text.write_text("In the beginning there was a little text, and it was repeated. " * 200)
     (slurm.folder / "random.py").write_text("raise SystemExit('a file of the current folder was imported')\n")
-    data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache")
-    # The baseline runs at the same time: nothing is measured here.
+    data = (f"data.source={text}", f"data.cache_dir={slurm.folder}/cache", "report.baseline_steps=400")
+    # The baseline runs at the same time: nothing is measured here. All steps are compared.
     hold = ("+site.options.hold=true", "site.is_one_machine=false", "executor.starter=torchrun", SAVES)
     rank = tree / "launcher" / "runtime" / "process" / "rank.py"
     rank.write_text(rank.read_text() + "\nprint('the tree as it was')\n")
@@ -192,7 +192,7 @@ def test_a_job_whose_save_takes_longer_than_its_time_goes_on_from_the_checkpoint
     run, other = slurm.folder / "run", slurm.folder / "undisturbed"
     (run / "slow").touch()
     slurm.ask("scontrol", "release", job_of(run), job_of(other))
-    wait_until((run / "checkpoints" / "step-00000020").exists)
+    wait_until(lambda: len(steps(run, 0)) > 21)  # a stop after step 20 would save nothing more
     end = (datetime.now() + timedelta(seconds=15)).isoformat(timespec="seconds")
     slurm.ask("scontrol", "update", f"JobId={job_of(run)}", f"EndTime={end}")
     slurm.ask("scancel", "--batch", "--signal=USR1", job_of(run))

@@ -132,10 +132,10 @@ def test_a_file_with_a_secret_is_not_copied(own, work_tree, run_dir):
 
 
 def test_a_folder_of_data_is_refused(own, work_tree, run_dir, monkeypatch):
-    monkeypatch.setattr(freezing, "_MAX_BYTES", 50_000)
-    (work_tree / "words.txt").write_text("x" * 50_000)
+    monkeypatch.setattr(freezing, "_MAX_BYTES", 400_000)
+    (work_tree / "words.txt").write_text("x" * 400_000)
     with pytest.raises(
-        JobError, match=r"tree holds more than 50\.0 KB of files, which is not code\. Keep data out"
+        JobError, match=r"tree holds more than 400 KB of files, which is not code\. Keep data out"
     ):
         freeze([str(work_tree)], run_dir)
 

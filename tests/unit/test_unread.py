@@ -74,6 +74,10 @@ OFF: dict[str, tuple[str, ...]] = {
     "while executor.check_nodes is true": ("executor.check_nodes=false",),
     "while train.init_from is null": ("train.init_from=x",),
     "while report.baseline is auto": ("report.baseline=none",),
+    "where the job has one component": (
+        *("architecture=parameter_server", "parallel.pp=1", "parallel.dp=2", "cluster.devices_per_node=2"),
+        "+site.roles.server.ranks_per_node=1",
+    ),
     "where several ranks share a node": TWO_NODES,
     "where batch.num_microbatches is no multiple of parallel.pp": ("parallel=interleaved",),
     **{
@@ -89,6 +93,7 @@ VALUES = {
     "parallel.rank_order": "tp-dp-pp",
     "parallel.schedule_options.uneven_groups": "true",
     "data.cache_dir": "x",
+    "executor.check_nodes": "false",
     "site.gpu_type": "h100",
     "site.gpu_request": "gres",
     "model.tied_embeddings": "true",

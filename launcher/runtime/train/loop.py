@@ -283,9 +283,10 @@ def _save_and_stop(trainer: Trainer, saver: Saver, run_dir: Path, num_done: int)
 def _load_initial(trainer: Trainer) -> int:
     """Loads what the training begins with, where it is set to begin with something; returns the steps that
     are done by then."""
+    num_done = first_step(trainer.ctx.config.train)
     if (read := initial_state(trainer.ctx)) is not None:
-        trainer.update.load(read)
-    return first_step(trainer.ctx.config.train)
+        (trainer.load if num_done else trainer.update.load)(read)
+    return num_done
 
 
 def _evaluate_and_save(trainer: Trainer, loader: Loader, saver: Saver, num_done: int) -> EvalRecord | None:

@@ -16,7 +16,7 @@ from launcher.base.errors import Fault, offer
 from launcher.base.units import counted, format_duration
 from launcher.contract.config import LaunchConfig
 from launcher.contract.job import JobScript, needed_lead_s
-from launcher.typed.read import read_unless, read_while
+from launcher.typed.read import read_unless, read_where, read_while
 from launcher.typed.scalars import Fraction, NonNegativeInt, PositiveInt, Range
 from launcher_plugins.executors.torchrun import restart_faults, restart_notes
 
@@ -45,7 +45,10 @@ class SlurmConfig:
     )
     """Seconds before the time limit at which the ranks are asked to save and stop; 0 = they are not; null =
     120, and more once the run has measured that its steps and saves take longer."""
-    check_nodes: bool = True
+    check_nodes: bool = field(
+        default=True,
+        metadata=read_where("the job has one component", lambda roles: not roles, "site.roles", neutral=True),
+    )
     """Check each node before the ranks start: devices, memory, disks, clock, speed; not of a job of several
     components (``site.roles``)."""
     check_timeout_s: PositiveInt = field(default=120, metadata=read_while("executor.check_nodes", True))
