@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,12 +20,12 @@ TWO_BY_TWO = (
     "parallel.dp=2",
     "executor.check_nodes=false",
 )
-RANK = """#!/bin/bash
+RANK = f"""#!/bin/bash
 # Stands in for a rank: python START_FILE launcher.runtime.process.main RUN/plan.json --sha256 HEX
-[ "$2" = launcher.runtime.process.main ] || exec python3 "$@"
+[ "$2" = launcher.runtime.process.main ] || exec {shlex.quote(sys.executable)} "$@"
 run=$(dirname "$3")
-meets=${TRIREME_RENDEZVOUS_FILE:-$MASTER_ADDR:$MASTER_PORT}
-export PLACE="$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $meets ${*: -1}"
+meets=${{TRIREME_RENDEZVOUS_FILE:-$MASTER_ADDR:$MASTER_PORT}}
+export PLACE="$RANK $LOCAL_RANK $WORLD_SIZE $(hostname) $meets ${{*: -1}}"
 """
 TELLS = 'echo "$PLACE" >>"$run/told"\n'
 

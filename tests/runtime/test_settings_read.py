@@ -50,7 +50,7 @@ LABELS = {"model.name", "precision.name", "device.name", "cluster.name", "site.n
 JUDGED = {
     *("device.memory_bytes", "cluster.devices_per_node", "cluster.allow_idle_devices"),
     *("batch.num_microbatches", "parallel.dp", "parallel.schedule_options.uneven_groups"),
-    "train.init_optimizer",
+    *("train.init_optimizer", "executor.check_nodes"),
 }
 """What decides whether a job is planned, and may change nothing else."""
 ELSEWHERE = {

@@ -93,7 +93,7 @@ VALUES = {
     "parallel.rank_order": "tp-dp-pp",
     "parallel.schedule_options.uneven_groups": "true",
     "data.cache_dir": "x",
-    "executor.check_nodes": "false",
+    "executor.check_nodes": "true",
     "site.gpu_type": "h100",
     "site.gpu_request": "gres",
     "model.tied_embeddings": "true",

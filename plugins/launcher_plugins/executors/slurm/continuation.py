@@ -47,7 +47,9 @@ class SlurmConfig:
     120, and more once the run has measured that its steps and saves take longer."""
     check_nodes: bool = field(
         default=True,
-        metadata=read_where("the job has one component", lambda roles: not roles, "site.roles", neutral=True),
+        metadata=read_where(
+            "the job has one component", lambda roles: not roles, "site.roles", neutral=False
+        ),
     )
     """Check each node before the ranks start: devices, memory, disks, clock, speed; not of a job of several
     components (``site.roles``)."""
