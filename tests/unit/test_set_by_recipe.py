@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from inspect import unwrap
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from launcher.app.planning import make_plan
@@ -351,7 +352,7 @@ class Watched:
         self.started: list[str] = []
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self.is_on:
+        if not self.is_on or threading.current_thread() is not threading.main_thread():
             return
         if event == "open" and isinstance(args[0], str):
             self.opened.add(os.path.realpath(args[0]))
@@ -378,7 +379,7 @@ def told(recipe: str) -> str:
     return "\n".join(found)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(recipe=_RECIPE)
 def test_no_recipe_sees_a_variable_or_opens_another_file_or_runs_anything(
     tmp_path_factory: pytest.TempPathFactory, recipe: dict[str, Any]
