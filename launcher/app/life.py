@@ -21,19 +21,17 @@ from launcher.base.errors import LauncherError
 from launcher.base.files import json_object, read_json, read_regular
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
-from launcher.contract.heartbeat import SIZE, Heartbeat, unpack
 from launcher.contract.inputs.lineage import lineage_text, stored_lineage
-from launcher.contract.job import END_NOTE, RESUME_NOTE, START_NOTE, STOP_NOTE, JobState
+from launcher.contract.job import END_NOTE, JOB_RECORD, RESUME_NOTE, START_NOTE, STOP_NOTE, JobState
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, rank_failures
+from launcher.runs.hang import heartbeats
 from launcher.runs.render import executor_of
 from launcher.runs.status import ACTIVE
 from launcher.runs.store import RunDirectory, saved_steps
 from launcher.runs.tail import last_lines
 
-_JOB_RECORD = "exit/job.json"
-"""Written by the script of a job as it ends: its id and its exit code."""
 _UNFINISHED = 75
 """The exit code of a job whose run can be resumed."""
 _FINISHED = "finished"
@@ -113,12 +111,13 @@ def _start(folder: Path, begins: int) -> Start:
     def note(name: str) -> dict[str, Any]:
         return read_json(folder / Path(name).name)
 
-    began, ended, record, stopped = note(START_NOTE), note(END_NOTE), note(_JOB_RECORD), note(STOP_NOTE)
-    beats, times = list(_heartbeats(folder)), {path.name: path.lstat().st_mtime for path in folder.iterdir()}
+    began, ended, record, stopped = note(START_NOTE), note(END_NOTE), note(JOB_RECORD), note(STOP_NOTE)
+    beats = [beat for _, beat in heartbeats(folder.parent, folder.name)]
+    times = {path.name: path.lstat().st_mtime for path in folder.iterdir()}
     first, done = _number(note(RESUME_NOTE).get("step")), _number(stopped.get("step"))
     signs = [beat.time for beat in beats if beat.time > 0]
     made = [beat.step for beat in beats if beat.step >= 0]
-    ended_s = _number(ended.get("time")) or times.get(Path(_JOB_RECORD).name)
+    ended_s = _number(ended.get("time")) or times.get(Path(JOB_RECORD).name)
     return Start(
         began_s=_number(began.get("time")) or min(times.values(), default=None),
         ended_s=ended_s or max(signs or times.values(), default=None),
@@ -165,14 +164,6 @@ def _failure(folder: Path, state: JobState) -> str:
     own = [each for each in rank_failures(folder.parent, folder.name) if each.rank == state.rank]
     has_ended_itself = state.exit_code is not None and state.exit_code > 0
     return own[0].line if own and has_ended_itself else f"rank {state.rank} {state.reason}"
-
-
-def _heartbeats(folder: Path) -> Iterator[Heartbeat]:
-    """The last ones of ranks that did not end well."""
-    for path in folder.glob("rank-*.heartbeat"):
-        with suppress(OSError, ValueError):
-            if len(data := read_regular(path)) == SIZE:
-                yield unpack(data)
 
 
 def _state_text(state: JobState) -> str:

@@ -8,14 +8,14 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from launcher.app.output import Output, shown, text_width
-from launcher.app.progress import progress_of
+from launcher.app.progress import Progress, progress_of
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
 from launcher.base.files import read_json, share
 from launcher.base.lock import LostLockError
@@ -173,7 +173,12 @@ def _train_and_restart(run: PreparedRun, stop: StopSignal, output: Output) -> Jo
         directory.write_state(running)
         directory.write(START_NOTE, json.dumps({"time": time.time()}) + "\n")
         progress = progress_of(directory, run.plan, output.stream)
-        state = follow(run.executor, run.script, stop, _each(directory.check, progress.update), output.warn)
+
+        def tick(progress: Progress = progress) -> None:
+            directory.check()
+            progress.update()
+
+        state = follow(run.executor, run.script, stop, tick, output.warn)
         state = _unless_told_to_stop(state, directory)
         with surviving_lost_output(reader=True):
             progress.close()
@@ -220,16 +225,6 @@ def _unless_told_to_stop(state: JobState, directory: RunDirectory) -> JobState:
         return state
     number = signal.Signals[note["signal"]]
     return JobState(phase="cancelled", exit_code=128 + number, reason=f"{number.name} to a rank")
-
-
-def _each(*functions: Callable[[], None]) -> Callable[[], None]:
-    """Calls some functions one after the other."""
-
-    def call() -> None:
-        for function in functions:
-            function()
-
-    return call
 
 
 def _next_start(run: PreparedRun, num_done: int) -> str:

@@ -26,7 +26,7 @@ _LIMIT_S = 600.0
 
 def source_roots(config: LaunchConfig, folders: Sequence[str]) -> tuple[str, ...]:
     """The folders that the ranks need on their module path: none without a user's own model or data."""
-    if config.model.target is None and config.data.target is None:
+    if not _targets(config):
         return ()
     return tuple(dict.fromkeys(os.path.abspath(folder) for folder in folders))
 
@@ -45,9 +45,8 @@ def refuse_shadowed(config: LaunchConfig, roots: Sequence[str], sources: Mapping
     Raises:
         ConfigError: with both files.
     """
-    targets = {"model.target": config.model.target, "data.target": config.data.target}
-    setting = next((setting for setting, target in targets.items() if target), "model.target")
-    faults = []
+    targets, faults = _targets(config), []
+    setting = next(iter(targets), "")
     for module, (path, other) in shadowed_files(config, roots).items():
         rule = f"it imports {module}, which is {other or 'a module of Python'}, not {path}"
         faults.append(Fault(setting, targets[setting], rule, f"Rename {path}."))
@@ -83,13 +82,19 @@ def request_of(config: LaunchConfig, roots: Sequence[str] = ()) -> str:
 
 def _missing_modules(config: LaunchConfig, roots: Sequence[str]) -> Iterator[Fault]:
     """Faults of modules that are nowhere; none is imported."""
-    for path, target in (("model.target", config.model.target), ("data.target", config.data.target)):
-        name = (target or "").partition(":")[0].partition(".")[0]
+    for path, target in _targets(config).items():
+        name = target.partition(":")[0].partition(".")[0]
         beside = PathFinder.find_spec(name, roots)
-        if not target or beside or any(finder.find_spec(name, None) for finder in sys.meta_path):
+        if beside or any(finder.find_spec(name, None) for finder in sys.meta_path):
             continue  # editable installs have a finder of their own
         rule = f"no module {name} is beside the recipe, in the current folder, or installed"
         yield Fault(path, target, rule, f"Put {name}.py beside the recipe.")
+
+
+def _targets(config: LaunchConfig) -> dict[str, str]:
+    """What is named of the user's code, by setting."""
+    targets = {"model.target": config.model.target, "data.target": config.data.target}
+    return {setting: target for setting, target in targets.items() if target}
 
 
 @cache

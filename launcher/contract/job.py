@@ -27,6 +27,8 @@ STOP_NOTE = "exit/stopped.json"
 START_NOTE, END_NOTE = "exit/start.json", "exit/end.json"
 """Written there by whoever starts the ranks: when it did, in seconds since 1970; and by one that follows
 them, how they ended."""
+JOB_RECORD = "exit/job.json"
+"""Written there by the script of a job as it ends: its id and its exit code."""
 RESUME_NOTE = "exit/resumed.json"
 """Written there by ranks that resume: the step of the checkpoint, and a sentence for each damaged one."""
 CHECKPOINTS = "checkpoints"

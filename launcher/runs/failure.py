@@ -77,9 +77,9 @@ def out_of_memory_ranks(run_dir: Path) -> tuple[int, ...]:
 def with_cause(state: JobState, run_dir: Path) -> JobState:
     """A failed state with the rank that is the cause, if it is known: the executor knows which ranks have
     ended and how, but those that waited for the one that failed end as well, and may be told of before it."""
-    state = with_hang(state, run_dir)
-    if state.phase != "failed" or find_hang(run_dir) is not None:
-        return state
+    hung = with_hang(state, run_dir)
+    if hung is not state or state.phase != "failed":
+        return hung
     failures = rank_failures(run_dir)
     if (cause := _cause(state, failures)) is not None:
         code = next((end.exit_code for end in state.ends if end.rank == cause.rank), 1)

@@ -61,7 +61,7 @@ def find_hang(run_dir: Path, start: str = EXIT) -> Hang | None:
     It is one that did not run any more, whatever it did last; else, of the ranks that did not wait for
     another, the one with the oldest heartbeat.
     """
-    beats = dict(_heartbeats(run_dir, start))
+    beats = dict(heartbeats(run_dir, start))
     fired = {
         rank: when for rank in beats if (when := _watchdog_time(_stacks(run_dir, rank, start), beats[rank]))
     }
@@ -105,7 +105,7 @@ def _is_suspect(beat: Heartbeat, ended: float) -> bool:
 
 def all_have_begun(run_dir: Path) -> bool:
     """Whether every rank that has not ended well is past its start."""
-    beats = [beat for _, beat in _heartbeats(run_dir)]
+    beats = [beat for _, beat in heartbeats(run_dir)]
     return bool(beats) and not any(beat.is_starting for beat in beats)
 
 
@@ -120,7 +120,8 @@ def _stacks(run_dir: Path, rank: int, start: str) -> Path:
     return run_dir / of_start(stacks_name(rank), start)
 
 
-def _heartbeats(run_dir: Path, start: str = EXIT) -> Iterator[tuple[int, Heartbeat]]:
+def heartbeats(run_dir: Path, start: str = EXIT) -> Iterator[tuple[int, Heartbeat]]:
+    """The last heartbeats of the ranks of a start that have not ended well; ``start``: its folder."""
     for path in run_dir.glob(of_start(heartbeat_name(0).replace("0", "*"), start)):
         with suppress(OSError, ValueError):  # a file that is none of ours
             data = read_regular(path)

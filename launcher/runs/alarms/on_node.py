@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from launcher.contract.job import JOB_RECORD
 from launcher.contract.plan import Plan
 from launcher.runs.alarms.notify import Notifier
 
@@ -22,7 +23,7 @@ def main(plan_file: Path, offset: int) -> int:
     run = Plan.from_json(plan_file.read_text(encoding="utf-8")).config.run
     script, run_dir = os.getppid(), plan_file.parent
     notifier = Notifier(run_dir, run.notify, run.notify_timeout_s, offset)
-    while os.getppid() == script and not (run_dir / "exit" / "job.json").exists():
+    while os.getppid() == script and not (run_dir / JOB_RECORD).exists():
         time.sleep(_INTERVAL_S)
     notifier.close()
     return 0

@@ -198,13 +198,19 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
         keep_initial_config(config.train, run_dir)
     latency_ns = message_latency_ns(ctx, trainer.part.input_shapes.values(), trainer.part.dtype)
     header = rank_header(ctx.plan, ctx.device, latency_ns)
-    writer = RecordWriter(run_dir, header)
-    windows = StepWindows(ctx, writer, first, latency_ns)
     log(rank_summary(header, ctx.plan, trainer.part.modules.values()))
     watch = Watch(ctx, trainer.losses, run_dir)
-    loader.batch_of = watch.rewinds.batch_of
-    steps, num_done = loader.steps(first), first
-    ctx.clock.start()
+
+    def begin(first: int) -> tuple[RecordWriter, StepWindows, Iterator[list[Microbatch]]]:
+        """The records and the data from a step on."""
+        writer = RecordWriter(run_dir, header)
+        windows = StepWindows(ctx, writer, first, latency_ns)
+        loader.batch_of = watch.rewinds.batch_of
+        steps = loader.steps(first)
+        ctx.clock.start()
+        return writer, windows, steps
+
+    (writer, windows, steps), num_done = begin(first), first
     while num_done < config.train.num_steps:
         step = num_done
         ctx.clock.begin_step(step)
@@ -215,11 +221,7 @@ def train(ctx: RankContext, run_dir: Path, *, resume: bool) -> None:
             windows.write(_record(ctx, step, done, ctx.clock.lap()))
             first = num_done = watch.rewind(step, done.alarm, saver, trainer)
             writer.close()
-            writer = RecordWriter(run_dir, header)
-            windows = StepWindows(ctx, writer, first, latency_ns)
-            loader.batch_of = watch.rewinds.batch_of
-            steps = loader.steps(num_done)
-            ctx.clock.start()
+            writer, windows, steps = begin(first)
             continue
         with ctx.clock.section(SINGLE_RANK, sealed=True):
             evaluation = _evaluate_and_save(trainer, loader, saver, num_done)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.base.errors import JobError
-from launcher.contract.job import JobState
+from launcher.contract.job import JOB_RECORD, JobState
 from launcher_plugins.executors.slurm.commands import run_command
 from launcher_plugins.executors.slurm.state import (
     SACCT_FIELDS,
@@ -18,8 +18,6 @@ from launcher_plugins.executors.slurm.state import (
     read_squeue,
 )
 
-END_RECORD = "exit/job.json"
-"""How the job ended, written by its script in the run directory."""
 STARTS = "logs/starts"
 """One line per start of the ranks, written by the script."""
 _SQUEUE = ("squeue", "--noheader", "--all", "--array", "--states=all", f"--Format={SQUEUE_FIELDS}")
@@ -46,7 +44,7 @@ class Jobs:
         """
         if job in self.states:
             return self.states[job]
-        record = Path(run_dir) / END_RECORD
+        record = Path(run_dir) / JOB_RECORD
         text = record.read_text(encoding="utf-8") if record.is_file() else ""
         if (left := from_record(text, job)) is not None:
             return left
@@ -81,7 +79,7 @@ def ask_about(jobs: Sequence[str]) -> Jobs:
 
 def with_time(state: JobState, run_dir: str) -> JobState:
     """A state with its time, by the files that the script writes at its start and its end."""
-    left = {"running": STARTS, "succeeded": END_RECORD, "failed": END_RECORD, "cancelled": END_RECORD}
+    left = {"running": STARTS, "succeeded": JOB_RECORD, "failed": JOB_RECORD, "cancelled": JOB_RECORD}
     with suppress(OSError, KeyError):
         return replace(state, since_s=(Path(run_dir) / left[state.phase]).stat().st_mtime)
     return state
