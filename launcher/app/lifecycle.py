@@ -325,7 +325,9 @@ def failed_unless_ended(directory: RunDirectory) -> Iterator[None]:
         yield
     except NotNotedError:
         raise
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, FileNotFoundError):
+            directory.check(anew=True)  # a folder that was moved, or whose mount is lost, is named so
         # It was removed, as it never was; or another one has it now; or the disk is full.
         with suppress(LostLockError, OSError):
             if directory.path.is_dir():

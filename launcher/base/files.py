@@ -48,8 +48,10 @@ def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
     """Writes a file atomically: a reader finds all of the text, or the previous file.
 
     ``is_durable``: the text is on the disk before the file has its name, so that no loss of power cuts it.
+
+    Raises:
+        OSError: also where its folder is not there, which may have been moved: it is not made again.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = unfinished_path(path)
     try:
         with naming(path):

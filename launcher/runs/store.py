@@ -84,18 +84,17 @@ class RunDirectory:
         Raises:
             LostLockError: when another one has the directory now, or it is no longer there.
         """
-        if self.lease is not None:
-            self.lease.check(anew=True)
+        self.check(anew=True)
         write_whole(self.path / name, text)
 
-    def check(self) -> None:
-        """Looks now and then whether this process may still write here, where it has the lock.
+    def check(self, *, anew: bool = False) -> None:
+        """Looks now and then, or ``anew``, whether this process may still write here, where it has the lock.
 
         Raises:
             LostLockError: when it may not.
         """
         if self.lease is not None:
-            self.lease.check()
+            self.lease.check(anew=anew)
 
     def release(self) -> None:
         """Gives back the lock, where this process has it."""

@@ -22,6 +22,7 @@ from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, job
 from tests.helpers.ranks import run_ranks
+from tests.helpers.run_folders import make_folders
 
 Work = Callable[[Trainer, Loader, int], Any]
 """What a worker does before a step; gets the step."""
@@ -55,7 +56,7 @@ def serve_and_train(
     resume: bool = False,
 ) -> Served:
     """Runs the plan on forked ranks until ``num_steps`` are done."""
-    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    make_folders(run_dir)
     results = run_ranks(plan.world_size, rank_of_servers, plan, run_dir, before_step, num_steps, resume)
     workers = [result for result in results if result is not None]
     losses = torch.tensor([[step.loss for step in done] for done, *_ in workers]).mean(0)

@@ -35,6 +35,7 @@ from tests.helpers.contexts import make_context as lonely_context
 from tests.helpers.equality import CPU, Trained, job
 from tests.helpers.objects import inside, substitute
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.run_folders import make_folders
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,7 +207,7 @@ def test_losses_that_do_not_vary_raise_no_alarm_by_a_rounding_error() -> None:
 
 def run(plan: Plan, run_dir: Path, arrange: Arrange = spoil, *, resume: bool = False) -> Path:
     """Trains to the end."""
-    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    make_folders(run_dir)
     (run_dir / "exit").mkdir(exist_ok=True)
     run_ranks(plan.world_size, rank_of_run, plan, run_dir, arrange, resume)
     return run_dir
@@ -337,10 +338,10 @@ def test_an_event_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_computes_for_longer_is_named_with_its_node_once(tmp_path: Path) -> None:
-    plan = planned({"slow_rank": "warn", "slow_rank_window": 2}, {"dp": 4})
+    plan = planned({"slow_rank": "warn", "slow_rank_window": 2, "slow_rank_factor": 4.0}, {"dp": 4})
 
     def sleep(module: torch.nn.Module, inputs: Any) -> None:
-        time.sleep(0.01 * isinstance(module, Block))
+        time.sleep(0.05 * isinstance(module, Block))
 
     def sleep_on_rank_2() -> None:
         if torch.distributed.get_rank() == 2:

@@ -29,6 +29,7 @@ from launcher.runtime.train.native_update import NativeUpdate
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.run_folders import make_folders
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 NUM_STEPS, INTERVAL, NUM_KILLS = 24, 3, 5
@@ -103,7 +104,7 @@ def arm(kill: Kill, run_dir: Path) -> None:
 
 def start(rank: int, plan: Plan, run_dir: Path, kill: Kill | None, sabotage: Callable[[], None]) -> None:
     """One start of the run, to its end or until a rank is killed."""
-    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    make_folders(run_dir)
     if kill is not None and kill.rank == rank:
         arm(kill, run_dir)
     sabotage()

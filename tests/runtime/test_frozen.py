@@ -46,6 +46,7 @@ from tests.helpers.halves import (
     uninterrupted,
 )
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.run_folders import make_folders
 from tests.helpers.servers import rank_of_servers, serve_and_train, servers_job
 from tests.helpers.two_levels import TWO_LEVELS
 
@@ -473,7 +474,7 @@ def strip(root: Path, is_lost: Callable[[str], bool]) -> None:
 
 
 def one_step(rank: int, plan: Plan, folder: Path, step: int) -> float | None:
-    (folder / "metrics").mkdir(exist_ok=True)
+    make_folders(folder)
     if len(plan.roles) > 1:
         done = rank_of_servers(rank, plan, folder, None, step + 1, True)
         return done[0][0].loss if done else None

@@ -29,6 +29,7 @@ from launcher_plugins.architectures.parameter_server.runtime.shard import Piece
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute, there
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.run_folders import make_folders
 from tests.helpers.servers import servers_job
 from tests.helpers.waiting import at_this_load, wait_until
 
@@ -65,7 +66,7 @@ def trained(
     timeout_s: float = TIMEOUT_S,
 ) -> None:
     """A run whose rank ``guilty`` does something else in the middle of each step from the second on."""
-    (run_dir / "metrics").mkdir(exist_ok=True)
+    make_folders(run_dir)
     begin = Trainer.step
 
     def step(trainer: Trainer, number: int, *args: Any) -> Any:
@@ -134,7 +135,7 @@ START_S = 3.0
 
 def started(rank: int, plan: Plan, run_dir: Path) -> None:
     """A run whose rank 1 hangs while it makes its model."""
-    (run_dir / "metrics").mkdir(exist_ok=True)
+    make_folders(run_dir)
     substitute(loop, "build_chunks", lambda ctx: sleep_for_ever() if rank == 1 else build_chunks(ctx))
     heart = HeartbeatWriter(run_dir, rank, LONG_TIMEOUT_S, START_S)
     loop.train(make_context(plan.rank(rank), CPU, heart), run_dir, resume=False)
@@ -160,6 +161,7 @@ main.main([sys.argv[1], "--sha256", "0"])
 
 def test_a_rank_whose_libraries_do_not_load_ends_too(tmp_path: Path) -> None:
     plan = job(model={"num_layers": 2}, run={"start_timeout_s": 1.0})
+    make_folders(tmp_path)
     (tmp_path / "plan.json").write_text(plan.to_json())
     environment = os.environ | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     command = [sys.executable, "-c", LAZY_PROGRAM, str(tmp_path / "plan.json")]
@@ -175,7 +177,7 @@ SERVER_TIMEOUT_S = 3.5
 
 def served(rank: int, plan: Plan, run_dir: Path, sabotage: Callable[[], None]) -> None:
     """A run with a server."""
-    (run_dir / "metrics").mkdir(exist_ok=True)
+    make_folders(run_dir)
     sabotage()
     is_server = plan.rank(rank).role.serve
     heart = HeartbeatWriter(

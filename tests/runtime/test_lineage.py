@@ -25,6 +25,7 @@ from launcher_plugins.architectures.parameter_server.runtime.shard import Shard
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.run_folders import make_folders
 from tests.helpers.servers import servers_job
 from tests.runtime.test_saving import saved, trained
 
@@ -189,7 +190,7 @@ def test_a_damaged_checkpoint_is_not_begun_with(undisturbed: Path, tmp_path: Pat
 
 
 def trained_with_servers(rank: int, plan: Plan, run_dir: Path) -> None:
-    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    make_folders(run_dir)
     ctx = make_context(plan.rank(rank), CPU)
     (resolve(ctx.plan.role.serve) if ctx.plan.role.serve else loop.train)(ctx, run_dir, resume=False)
 

@@ -33,6 +33,7 @@ from launcher.runtime.train import loop
 from tests.helpers.configs import SMALL_RUN
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute, there
+from tests.helpers.run_folders import make_folders
 from tests.helpers.waiting import at_this_load, wait_until
 
 NUM_STARTS = 8
@@ -250,7 +251,7 @@ def start_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     """Starts a rank in a run directory whose lock another process has taken; all look often at it."""
     for name, value in (("INTERVAL_S", 0.2), ("STILL_S", 1.5)):
         monkeypatch.setattr(lock, name, value)
-    (tmp_path / "metrics").mkdir()
+    make_folders(tmp_path)
     token, started = lock.place(tmp_path), []
 
     def start(prepare: Callable[[], None] = lambda: None) -> ForkProcess:

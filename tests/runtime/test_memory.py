@@ -30,6 +30,7 @@ from launcher.runtime.train.loop import Trainer, train
 from tests.helpers.contexts import WHOLE
 from tests.helpers.equality import CPU, job
 from tests.helpers.ranks import run_ranks
+from tests.helpers.run_folders import make_folders
 
 MODEL = {"num_layers": 4, "hidden_size": 64}
 """217 thousand parameters: what is not a state is small beside them."""
@@ -236,7 +237,7 @@ def trained(rank: int, plan: Plan, folder: Path) -> str:
 def test_a_run_that_is_held_to_less_than_it_needs_ends_out_of_memory(
     limits: bool, end: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "metrics").mkdir()
+    make_folders(tmp_path)
     device = {"memory_bytes": 16 * MEGABYTE, "memory_check": "warn", "limits_memory": limits}
     plan = job(
         batch={"global_size": 64, "micro_size": 64, "seq_length": 256},

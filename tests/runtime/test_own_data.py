@@ -39,6 +39,7 @@ from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, t
 from tests.helpers.own_data import SEQ, SHIFT, SHORTER, Numbers, config_of, data_of, loader_of
 from tests.helpers.plans import staged_plan
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.run_folders import make_folders
 from tests.helpers.servers import serve_and_train, servers_job
 from tests.helpers.two_levels import TWO_LEVELS
 from tests.helpers.waiting import wait_until
@@ -130,7 +131,7 @@ def records_of_a_run(rank: int, plan: Plan, folder: Path) -> list[dict[str, Any]
 
 
 def test_a_run_records_the_tokens_that_its_plan_counts(tmp_path: Path) -> None:
-    (tmp_path / "metrics").mkdir()
+    make_folders(tmp_path)
     plan = drawn(train={"num_steps": 2})
     (steps,) = run_ranks(1, records_of_a_run, plan, tmp_path)
     assert [step["num_tokens"] for step in steps] == [plan.batch.num_tokens] * 2 == [16 * SEQ] * 2

@@ -24,6 +24,7 @@ from tests.helpers.equality import CPU, job
 from tests.helpers.halves import MODEL, first_half, losses_of, second_half, uninterrupted
 from tests.helpers.objects import substitute
 from tests.helpers.ranks import RankError, Vanished, run_ranks
+from tests.helpers.run_folders import make_folders
 from tests.helpers.server_simulation import Simulation
 from tests.helpers.servers import assert_same, rank_of_servers, records, serve_and_train, servers_job
 
@@ -86,7 +87,7 @@ def test_a_server_that_is_gone_is_told_clearly_and_soon(
         handle(server, *notice)
 
     monkeypatch.setattr(Server, "_handle", handle_some)
-    (tmp_path / "metrics").mkdir()
+    make_folders(tmp_path)
     plan, begin = servers_job(), time.monotonic()
     with pytest.raises(RankError, match="JobError: a parameter server does not answer"):
         run_ranks(plan.world_size, until_the_server_ends, plan, tmp_path)
@@ -123,7 +124,7 @@ def half_with_servers(rank: int, plan: Plan, root: Path, resume: bool) -> list[f
 
 @pytest.mark.parametrize("servers_first", [True, False])
 def test_training_goes_on_with_and_without_servers(servers_first: bool, tmp_path: Path) -> None:
-    (tmp_path / "metrics").mkdir()
+    make_folders(tmp_path)
     root = tmp_path / "checkpoints"
     served = servers_job(model=MODEL, options={"servers": 2})
     alone = job(model=MODEL)
@@ -156,7 +157,7 @@ def told_to_end(rank: int, plan: Plan, run_dir: Path) -> int:
 
 
 def test_workers_that_are_told_to_end_save_and_end_together(tmp_path: Path) -> None:
-    (tmp_path / "metrics").mkdir()
+    make_folders(tmp_path)
     plan = servers_job(options={"servers": 2}, train={"num_steps": 50})
     assert run_ranks(plan.world_size, told_to_end, plan, tmp_path)[:2] == [3, 3]
     assert newest(tmp_path / "checkpoints") == (3, [])

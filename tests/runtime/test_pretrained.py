@@ -31,6 +31,7 @@ from tests.helpers.equality import CPU, job
 from tests.helpers.logits import logits_of_all
 from tests.helpers.pretrained_folders import GPT_2, LLAMA_3_1
 from tests.helpers.ranks import run_ranks
+from tests.helpers.run_folders import make_folders
 
 ROPE = LLAMA_3_1["rope_scaling"]
 UNTYPED = {name: value for name, value in ROPE.items() if name != "rope_type"}
@@ -124,7 +125,7 @@ def exported_again(plan: Plan, tmp_path: Path) -> Path:
         {"train.num_steps": 1, "train.checkpoint_interval": 1, "optim.lr": 1e-30, "report.warmup_steps": 0},
     )
     run, still = tmp_path / "run", build(config, inputs=PlanInputs())
-    (run / "metrics").mkdir(parents=True)
+    make_folders(run)
     (run / "plan.json").write_text(still.to_json())
     run_ranks(1, whole_training, still, run)
     export(run, tmp_path / "ours")

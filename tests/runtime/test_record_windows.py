@@ -22,6 +22,7 @@ from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute
 from tests.helpers.ranks import run_ranks
 from tests.helpers.record_windows import files_of
+from tests.helpers.run_folders import make_folders
 from tests.helpers.servers import serve_and_train, servers_job
 
 NUM_STEPS, WINDOW = 11, 4
@@ -32,6 +33,7 @@ def start(rank: int, run_dir: Path, layout: dict[str, int], interval: int = 0) -
     train = {"num_steps": NUM_STEPS, "eval_batches": 1, "eval_interval": 5, "keep_checkpoints": 3}
     plan = job(parallel=layout, train=train | {"checkpoint_interval": interval}, report={"warmup_steps": 2})
     substitute(windows, "WINDOW_STEPS", WINDOW)
+    make_folders(run_dir)
     has_saved = (run_dir / "checkpoints").exists()
     dist.barrier()
     loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=has_saved)
@@ -39,7 +41,7 @@ def start(rank: int, run_dir: Path, layout: dict[str, int], interval: int = 0) -
 
 def whole(run_dir: Path, copy: Path, num_ranks: int) -> Path:
     """The same records as if there were no windows."""
-    (copy / "metrics").mkdir(parents=True)
+    make_folders(copy)
     for rank in range(num_ranks):
         current, _, earlier = files_of(run_dir, rank)
         lines = [line for path in (*earlier, current) for line in path.read_text().splitlines(keepends=True)]

@@ -27,6 +27,7 @@ from launcher.runtime.train.loop import Trainer
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import inside, substitute
 from tests.helpers.ranks import RankError, run_ranks
+from tests.helpers.run_folders import make_folders
 
 NUM_STEPS, INTERVAL = 6, 2
 Arrange = Callable[[int], None]
@@ -49,7 +50,7 @@ def trained(
     rank: int, plan: Plan, run_dir: Path, arrange: Arrange | None = None, resume: bool = False
 ) -> None:
     """The whole run, as a rank makes it."""
-    (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+    make_folders(run_dir)
     if arrange is not None:
         arrange(rank)
     loop.train(make_context(plan.rank(rank), CPU), run_dir, resume=resume)

@@ -41,6 +41,7 @@ from tests.helpers.configs import SMALL_RUN, compose_sound
 from tests.helpers.contexts import CPU
 from tests.helpers.pretrained_folders import GPT_2, write_folder
 from tests.helpers.ranks import run_ranks
+from tests.helpers.run_folders import make_folders
 from tests.helpers.settings import other_values, settings_of
 
 COPIES = ("dataclasses.py", "typed/read.py", "config/paths.py", "rules.py", "rules/checks.py", "/unread.py")
@@ -184,7 +185,7 @@ def recorded(classes: set[type], work: Callable[[], Any]) -> set[tuple[str, str]
 
 def work_of(rank: int, plan: Plan, folder: Path) -> set[tuple[str, str]]:
     """The settings that were read as a rank did its work."""
-    (folder / "metrics").mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     sys.path[:0] = plan.source_roots
     role = plan.rank(rank).role
     work = resolve(role.serve) if role.serve else train

@@ -22,6 +22,7 @@ from launcher.runtime.train.loop import Trainer
 from tests.helpers.equality import CPU, job
 from tests.helpers.objects import substitute
 from tests.helpers.ranks import run_ranks
+from tests.helpers.run_folders import make_folders
 
 NUM_STEPS = 6
 Signals = Mapping[int, Mapping[int, signal.Signals]]
@@ -62,7 +63,7 @@ def start(rank: int, plan: Plan, run_dir: Path, told: Signals) -> dict[str, obje
 
 def starts(rank: int, plan: Plan, run_dir: Path, told: Sequence[Signals]) -> list[dict[str, object] | None]:
     """All starts of a run, in one process; their notes."""
-    run_dir.joinpath("metrics").mkdir(exist_ok=True)
+    make_folders(run_dir)
     return [start(rank, plan, run_dir, signals) for signals in told]
 
 

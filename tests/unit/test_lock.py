@@ -19,7 +19,7 @@ from launcher.app.wait import end_runs
 from launcher.base import lock, registry
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.lock import Holder, LostLockError, holder_of
-from launcher.base.processes import birth_of, system_id
+from launcher.base.processes import birth_of, is_called_with, system_id
 from launcher.contract.job import JobState, RunConfig, rank_words
 from launcher.runs.claim import claimed, ranks_left
 from launcher.runs.store import RunDirectory, new_directory
@@ -359,6 +359,7 @@ def left(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", "import signal; signal.pause()", *rank_words(str(tmp_path))]
     )
+    wait_until(lambda: is_called_with(process.pid, rank_words(str(tmp_path))))
     known = {"rank": 1, "pid": process.pid, "birth": birth_of(process.pid), "system": system_id()}
     (tmp_path / "exit" / "rank-1.process").write_text(json.dumps(known))
     (tmp_path / "exit" / "rank-0.process").write_text(json.dumps(known | {"rank": 0, "birth": "before"}))

@@ -65,7 +65,7 @@ class Saver:
         if not (self._is_first and self._settings.checkpoint_interval):
             return
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(exist_ok=True)
             with TemporaryFile(dir=self._root):
                 pass
         except OSError as error:

@@ -19,6 +19,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,9 @@ def unfinished_folder(root: Path, step: int) -> Path:
     for left in (*root.glob(f"*{_UNFINISHED}"), *root.glob(f"*{_REPLACED}")):  # by a save that did not finish
         shutil.rmtree(left)
     folder = unfinished_name(root, step)
-    folder.mkdir(parents=True)
+    with suppress(FileExistsError):
+        root.mkdir()
+    folder.mkdir()
     return folder
 
 

@@ -30,12 +30,12 @@ class RecordWriter:
     def __init__(self, run_dir: Path, header: Header) -> None:
         self._run_dir, self._rank = run_dir, header.rank
         self._path, sums = run_dir / records_name(header.rank), run_dir / sums_name(header.rank)
+        sums.parent.mkdir(exist_ok=True)
         if self._path.exists() and not sums.exists():
             write_whole(sums, _without_steps(self._path), is_durable=True)  # of a version without sums
         starts = _starts(sums, self._path)
         newest, lost = newest_and_lost(starts.values())
         self._start = max(starts, default=0) + 1
-        sums.parent.mkdir(parents=True, exist_ok=True)
         self._sums, self._file = _opened(sums), _opened(self._path)
         self.write(replace(header, start=self._start, newest_step=newest, num_lost_steps=lost))
 

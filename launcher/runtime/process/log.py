@@ -41,7 +41,7 @@ class StampedOutput(io.TextIOWrapper):
 def open_log(path: Path) -> None:
     """Sends the output of this process to a file of ``logs/``, which nobody else can read, or the group that
     may read the run directory; its lines begin with the time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     share_alike(path, path.parent.parent)
     os.dup2(file, 1)
