@@ -20,7 +20,7 @@ from launcher.plan.notes import balance_note, plan_notes
 from launcher.plan.plugins import plugin_errors
 from launcher.plan.rules.memory_fit import memory_faults, predict
 from launcher.plan.rules.refusal import refusal
-from launcher.plan.rules.unread import unread_notes
+from launcher.plan.rules.unread import unread_faults, unread_links, unread_notes
 from launcher.typed.read import NO_SOURCES, Source
 
 _NO_INPUTS = PlanInputs()
@@ -52,14 +52,16 @@ def _built(
         raise refusal(config, checked, sources, inputs)
     job, chosen = checked.shape, checked.chosen
     predicted = predict(job, chosen)
+    links = [*unread_links(job, predicted.costs, sources)]
+    unread = unread_faults(job.config, sources, job.roles, links)
     faults = memory_faults(predicted.memory, job, chosen)
-    if faults and config.device.memory_check == "refuse":
-        raise refusal(config, faults, sources, inputs)
+    if refused := [*unread, *(faults if config.device.memory_check == "refuse" else ())]:
+        raise refusal(config, refused, sources, inputs)
     costs = predicted.costs
     schedule = plan_schedule(job, chosen.schedule, predicted.lists, costs, predicted.memory)
     owner = chosen.owner
     notes = [f"Planned, but by prediction it ends out of memory: {fault.allowed}." for fault in faults]
-    notes += unread_notes(job.config, sources, job.roles)
+    notes += unread_notes(job.config, sources, job.roles, links)
     notes += plan_notes(config.batch, job, chosen.schedule, schedule, costs)
     if config.parallel.layers_per_stage == "auto":
         notes.append(balance_note(job, chosen.parallels))

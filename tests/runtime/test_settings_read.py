@@ -107,6 +107,9 @@ CONTEXTS = {
         executor=slurm cluster.nodes=2 cluster.devices_per_node=2 site=box
         site.time_limit=1:00:00 train.checkpoint_interval=2
     """,
+    "two nodes, one sum": """
+        parallel.dp=4 parallel.pp=1 executor=slurm cluster.nodes=2 cluster.devices_per_node=2
+    """,
     "GPUs": f"""
         {CUDA} precision=bf16 parallel=interleaved parallel.dp=4 parallel.tp=1 model.num_layers=8
         batch.global_size=20 parallel.schedule_options.uneven_groups=true train.init_from=FOLDER/gpt2
@@ -121,6 +124,7 @@ CONTEXTS = {
 TRAINED_AS = {
     "servers of their own": "servers",
     "two nodes": "one rank",
+    "two nodes, one sum": "one rank",
     "GPUs": "one rank",
     "ZeRO": "one rank",
 }
@@ -322,9 +326,9 @@ def test_a_setting_that_is_not_declared_to_be_unread_would_be_found(
         *("model.rope_theta", "train.keep_checkpoints", "optim.min_lr_fraction"),
         "cluster.inter_node.latency_s",
     }
-    assert found("weights of a folder", folder).none >= {
-        *("parallel.rank_order", "cluster.intra_node.latency_s"),
-    }
+    assert "parallel.rank_order" in found("weights of a folder", folder).none
+    monkeypatch.setattr("launcher.plan.build.unread_links", lambda *job: ())
+    assert "cluster.intra_node.latency_s" in found("two nodes, one sum", folder).none
 
 
 def test_a_setting_that_no_rank_reads_would_be_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ FOLLOWED = {
     "+parallel.plugins.zero={}": "Remove parallel.plugins.zero.",
     "precision=tf32": "Set precision=fp32.",
     "precision=fp16 precision.master_weights=false": "vanish in fp16. Set precision.master_weights=true",
-    f"{SERVERS} precision=fp16 device.peak_flops.fp16=1e12": "Set precision.compute=bf16",
+    f"{SERVERS} precision=fp16": "Set precision.compute=bf16",
     f"{SERVERS} device.memory_bytes=5000000": "each server would hold 20.2 MB, and has 5.00 MB. No change",
     f"{SERVERS} architecture.servers=10000 cluster.devices_per_node=10000 cluster.nodes=2 {MINUTE}": (
         "the model has 568 parameters to train, and each server holds some of them. Set architecture.ser"

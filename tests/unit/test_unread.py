@@ -233,6 +233,56 @@ def test_links_are_read_where_a_role_has_nodes_of_its_own() -> None:
     assert not refused("cluster", [*words, "cluster.inter_node.latency_s=1"])
 
 
+GPUS = (
+    *("parallel.pp=1", "parallel.dp=4", "batch.global_size=8"),
+    *("executor=slurm", "cluster.nodes=2", "cluster.devices_per_node=2"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_read"),
+    [
+        ((), False),
+        (("architecture.reduce=hierarchical",), True),
+        (("architecture=parameter_server",), True),
+        (("parallel.dp=2", "parallel.tp=2"), True),
+        (("parallel.dp=1", "parallel.tp=4"), True),  # what its messages would take inside a node is told
+    ],
+)
+def test_the_link_inside_a_node_is_refused_where_every_message_goes_between_nodes(
+    words: tuple[str, ...], is_read: bool
+) -> None:
+    faults = refused("cluster.intra_node", [*GPUS, *words, "cluster.intra_node.latency_s=3"])
+    rule = "has no effect here: it is read where all ranks of a message share a node. Leave it out."
+    assert [rule in fault for fault in faults] == ([] if is_read else [True])
+
+
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [
+        (("device.peak_flops.bf16=1e12",), "bf16"),
+        (("device.peak_flops.fp32=1e12",), ""),
+        (("device.peak_flops.bf16=1e12", "precision=bf16"), ""),
+        (("device.peak_flops={fp32: 1e12, bf16: 2e12}",), ""),  # as a datasheet has them
+        (("device.peak_flops={bf16: 1e12}",), "bf16"),
+    ],
+)
+def test_a_peak_of_a_number_format_that_nothing_runs_in_is_refused(
+    words: tuple[str, ...], unread: str
+) -> None:
+    faults = refused("device.peak_flops", words)
+    rule = f"has no effect here: it is read where products of matrices run in {unread}"
+    assert [rule in fault for fault in faults] == ([True] if unread else [])
+
+
+def test_a_peak_that_an_override_takes_the_effect_of_is_noted(tmp_path: Path) -> None:
+    recipe = tmp_path / "half.yaml"
+    recipe.write_text(f"{HEAD}precision: {{compute: bf16}}\ndevice: {{peak_flops: {{bf16: 1e12}}}}\n")
+    plan = make_plan(str(recipe), ["precision.compute=fp32"]).plan
+    (note,) = (note for note in plan.notes if note.startswith("device.peak_flops.bf16"))
+    assert "has no effect here" in note
+
+
 def test_a_recipe_that_extends_nothing_sets_everything(tmp_path: Path) -> None:
     from launcher.config.save import dump
 

@@ -14,6 +14,7 @@ from launcher.contract.heartbeat import SIZE, pack_into
 from launcher.contract.job import STOP_NOTE, JobHandle, JobScript, JobState
 from launcher.runs.watch import follow, stop_signals
 from tests.helpers.objects import inside, there
+from tests.helpers.run_folders import make_folders
 
 SCRIPT = JobScript(argv=("x",), environment={}, run_dir="/runs/a")
 
@@ -99,6 +100,7 @@ class Saving(Scripted):
         self.told += 1
         self.phases = list(self.after)
         if self.leaves_note:
+            make_folders(Path(handle.run_dir))
             write_whole(Path(handle.run_dir) / STOP_NOTE, "{}")
         return True
 

@@ -29,6 +29,7 @@ from launcher.typed.read import plain
 from tests.bench.month_of_records import write_month
 from tests.helpers.fake_runs import FakeRun
 from tests.helpers.record_windows import end_window, files_of, varied_steps, write_windows
+from tests.helpers.run_folders import make_folders
 
 WINDOW = 5
 KINDS = {"compute": 9, "replicated": 2, "pipeline": 3, "tp": 1, "dp": 2, "model": 1, "other": 1}
@@ -292,6 +293,7 @@ def test_whole_steps_would_take_a_hundred_times_as_much(tmp_path):
 
 
 def test_a_window_that_ends_while_a_report_reads_is_seen_whole(tmp_path, monkeypatch):
+    make_folders(tmp_path)
     headers, steps = varied_steps(SINGLE)
     writers = [RecordWriter(tmp_path, header) for header in headers]
     for first in (0, 5):
