@@ -39,6 +39,7 @@ DType = Literal["fp32", "bf16", "fp16"]
 
 _RANKS = ("parallel.dp", "parallel.tp", "parallel.pp", "architecture.name")
 _NODES = ("site.roles", "cluster.nodes", "cluster.devices_per_node")
+_WINDOW_RULE = "batch.seq_length is above model.sliding_window"
 NOT_COMPUTED = (
     "model.name",
     "data.name",
@@ -66,6 +67,11 @@ def _on_several_nodes(roles: Mapping[str, Any], nodes: int, per_node: int, *rank
     """Whether ranks are, some perhaps of a role with nodes of its own."""
     dp, tp, pp, architecture = ranks
     return bool(roles) or (nodes > 1 and (dp * tp * pp > per_node or architecture != DEFAULT_ARCHITECTURE))
+
+
+def _is_window(window: int, seq_length: int) -> bool:
+    """Whether a window leaves a token out."""
+    return window < seq_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +286,22 @@ class ModelConfig:
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = field(default=None, metadata=read_while("model.family", "llama"))
     """How rotary frequencies are lowered for a longer context; null = not at all."""
+    attention_bias: Literal["none", "qkv", "all"] = field(
+        default="none", metadata=read_while("model.family", "llama", neutral="none")
+    )
+    """Biases in the attention: ``none``; ``qkv``: of queries, keys and values (Qwen2); ``all``: also of the
+    output."""
+    qk_norm: bool = field(default=False, metadata=read_while("model.family", "llama", neutral=False))
+    """A norm over each head's query and key, before they are rotated (Qwen3)."""
+    sliding_window: Size | None = field(
+        default=None,
+        metadata=read_if(
+            read_while("model.family", "llama"),
+            read_where(_WINDOW_RULE, _is_window, "model.sliding_window", "batch.seq_length"),
+        ),
+    )
+    """Tokens that one attends to at most, itself counted (Mistral); null = all before it. It masks, and saves
+    no operations."""
     init_std: PositiveFloat = field(
         metadata=read_if(read_unless("model.family", "custom"), read_while("train.init_from", None))
     )

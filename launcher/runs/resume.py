@@ -7,14 +7,14 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import ConfigError, Fault, JobError, quoted
 from launcher.base.files import read_json
 from launcher.base.units import counted
-from launcher.contract.config import NOT_COMPUTED
+from launcher.contract.config import NOT_COMPUTED, LaunchConfig
 from launcher.contract.data_files import PACKAGE, find_files
 from launcher.contract.inputs.record import INPUTS, read_inputs
 from launcher.contract.inputs.text import file_digests
@@ -36,6 +36,7 @@ from launcher.runs.store import (
     saved_steps,
 )
 from launcher.typed.differences import differences
+from launcher.typed.read import field_types, plain
 
 _TRAINING = (
     "seed",
@@ -118,7 +119,7 @@ def began_with(run: RunConfig) -> tuple[str, ...]:
 def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The settings that change what is trained, with both values. More steps do not where every step before
     the old end keeps its learning rate, nor another architecture where both compute what one device does."""
-    before, after = old["config"], new["config"]
+    before, after = _with_defaults(old["config"]), new["config"]
     parts = [part for part in _TRAINING if part != "architecture"]
     parts += [] if old.get("exact") and new.get("exact") else ["architecture"]
     yield from differences(before, after, parts, (*_FREE, *_LENGTH))
@@ -135,6 +136,18 @@ def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tupl
         yield "train.num_steps", num_steps, f"{more}; optim.decay_steps={end} keeps the learning rates"
     else:
         yield "optim.decay_steps", end, new_end
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Stored settings, with those that the launcher of that time did not have: it did what their defaults
+    say."""
+    found = dict(config)
+    for item in fields(LaunchConfig):
+        kind, group = field_types(LaunchConfig)[item.name], config.get(item.name)
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(group, dict):
+            defaults = {one.name: plain(one.default) for one in fields(kind) if one.default is not MISSING}
+            found[item.name] = defaults | group
+    return found
 
 
 def _decay_end(config: dict[str, Any]) -> int | None:

@@ -39,7 +39,8 @@ class GlobalSlice:
     is_tied_copy: bool = False
     """The last stage's copy of a tied parameter, on another rank than the first stage's."""
     is_summed_over_tp: bool = False
-    """A whole copy whose gradient each tensor-parallel rank has only for its part of the sequence."""
+    """A whole copy whose gradient each tensor-parallel rank has only for its part of the sequence, or of the
+    heads."""
 
     @staticmethod
     def unsharded(name: str, shape: Sequence[int], *, is_summed_over_tp: bool = False) -> GlobalSlice:

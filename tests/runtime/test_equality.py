@@ -26,6 +26,10 @@ from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"family": "gpt"}
 LLAMA = {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
+QWEN2 = LLAMA | {"attention_bias": "qkv", "tied_embeddings": True}
+QWEN3 = LLAMA | {"qk_norm": True, "head_dim": 6}
+MISTRAL = LLAMA | {"sliding_window": 3}
+ALL_THREE = LLAMA | {"attention_bias": "all", "qk_norm": True, "head_dim": 8, "sliding_window": 3}
 UNTIED = {"tied_embeddings": False}
 DROPOUT = {"dropout": 0.1}
 INTERLEAVED = {"pp": 2, "num_chunks": 2, "schedule": "interleaved_1f1b"}
@@ -38,6 +42,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp2 llama": (LLAMA, {"tp": 2}),
     "tp4 untied dropout": (GPT | UNTIED | DROPOUT, {"tp": 4}),
     "tp2 vocabulary padded": (GPT | {"vocab_size": 257}, {"tp": 2}),
+    "tp2 biases": (QWEN2, {"tp": 2}),
+    "tp2 norms of heads": (QWEN3, {"tp": 2}),
+    "tp2 window": (MISTRAL, {"tp": 2}),
+    "tp2 sequence parallel biases norms window": (ALL_THREE, {"tp": 2, "sequence_parallel": True}),
     "tp2 sequence parallel": (GPT, {"tp": 2, "sequence_parallel": True}),
     "tp2 sequence parallel llama dropout": (LLAMA | DROPOUT, {"tp": 2, "sequence_parallel": True}),
     "pp2 gpipe": (GPT, {"pp": 2, "schedule": "gpipe"}),
@@ -54,6 +62,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         INTERLEAVED | {"pp": 3, "schedule_options": {"uneven_groups": True}},
     ),
     "pp2 recompute dropout": (GPT | DROPOUT, {"pp": 2, "recompute": "full"}),
+    "pp2 biases": (QWEN2, {"pp": 2}),
+    "pp2 norms of heads": (QWEN3, {"pp": 2, "recompute": "full"}),
+    "pp2 window": (MISTRAL, {"pp": 2, "schedule": "zb_h1"}),
+    "dp2 tp2 pp2 biases norms window": (ALL_THREE, {"dp": 2, "tp": 2, "pp": 2, "recompute": "selective"}),
     "pp2 naive": (LLAMA, {"pp": 2, "schedule": "naive"}),
     "pp2 zero bubble tied": (GPT, {"pp": 2, "schedule": "zb_h1"}),
     "pp4 zero bubble llama dropout": (LLAMA | DROPOUT, {"pp": 4, "schedule": "zb_h1"}),
@@ -204,6 +216,7 @@ SABOTAGES: dict[str, tuple[str, Sabotage]] = {
     "one all-reduce of activations is skipped": ("tp2", skip_one_tensor_all_reduce),
     "tied gradients are not summed": ("pp3 tied uneven", skip_sums_over("tied")),
     "norm gradients of the sequence parts are not summed": ("tp2 sequence parallel", skip_sums_over("tp")),
+    "gradients of the norms of heads are not summed": ("tp2 norms of heads", skip_sums_over("tp")),
     "each stage clips by its own norm": ("pp2 1f1b untied", count_the_norm_of_this_rank_only),
     "one message between stages is stale": ("pp2 gpipe", send_one_stale_message),
     "one product of a weight gradient is lost": ("pp2 zero bubble tied", lose_one_weight_product),

@@ -26,6 +26,7 @@ from tests.helpers.objects import inside
 from tests.helpers.ranks import RankError, run_ranks
 
 GPT = {"num_layers": 2}
+WINDOW = GPT | {"family": "llama", "num_kv_heads": 2, "sliding_window": 3}
 GROUPED = GPT | {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
 DROPOUT = GPT | {"dropout": 0.1}
 TIMEOUT_S = 120
@@ -118,9 +119,12 @@ def test_plain_attention_is_the_fused_one(kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "recompute": "full"}], ids=str)
-def test_a_model_with_plain_attention_computes_the_same(layout: dict[str, Any]) -> None:
-    plan = job(model=GROUPED, parallel=layout, fusion={"attention": "plain"})
-    assert_equal(train(plan), reference(GROUPED))
+@pytest.mark.parametrize("model", [GROUPED, WINDOW], ids=["causal", "window"])
+def test_a_model_with_plain_attention_computes_the_same(
+    model: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    plan = job(model=model, parallel=layout, fusion={"attention": "plain"})
+    assert_equal(train(plan), reference(model))
 
 
 # Compiled layers
@@ -159,6 +163,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp2 zero 1": (DROPOUT, {"dp": 2, "zero_stage": 1}),
     "dp2 zero 2": (DROPOUT, {"dp": 2, "zero_stage": 2}),
     "tp2": (GPT, {"tp": 2}),
+    "tp2 biases norms window": (WINDOW | {"attention_bias": "all", "qk_norm": True}, {"tp": 2}),
 }
 
 

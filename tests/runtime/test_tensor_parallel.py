@@ -34,6 +34,10 @@ CASES: dict[str, dict[str, Any]] = {
     "llama": {"model": LLAMA},
     "gpt dropout": {"model": GPT | {"dropout": 0.2}},
     "gpt untied": {"model": GPT | {"tied_embeddings": False}},
+    "llama biases norms window": {
+        "model": LLAMA | {"attention_bias": "all", "qk_norm": True, "sliding_window": 3},
+        "parallel": {"sequence_parallel": True, "recompute": "selective"},
+    },
     "llama tied": {"model": LLAMA | {"tied_embeddings": True}},
     "gpt sequence parallel": {"model": GPT | {"dropout": 0.2}, "parallel": {"sequence_parallel": True}},
     "llama sequence parallel": {"model": LLAMA | {"dropout": 0.2}, "parallel": {"sequence_parallel": True}},

@@ -39,6 +39,7 @@ from tests.helpers.ranks import RankError, run_ranks
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 GPT = {"num_layers": 2}
 LLAMA = GPT | {"family": "llama", "num_kv_heads": 2, "tied_embeddings": False}
+ALL_THREE = LLAMA | {"attention_bias": "all", "qk_norm": True, "head_dim": 8, "sliding_window": 3}
 PADDED = GPT | {"vocab_size": 257}
 DROPOUT = {"dropout": 0.1}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -55,6 +56,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero 1 tp2 pp2": (PADDED, {"dp": 2, "tp": 2, "pp": 2, "zero_stage": 1}),
     "zero 2 recompute dropout": (GPT | DROPOUT, {"dp": 2, "zero_stage": 2, "recompute": "full"}),
     "zero 2 tp2 sequence parallel": (LLAMA, {"dp": 2, "tp": 2, "zero_stage": 2, "sequence_parallel": True}),
+    "zero 1 tp2 biases norms window": (ALL_THREE, {"dp": 2, "tp": 2, "zero_stage": 1}),
+    "zero 2 tp2 biases norms window": (ALL_THREE, {"dp": 2, "tp": 2, "zero_stage": 2}),
+    "zero 3 tp2 biases norms window": (ALL_THREE, {"dp": 2, "tp": 2, "zero_stage": 3}),
     "zero 3 tp2": (PADDED, {"dp": 2, "tp": 2, "zero_stage": 3}),
     "zero 3 recompute dropout": (LLAMA | DROPOUT, {"dp": 2, "zero_stage": 3, "recompute": "full"}),
 }

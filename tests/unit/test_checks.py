@@ -115,6 +115,18 @@ def test_heads_must_divide_the_hidden_size():
     ]
 
 
+def test_heads_of_a_width_of_their_own_need_not_divide_the_hidden_size():
+    assert build(launch_config(model={"num_heads": 5, "head_dim": 4})).num_parameters > 0
+
+
+def test_a_window_that_leaves_no_token_out_is_refused():
+    model = {"family": "llama", "sliding_window": 32}
+    given = Source(where="override model.sliding_window=32", is_given=True, layer=1)
+    config = launch_config(model=model, batch={"seq_length": 32})
+    (fault,) = refusal(config, {"model.sliding_window": given})
+    assert "model.sliding_window=32: has no effect here: it is read where batch.seq_length is above" in fault
+
+
 def test_key_heads_must_divide_the_heads():
     assert refusal(launch_config(model={"hidden_size": 256, "num_heads": 32, "num_kv_heads": 5})) == [
         "model.num_kv_heads=5: must divide num_heads = 32 (1, 2, 4, 8, 16, 32). "

@@ -133,6 +133,16 @@ def test_other_shapes_are_refused_before_anything_starts(refused: Refused, word:
     assert main(["run", "quickstart", "--from", "source", word]) == 2
 
 
+def test_a_model_of_llama_with_other_biases_or_norms_is_refused(runs: Path, refused: Refused) -> None:
+    plan = read_json(runs / "source" / "plan.json")
+    plan["config"]["model"] |= {"family": "llama", "attention_bias": "qkv", "qk_norm": True}
+    (runs / "source" / "plan.json").write_text(json.dumps(plan))
+    assert refused("model.family=llama", "model.norm_eps=1e-5", "model.sliding_window=8") == [
+        "model.attention_bias=none: train.init_from holds a model with qkv. Set model.attention_bias=qkv.",
+        "model.qk_norm=false: train.init_from holds a model with True. Set model.qk_norm=true.",
+    ]
+
+
 def test_a_longer_table_of_positions_is_refused_with_the_rows_that_it_has(refused: Refused) -> None:
     (fault,) = refused("batch.seq_length=32")
     assert fault.startswith("model.max_position_embeddings=null: train.init_from holds a model with ")

@@ -7,6 +7,20 @@ import pytest
 from launcher.plan.cost.shapes import model_shape, resolve_model, train_flops
 from tests.helpers.configs import GPT2, LLAMA3_8B, launch_config
 
+_LLAMA = {"family": "llama", "tied_embeddings": False}
+MISTRAL_7B = _LLAMA | {
+    **{"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "ffn_size": 14336},
+    **{"vocab_size": 32000, "sliding_window": 4096},
+}
+QWEN2_5_7B = _LLAMA | {
+    **{"hidden_size": 3584, "num_layers": 28, "num_heads": 28, "num_kv_heads": 4, "ffn_size": 18944},
+    **{"vocab_size": 152064, "attention_bias": "qkv"},
+}
+QWEN3_0_6B = _LLAMA | {
+    **{"hidden_size": 1024, "num_layers": 28, "num_heads": 16, "num_kv_heads": 8, "ffn_size": 3072},
+    **{"vocab_size": 151936, "head_dim": 128, "qk_norm": True, "tied_embeddings": True},
+}
+
 GPT_175B = {"hidden_size": 12288, "num_layers": 96, "num_heads": 96, "vocab_size": 51200}
 GPT_530B = {"hidden_size": 20480, "num_layers": 105, "num_heads": 128, "vocab_size": 51200}
 GPT_1T = {"hidden_size": 25600, "num_layers": 128, "num_heads": 160, "vocab_size": 51200}
@@ -19,8 +33,14 @@ def shape_of(sizes, seq_length):
 
 @pytest.mark.parametrize(
     ("sizes", "seq_length", "num_parameters"),
-    [(GPT2, 1024, 124_439_808), (LLAMA3_8B, 8192, 8_030_261_248)],
-    ids=["gpt2", "llama3_8b"],
+    [
+        (GPT2, 1024, 124_439_808),
+        (LLAMA3_8B, 8192, 8_030_261_248),
+        (MISTRAL_7B, 8192, 7_241_732_096),
+        (QWEN2_5_7B, 8192, 7_615_616_512),
+        (QWEN3_0_6B, 8192, 596_049_920),
+    ],
+    ids=["gpt2", "llama3_8b", "mistral_7b", "qwen2_5_7b", "qwen3_0_6b"],
 )
 def test_parameters_are_those_of_the_published_checkpoint(sizes, seq_length, num_parameters):
     assert shape_of(sizes, seq_length).num_parameters == num_parameters

@@ -95,6 +95,13 @@ def test_sequence_parallelism_sums_the_gradients_of_whole_parameters_in_one_mess
     assert found["replicated gradients", "all_reduce"] == (1, num_elements * 4)
 
 
+def test_tensor_parallelism_sums_the_gradients_of_the_norms_of_heads():
+    model = {"family": "llama", "qk_norm": True, "head_dim": 8}
+    found = rows(launch_config(model=model, parallel={"tp": 2}))
+    assert found["replicated gradients", "all_reduce"] == (1, 2 * 8 * LAYERS * 4)
+    assert ("replicated gradients", "all_reduce") not in rows(launch_config(parallel={"tp": 2}))
+
+
 @pytest.mark.parametrize(("dropout", "extra"), [(0.0, 1), (0.1, 2)])
 def test_recomputation_repeats_the_sums_that_the_backward_needs(dropout, extra):
     config = launch_config(

@@ -128,8 +128,10 @@ def _size_faults(config: LaunchConfig, model: ModelConfig, seq_length: int) -> I
             continue
         if getattr(ours, size) != getattr(theirs, size) and not follows_from_others:
             yield _other(setting, values[0], getattr(theirs, size))
-    if config.model.tied_embeddings != model.tied_embeddings:
-        yield _other("tied_embeddings", config.model.tied_embeddings, model.tied_embeddings)
+    for setting in ("tied_embeddings", "attention_bias", "qk_norm"):
+        values = getattr(config.model, setting), getattr(model, setting)
+        if values[0] != values[1]:
+            yield _other(setting, *values)
 
 
 def _own_model_faults(

@@ -26,6 +26,9 @@ class LayerShape:
     """All parameters."""
     num_replicated_parameters: int
     """Those that every tensor-parallel rank holds whole (norms, row-split biases)."""
+    num_region_parameters: int = 0
+    """Of the replicated ones, those that are used inside a split region (norms of queries and keys): each
+    rank has the gradient of its own heads alone."""
     forward_flops: float
     """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
     kept_elements: int = 0
@@ -84,6 +87,9 @@ class ModelShape:
     """Goes with the last stage."""
     num_tied_parameters: int
     """Parameters of the epilogue that are the prologue's; on another stage they are a second copy."""
+    num_mask_elements: int = 0
+    """Elements of a table in the compute format that each rank holds once, for all layers: the mask of a
+    sliding window."""
     num_input_ids: int | None = None
     """Rows of the table in which a user's own model looks its inputs up; None: it has none, or the family
     tells."""

@@ -22,6 +22,8 @@ class Sizes:
     seq_length: int
     positions: int
     """Rows of the table of learned positions."""
+    window: int | None
+    """Tokens that one attends to at most; None: all before it."""
 
     @property
     def queries(self) -> int:
@@ -37,6 +39,7 @@ class Sizes:
     def of(model: ModelConfig, seq_length: int) -> Sizes:
         """The sizes of a GPT or Llama configuration."""
         hidden, heads = _known(model.hidden_size), _known(model.num_heads)
+        window = model.sliding_window
         return Sizes(
             hidden=hidden,
             num_heads=heads,
@@ -47,6 +50,7 @@ class Sizes:
             num_layers=_known(model.num_layers),
             seq_length=seq_length,
             positions=model.max_position_embeddings or seq_length,
+            window=window if window is not None and window < seq_length else None,
         )
 
 

@@ -52,7 +52,7 @@ def file_tensors(model: ModelConfig, seq_length: int) -> list[FileTensor]:
         JobError: when the format cannot hold such a model.
     """
     sizes = supported_sizes(model, seq_length)
-    tensors = list((_gpt_tensors if model.family == "gpt" else _llama_tensors)(sizes))
+    tensors = list(_gpt_tensors(sizes) if model.family == "gpt" else _llama_tensors(model, sizes))
     if not model.tied_embeddings:
         tensors.append(_one("lm_head.weight", "head.weight", sizes.vocab, sizes.hidden))
     return tensors
@@ -112,8 +112,9 @@ def _gpt_tensors(sizes: Sizes) -> Iterator[FileTensor]:
     yield from _norm("transformer.ln_f", "norm", hidden)
 
 
-def _llama_tensors(sizes: Sizes) -> Iterator[FileTensor]:
+def _llama_tensors(model: ModelConfig, sizes: Sizes) -> Iterator[FileTensor]:
     hidden, queries, keys = sizes.hidden, sizes.queries, sizes.keys
+    biased = {"none": (), "qkv": ("q", "k", "v"), "all": ("q", "k", "v", "out")}[model.attention_bias]
     yield _one("model.embed_tokens.weight", f"{EMBEDDING}.weight", sizes.vocab, hidden)
     for index in range(sizes.num_layers):
         theirs, own = f"model.layers.{index}", f"layers.{index}"
@@ -122,6 +123,12 @@ def _llama_tensors(sizes: Sizes) -> Iterator[FileTensor]:
         yield _one(f"{theirs}.self_attn.k_proj.weight", f"{own}.attention.k.weight", keys, hidden)
         yield _one(f"{theirs}.self_attn.v_proj.weight", f"{own}.attention.v.weight", keys, hidden)
         yield _one(f"{theirs}.self_attn.o_proj.weight", f"{own}.attention.out.weight", hidden, queries)
+        for part in biased:
+            size = {"q": queries, "out": hidden}.get(part, keys)
+            yield _one(f"{theirs}.self_attn.{part[0]}_proj.bias", f"{own}.attention.{part}.bias", size)
+        for part in "qk" if model.qk_norm else "":
+            name = f"{part}_norm.weight"
+            yield _one(f"{theirs}.self_attn.{name}", f"{own}.attention.{name}", sizes.head)
         yield _one(f"{theirs}.post_attention_layernorm.weight", f"{own}.mlp_norm.weight", hidden)
         yield _one(f"{theirs}.mlp.gate_proj.weight", f"{own}.mlp.gate.weight", sizes.ffn, hidden)
         yield _one(f"{theirs}.mlp.up_proj.weight", f"{own}.mlp.up.weight", sizes.ffn, hidden)

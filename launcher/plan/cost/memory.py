@@ -4,10 +4,10 @@
     gradients    one per trained parameter in the gradient format
     optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
     activations  what every microbatch in flight keeps, followed through the rank's own action list
-    other        receives posted ahead, sends under way, the logits, the layer under recomputation, gradients
-                 converted for the update, scratch of an optimizer that is not fused, what the parallel
-                 plugins add, and on the CPU the copy of the state from which a checkpoint is written while
-                 the training goes on
+    other        receives posted ahead, sends under way, the mask of a window, the logits, the layer under
+                 recomputation, gradients converted for the update, scratch of an optimizer that is not fused,
+                 what the parallel plugins add, and on the CPU the copy of the state from which a
+                 checkpoint is written while the training goes on
 
 So fp32 training takes 4 + 4 + 8 = 16 bytes a parameter, bf16 with fp32 gradients 2 + 4 + 12 = 18, unless a
 plugin splits these states or keeps them elsewhere.
@@ -156,6 +156,7 @@ def _other_bytes(
     other = {
         "receive buffers": received_bytes,
         "sends under way": _send_bytes(job, stages),
+        "attention mask": job.model.num_mask_elements * job.compute_bytes,
         "logits": max(_logits_bytes(job, stage) for stage in stages),
         "converted gradients": 0 if states.is_sharded else _converted_bytes(job, pp_rank),
         "optimizer scratch": 0 if states.is_sharded else _scratch_bytes(job, pp_rank),

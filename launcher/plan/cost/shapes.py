@@ -11,7 +11,9 @@ matrix):
                         llama: gate s*f, silu(gate) s*f, up s*f, their product s*f; and the attention
                                output a second time, s*q: rotary queries lie head by head
                         plain attention: the weights a*s*s, and the attention output only once
+                        a window, fused: keys and values once for each query head, 2*s*q
     split, in fp32      log-sum-exp of fused attention a*s
+                        norms of queries and keys: their input s*(q + k); on a CPU also normalised
     replicated, fp32    input of each of the two norms 2*s*h
                         llama on a CPU, where RMSNorm is not one kernel: also normalised, 2*s*h
     replicated          with dropout: two masks of one byte an element, 2*s*h bytes
@@ -20,7 +22,8 @@ matrix):
 Selective recomputation keeps neither what comes out of the norms nor out of the activation functions, nor
 the weights of plain attention, and of what goes into the norms the one tensor in the compute format:
 
-    split by tp         gpt: s*f into the GELU; llama: gate and up 2*s*f; attention as above, without a*s*s
+    split by tp         gpt: s*f into the GELU; llama: gate and up 2*s*f; attention as above, without a*s*s;
+                        s*(q + k) into the norms of queries and keys
     replicated          input of each of the two norms 2*s*h, and the masks
     whole, and fp32     nothing but the log-sum-exp
 
@@ -45,18 +48,17 @@ def model_shape(
     Source of the operations: Narayanan et al. (2021), appendix, with grouped keys and a gated MLP
     added; attention counts the full s x s square, causal or not.
     """
-    norm_elements = seq_length * _known(model.hidden_size)
-    if model.family == "llama" and not has_fused_norm:
-        norm_elements *= 2
-    layer = _layer(model, seq_length, norm_elements, keeps_scores=keeps_scores)
+    norm_copies = 2 if model.family == "llama" and not has_fused_norm else 1
+    layer = _layer(model, seq_length, norm_copies, keeps_scores=keeps_scores)
     return ModelShape(
         family=model.family,
         layers=(layer,) * _known(model.num_layers),
         prologue=_embedding(model, seq_length),
-        epilogue=_head(model, seq_length, norm_elements),
+        epilogue=_head(model, seq_length, norm_copies),
         num_tied_parameters=_known(model.vocab_size) * _known(model.hidden_size)
         if model.tied_embeddings
         else 0,
+        num_mask_elements=seq_length**2 if Sizes.of(model, seq_length).window else 0,
     )
 
 
@@ -103,35 +105,40 @@ def backward_flops(part: LayerShape) -> float:
     return 2 * part.forward_flops if part.backward_flops is None else part.backward_flops
 
 
-def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bool) -> LayerShape:
+def _layer(model: ModelConfig, seq: int, norm_copies: int, *, keeps_scores: bool) -> LayerShape:
     sizes = Sizes.of(model, seq)
     hidden, heads, ffn, queries, keys = sizes.hidden, sizes.num_heads, sizes.ffn, sizes.queries, sizes.keys
     is_gpt = model.family == "gpt"
     num_mlp_matrices, num_kept_mlp = (2, 2) if is_gpt else (3, 4)
-    attention = 2 * keys + (2 if is_gpt or keeps_scores else 3) * queries
-    scores = heads * seq if keeps_scores else 0
+    kept_keys = queries if sizes.window and not keeps_scores else keys
+    attention = 2 * kept_keys + (2 if is_gpt or keeps_scores else 3) * queries
+    scores, log_sums = (heads * seq, 0) if keeps_scores else (0, heads * seq)
     matrices = hidden * (2 * queries + 2 * keys + num_mlp_matrices * ffn)
-    norms = (4 if is_gpt else 2) * hidden
+    normed, norms_of_heads = (queries + keys, 2 * sizes.head) if model.qk_norm else (0, 0)
+    norms = (4 if is_gpt else 2) * hidden + norms_of_heads
     matmul_flops = 2.0 * seq * matrices
-    split_biases = queries + 2 * keys + ffn if is_gpt else 0
-    whole_biases = 2 * hidden if is_gpt else 0
+    biased = "all" if is_gpt else model.attention_bias
+    split_biases = (queries + 2 * keys if biased != "none" else 0) + (ffn if is_gpt else 0)
+    whole_biases = (hidden if biased == "all" else 0) + (hidden if is_gpt else 0)
     layer = LayerShape(
         name="decoder_layer",
         num_parameters=matrices + norms + split_biases + whole_biases,
         num_replicated_parameters=norms + whole_biases,
+        num_region_parameters=norms_of_heads,
         forward_flops=matmul_flops + 4.0 * seq * seq * queries,
         weight_flops=matmul_flops,
         kept_elements=seq * (attention + scores + num_kept_mlp * ffn),
         kept_replicated_bytes=2 * _mask_bytes(model, seq),
         kept_gathered_elements=2 * seq * hidden,
-        kept_fp32_elements=0 if keeps_scores else heads * seq,
-        kept_replicated_fp32_elements=2 * norm_elements,
+        kept_fp32_elements=log_sums + norm_copies * seq * normed,
+        kept_replicated_fp32_elements=2 * norm_copies * seq * hidden,
         output_elements=seq * hidden,
         output_shape=(seq, hidden),
     )
     selective = replace(
         layer,
-        kept_elements=seq * (attention + num_kept_mlp // 2 * ffn),
+        kept_elements=seq * (attention + normed + num_kept_mlp // 2 * ffn),
+        kept_fp32_elements=log_sums,
         kept_replicated_elements=2 * seq * hidden,
         kept_gathered_elements=0,
         kept_replicated_fp32_elements=0,
@@ -156,7 +163,7 @@ def _embedding(model: ModelConfig, seq: int) -> LayerShape:
     )
 
 
-def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
+def _head(model: ModelConfig, seq: int, norm_copies: int) -> LayerShape:
     """Final norm, output matrix, loss. Keeps the norm's input and output, and the probabilities."""
     hidden, vocab = _known(model.hidden_size), _known(model.vocab_size)
     norm = (2 if model.family == "gpt" else 1) * hidden
@@ -169,7 +176,7 @@ def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
         weight_flops=matmul_flops,
         kept_gathered_elements=seq * hidden,
         kept_fp32_elements=seq * vocab,
-        kept_replicated_fp32_elements=norm_elements,
+        kept_replicated_fp32_elements=norm_copies * seq * hidden,
         output_elements=1,
         output_shape=(),
     )

@@ -93,7 +93,7 @@ def _head_faults(model: ModelConfig) -> list[Fault]:
     if hidden is None or heads is None:
         return []
     faults = []
-    if hidden % heads:
+    if model.head_dim is None and hidden % heads:
         rule = f"must divide hidden_size = {hidden}; {hidden}/{heads} is not whole"
         faults.append(Fault("model.num_heads", heads, rule, ways=_nearest_ways("num_heads", heads, hidden)))
     elif model.family == "llama" and model.head_dim is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import tau
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from launcher.contract.config import ModelConfig
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.model.sizes import Sizes
-from launcher.runtime.api import RankContext
+from launcher.runtime.api import DTYPES, RankContext
 from launcher.runtime.data.microbatches import Microbatch
 from launcher.runtime.model.layers import Layers
 from launcher.runtime.model.randomness import dropout, token_seeds
@@ -19,14 +20,17 @@ from launcher.runtime.model.selective_recompute import checkpoint_without_output
 
 
 class Norm(nn.Module):
-    """LayerNorm (gpt) or RMSNorm (llama), computed in fp32. ``recomputes``: again in the backward."""
+    """LayerNorm (gpt) or RMSNorm (llama), computed in fp32. ``recomputes``: again in the backward.
+    ``is_in_region``: of values that tensor parallelism splits."""
 
-    def __init__(self, ctx: RankContext, name: str, size: int, *, recomputes: bool = False) -> None:
+    def __init__(
+        self, ctx: RankContext, name: str, size: int, *, recomputes: bool = False, is_in_region: bool = False
+    ) -> None:
         super().__init__()
         self.recomputes = recomputes
         model = ctx.config.model
         self.eps = model.norm_eps
-        self.weight = ctx.layers.replicated(f"{name}.weight", size)
+        self.weight = ctx.layers.replicated(f"{name}.weight", size, is_in_region=is_in_region)
         self.bias = ctx.layers.replicated(f"{name}.bias", size) if model.family == "gpt" else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,23 +96,53 @@ def _lowered(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
+def window_mask(ctx: RankContext, sizes: Sizes) -> Tensor | None:
+    """What a sliding window adds to the scores [seq, seq]: 0 where a token attends, else -inf. None: there is
+    no window, or one that leaves nothing out. One for all layers: their backwards keep it."""
+    if sizes.window is None:
+        return None
+    dtype, shape = DTYPES[ctx.config.precision.compute], (sizes.seq_length, sizes.seq_length)
+    before = torch.full(shape, -torch.inf, dtype=dtype, device=ctx.device).tril(-sizes.window)
+    return before + future_mask(before)
+
+
+def future_mask(like: Tensor) -> Tensor:
+    """[..., seq, seq] -> what causal attention adds to such scores [seq, seq]."""
+    return torch.full(like.shape[-2:], -torch.inf, dtype=like.dtype, device=like.device).triu(1)
+
+
 class Attention(nn.Module):
     """Causal attention over this rank's heads; several query heads may share a key and value head.
 
-    ``recomputes``: the scores are computed again in the backward, unless a fused kernel saves none.
+    ``mask``: from `window_mask`. ``recomputes``: norms of queries and keys, and the scores, are computed
+    again in the backward, the latter unless a fused kernel saves none.
     """
 
     def __init__(
-        self, ctx: RankContext, name: str, sizes: Sizes, rotary: Rotary | None, *, recomputes: bool
+        self,
+        ctx: RankContext,
+        name: str,
+        sizes: Sizes,
+        rotary: Rotary | None,
+        mask: Tensor | None,
+        *,
+        recomputes: bool,
     ) -> None:
         super().__init__()
-        layers, bias = ctx.layers, rotary is None
+        layers, model = ctx.layers, ctx.config.model
+        biased = "all" if rotary is None else model.attention_bias
         outs = {"q": sizes.queries, "k": sizes.keys, "v": sizes.keys}
-        self.inputs = layers.column(name, sizes.hidden, outs, bias=bias)
-        self.output = layers.row(f"{name}.out", sizes.queries, sizes.hidden, bias=bias)
-        self.rotary = rotary
+        self.inputs = layers.column(name, sizes.hidden, outs, bias=biased != "none")
+        self.output = layers.row(f"{name}.out", sizes.queries, sizes.hidden, bias=biased == "all")
+        self.norms: nn.ModuleList | None = None
+        if model.qk_norm:
+            self.norms = nn.ModuleList(
+                Norm(ctx, f"{name}.{part}_norm", sizes.head, recomputes=recomputes, is_in_region=True)
+                for part in "qk"
+            )
+        self.rotary, self.mask = rotary, mask
         self.head_size = sizes.head
-        self.is_grouped = sizes.num_kv_heads != sizes.num_heads
+        self.num_sharing = sizes.num_heads // sizes.num_kv_heads
         self.is_fused, self.recomputes = ctx.config.fusion.attention == "fused", recomputes
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,29 +150,38 @@ class Attention(nn.Module):
         with discarding_output(x):
             parts = self.inputs(x)
         q, k, v = (part.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for part in parts)
+        if self.norms is not None:
+            q, k = (norm(part) for norm, part in zip(self.norms, (q, k), strict=True))
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         if self.is_fused:
-            mixed = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=self.is_grouped
-            )
+            mixed = self._fused(q, k, v)
         else:
-            mixed = checkpoint_without_output(plain_attention, q, k, v, is_enabled=self.recomputes)
+            attend = partial(plain_attention, mask=self.mask)
+            mixed = checkpoint_without_output(attend, q, k, v, is_enabled=self.recomputes)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attention = functional.scaled_dot_product_attention
+        if self.mask is None:
+            return attention(q, k, v, is_causal=True, enable_gqa=self.num_sharing > 1)
+        if self.num_sharing > 1:  # no kernel takes shared heads beside a mask without keeping the scores
+            k, v = (part.repeat_interleave(self.num_sharing, dim=1) for part in (k, v))
+        return attention(q, k, v, attn_mask=self.mask)
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Causal attention by its formula, softmax(q k^T / sqrt(head)) v, which saves the attention weights.
 
-    Shapes: q [batch, heads, seq, head]; k and v the same, or with fewer heads that groups of q share.
+    Shapes: q [batch, heads, seq, head]; k and v the same, or with fewer heads that groups of q share;
+    ``mask`` [seq, seq], added to the scores; None: the causal one.
     """
     batch, heads, length, head = q.shape
     kv_heads = k.shape[1]
     rows = q.reshape(batch, kv_heads, -1, head)  # the queries of a group end to end: k is not repeated
     scores = (rows @ k.transpose(-2, -1) * head**-0.5).view(batch, kv_heads, -1, length, length)
-    future = torch.full((length, length), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    weights = (scores + future).softmax(-1)
+    weights = (scores + (future_mask(scores) if mask is None else mask)).softmax(-1)
     mixed: Tensor = weights.flatten(2, 3) @ v
     return mixed.view(batch, heads, length, head)
 
@@ -178,12 +221,19 @@ class Block(nn.Module):
     selective recomputation."""
 
     def __init__(
-        self, ctx: RankContext, index: int, sizes: Sizes, rotary: Rotary | None, *, recomputes: bool
+        self,
+        ctx: RankContext,
+        index: int,
+        sizes: Sizes,
+        rotary: Rotary | None,
+        mask: Tensor | None,
+        *,
+        recomputes: bool,
     ) -> None:
         super().__init__()
         name = f"layers.{index}"
         self.attention_norm = Norm(ctx, f"{name}.attention_norm", sizes.hidden, recomputes=recomputes)
-        self.attention = Attention(ctx, f"{name}.attention", sizes, rotary, recomputes=recomputes)
+        self.attention = Attention(ctx, f"{name}.attention", sizes, rotary, mask, recomputes=recomputes)
         self.attention_dropout = Dropout(ctx, site=1 + 2 * index)
         self.mlp_norm = Norm(ctx, f"{name}.mlp_norm", sizes.hidden, recomputes=recomputes)
         self.mlp = MLP(ctx.layers, f"{name}.mlp", sizes, is_gated=rotary is not None, recomputes=recomputes)

@@ -11,7 +11,7 @@ from launcher.contract.model.sizes import Sizes
 from launcher.contract.model.tensors import EMBEDDING
 from launcher.runtime.api import RankContext, slice_of, tag
 from launcher.runtime.data.microbatches import Microbatch
-from launcher.runtime.model.blocks import Block, Dropout, Norm, Rotary
+from launcher.runtime.model.blocks import Block, Dropout, Norm, Rotary, window_mask
 from launcher.runtime.model.randomness import init_slice
 from launcher.runtime.model.stage import Stage
 from launcher.runtime.model.user_model import build_custom_chunks
@@ -31,11 +31,12 @@ def build_chunks(ctx: RankContext) -> list[nn.Module]:
     has_prologue = any(stage.has_prologue for stage in ctx.plan.stages)
     prologue = _initialised(Prologue(ctx, sizes), ctx, sizes) if has_prologue else None
     rotary = Rotary(model, sizes, ctx.device) if model.family == "llama" else None
+    mask = window_mask(ctx, sizes)
     chunks: list[nn.Module] = []
     for stage in ctx.plan.stages:
         here, recomputes = replace(ctx, layers=ctx.layers.for_stage(stage)), stage.recompute == "selective"
         blocks = [
-            _initialised(Block(here, index, sizes, rotary, recomputes=recomputes), ctx, sizes)
+            _initialised(Block(here, index, sizes, rotary, mask, recomputes=recomputes), ctx, sizes)
             for index in stage.layers
         ]
         epilogue = Epilogue(here, sizes, prologue) if stage.has_epilogue else None

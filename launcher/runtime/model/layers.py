@@ -59,9 +59,11 @@ class Layers:
         regions."""
         return slice(0, seq_length)
 
-    def replicated(self, name: str, *shape: int) -> nn.Parameter:
-        """A parameter that every tensor-parallel rank has whole."""
-        where = GlobalSlice.unsharded(name, shape, is_summed_over_tp=self.splits_sequence)
+    def replicated(self, name: str, *shape: int, is_in_region: bool = False) -> nn.Parameter:
+        """A parameter that every tensor-parallel rank has whole. ``is_in_region``: it is used inside a split
+        region, so that each rank sees the gradient of its own part alone."""
+        is_summed = self.splits_sequence or (is_in_region and self.size > 1)
+        where = GlobalSlice.unsharded(name, shape, is_summed_over_tp=is_summed)
         return new_parameter(where, shape, self._device, self._dtype)
 
     def _linear(self, name: str, in_size: int, out_size: int, bias: bool) -> Linear:

@@ -16,7 +16,8 @@ def sum_gradients_of_copies(
     ctx: RankContext, params: Sequence[nn.Parameter], gradient: Callable[[nn.Parameter], Tensor]
 ) -> None:
     """Sums in place the gradients of parameters of which several ranks have copies: over the tensor-parallel
-    ranks where each saw a part of the sequence, and over the first and the last stage where they are tied."""
+    ranks where each saw a part of the sequence or of the heads, and over the first and the last stage where
+    they are tied."""
     slices = [(param, slice_of(param)) for param in params]
     _all_reduce(ctx, "tp", [gradient(param) for param, where in slices if where.is_summed_over_tp])
     _all_reduce(ctx, "tied", [gradient(param) for param, where in slices if where.is_tied])

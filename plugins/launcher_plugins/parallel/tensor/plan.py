@@ -61,7 +61,7 @@ class TensorParallel(Parallel):
                 collectives += _edge(job, stage, "embedding", leaves=1, enters=0)
             if stage.has_epilogue:
                 collectives += [*_edge(job, stage, "head", leaves=0, enters=1), *_loss(job)]
-        collectives += _replicated_gradients(job, pp_rank) if job.config.parallel.sequence_parallel else []
+        collectives += _replicated_gradients(job, pp_rank)
         if job.mesh.pp == 1:
             collectives.append(
                 _message(operation="all_reduce", purpose="gradient norm", num_bytes=FP32_BYTES)
@@ -118,9 +118,12 @@ def _loss(job: JobShape) -> list[Collective]:
 
 
 def _replicated_gradients(job: JobShape, pp_rank: int) -> list[Collective]:
-    """Gradients of whole parameters, of which each rank has seen its part of the sequence: norms,
-    biases added after a sum, the table of positions. They are summed in one message."""
+    """Gradients of whole parameters, in one message. Each rank has seen its heads of those inside a region
+    (norms of queries and keys), and its part of the sequence of the others, where that is split: norms,
+    biases added after a sum, the table of positions."""
     parts = [part for stage in job.stages_of(pp_rank) for part, _ in job.parts(stage)]
-    size = sum(part.num_replicated_parameters for part in parts) * job.gradient_bytes
+    is_split = job.config.parallel.sequence_parallel
+    numbers = (part.num_replicated_parameters if is_split else part.num_region_parameters for part in parts)
+    size = sum(numbers) * job.gradient_bytes
     message = _message(operation="all_reduce", purpose="replicated gradients", num_bytes=size)
     return [message] if size else []

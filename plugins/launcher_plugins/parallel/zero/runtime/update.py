@@ -227,7 +227,7 @@ class ZeroUpdate(_DeepSpeedUpdate):
 
     def _summed_over_tp(self, grad: Tensor) -> Tensor:
         """Sums the gradient of a whole parameter, of which each tensor-parallel rank saw a part of the
-        sequence, before it is reduced over the replicas."""
+        sequence or of the heads, before it is reduced over the replicas."""
         whole = grad.float()
         with self._ctx.clock.section("tp"):
             dist.all_reduce(whole, group=self._ctx.groups.tp.handle)
