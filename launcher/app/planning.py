@@ -10,15 +10,17 @@ from pathlib import Path
 from launcher.app.trust.check import check
 from launcher.app.trust.question import Allow, never
 from launcher.app.user_model import is_seen_here, measured_code, refuse_shadowed, source_roots
-from launcher.base.errors import LauncherError
+from launcher.base.errors import ConfigError, LauncherError
 from launcher.config.baseline import of_baseline
 from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
+from launcher.contract.model.from_folder import settled
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs, needs_measuring
 from launcher.plan.cost.measured import MeasuredRun
+from launcher.plan.rules.checks import with_sources
 from launcher.runs.fingerprint import common_recompute
 from launcher.typed.read import NO_SOURCES, Source
 
@@ -52,6 +54,7 @@ def make_plan(
     try:
         config = load(composed.values, composed.sources, composed.faults)
         roots = source_roots(config, check(composed, config, allow))
+        config = _with_model(config, composed.sources)
         refuse_shadowed(config, roots, composed.sources)
         inputs = plan_inputs(config, roots, composed.sources)
         plan = build(config, composed.sources, inputs=inputs, source_roots=roots)
@@ -60,6 +63,15 @@ def make_plan(
             error.add_note(note)
         raise
     return Planned(plan=plan, composed=composed)
+
+
+def _with_model(config: LaunchConfig, sources: Mapping[str, Source]) -> LaunchConfig:
+    """With the model of the folder that ``model.path`` names."""
+    given = [path for path, source in sources.items() if source.is_given]
+    try:
+        return replace(config, model=settled(config.model, config.batch.seq_length, given))
+    except ConfigError as error:
+        raise ConfigError(with_sources(error.faults, sources)) from None
 
 
 def plan_inputs(

@@ -29,7 +29,7 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _AS_WRITTEN = ("site.setup", "site.node_env", "site.scratch", "site.env", "model.options", "data.options")
 """Settings whose texts others read: shells, and functions of the user."""
 _PATHS = (
-    *("run.dir", "run.root", "train.init_from", "data.source", "data.cache_dir"),
+    *("run.dir", "run.root", "model.path", "train.init_from", "data.source", "data.cache_dir"),
     *("device.measured_in", "report.baseline"),
 )
 _NODE_PATHS = re.compile(r"site\.(python|container_mounts\[\d+\])")

@@ -260,6 +260,9 @@ class ModelConfig:
     family: Literal["gpt", "llama", "custom"]
     """``gpt``: learned positions, LayerNorm, GELU; ``llama``: rotary positions, RMSNorm, SwiGLU;
     ``custom``: built by ``target``."""
+    path: str | None = field(default=None, metadata={**read_unless("model.family", "custom"), **READS_FILES})
+    """Folder with a ``config.json`` of GPT-2, Llama, Mistral, Qwen2 or Qwen3 in Hugging Face's format, which
+    gives the family, the sizes and what else makes the network; null = the settings here."""
     num_layers: SmallInt | None
     """Transformer blocks."""
     hidden_size: Size | None
@@ -401,9 +404,9 @@ class TrainConfig:
     )
     """Write checkpoints in the background from a copy of the state, while the training goes on."""
     init_from: str | None = field(default=None, metadata=READS_FILES)
-    """Where the first weights are from: a folder with a GPT-2 or Llama model in Hugging Face's format, or a
-    checkpoint of another run, RUN/checkpoints/step-00000040, which ``--from RUN@40`` stands for; null =
-    random weights."""
+    """Where the first weights are from: a folder with a GPT-2, Llama, Mistral, Qwen2 or Qwen3 model in
+    Hugging Face's format, or a checkpoint of another run, RUN/checkpoints/step-00000040, which
+    ``--from RUN@40`` stands for; null = random weights."""
     init_optimizer: bool = field(default=False, metadata=read_unless("train.init_from", None, neutral=False))
     """Take the optimizer's state of that checkpoint, too, and go on after its step: ``num_steps``, learning
     rate and data count on from there. Else the training begins with step 1, with a fresh optimizer."""

@@ -72,6 +72,61 @@ GPT_2: dict[str, Any] = {
 }
 """The file of GPT-2, of a smaller model."""
 
+_LIKE_LLAMA = {name: LLAMA_3_1[name] for name in (
+    *("attention_dropout", "hidden_act", "hidden_size", "initializer_range", "intermediate_size"),
+    *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "torch_dtype", "use_cache"),
+    "vocab_size",
+)}  # fmt: skip
+MISTRAL: dict[str, Any] = _LIKE_LLAMA | {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 3,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.34.0.dev0",
+}
+"""The file of Mistral 7B v0.1, of a smaller model."""
+QWEN_2_5: dict[str, Any] = _LIKE_LLAMA | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 24,
+    "model_type": "qwen2",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "transformers_version": "4.40.1",
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+"""The file of Qwen2.5 0.5B, of a smaller model."""
+QWEN_3: dict[str, Any] = _LIKE_LLAMA | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 8,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "transformers_version": "4.51.0",
+    "use_sliding_window": False,
+}
+"""The file of Qwen3 0.6B, of a smaller model."""
+FILES = {"gpt2": GPT_2, "llama": LLAMA_3_1, "mistral": MISTRAL, "qwen2": QWEN_2_5, "qwen3": QWEN_3}
+"""By ``model_type``."""
+
 
 def write_folder(folder: Path, config: Mapping[str, Any], recipe: LaunchConfig) -> Path:
     """A folder with a ``config.json``, and the tensors of a recipe's model."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from launcher.base.errors import ConfigError, JobError, PlanError
-from launcher.contract.model.config_json import CONFIG
 from launcher.contract.model.folder import WEIGHTS
+from launcher.contract.model.formats import CONFIG
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.plan import Plan
 from launcher.runtime.checkpoint.export import export, main
@@ -185,5 +185,5 @@ def test_everybody_may_read_the_weights_who_may_read_the_sizes(tmp_path: Path) -
 
 
 def test_a_users_own_layers_cannot_begin_with_such_a_file() -> None:
-    with pytest.raises(PlanError, match=r"train\.init_from=x: holds the weights of a GPT-2 or Llama model"):
+    with pytest.raises(PlanError, match=r"train\.init_from=x: holds the weights of a model of Hugging"):
         job(model={"family": "custom", "target": "a:b"}, train={"init_from": "x"})

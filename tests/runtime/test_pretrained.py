@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import CONFIG_MAPPING, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from launcher.config.paths import changed
-from launcher.contract.model.config_json import FIXED, FREE, LENGTH, ROPE_GROUPS, SETTINGS
 from launcher.contract.model.folder import INDEX, WEIGHTS, initial_weights_faults
+from launcher.contract.model.formats import FIXED, FORMATS, FREE
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.model.sizes import Sizes
 from launcher.contract.plan import Plan
@@ -29,53 +28,31 @@ from launcher.runtime.train.loop import train
 from tests.helpers.configs import launch_config
 from tests.helpers.equality import CPU, job
 from tests.helpers.logits import logits_of_all
-from tests.helpers.pretrained_folders import GPT_2, LLAMA_3_1
+from tests.helpers.pretrained_folders import FILES, LLAMA_3_1
 from tests.helpers.ranks import run_ranks
 from tests.helpers.run_folders import make_folders
+from tests.helpers.their_models import saved_by_them, their_logits
 
 ROPE = LLAMA_3_1["rope_scaling"]
 UNTYPED = {name: value for name, value in ROPE.items() if name != "rope_type"}
 SCALING = RopeScaling(**ROPE)
-FILES = {"llama": LLAMA_3_1, "gpt": GPT_2}
-CONFIGS = {"llama": LlamaConfig, "gpt": GPT2Config}
+LLAMA = {"family": "llama", "num_layers": 2, "num_kv_heads": 2, "ffn_size": 24, "tied_embeddings": False}
+QWEN = LLAMA | {"rope_theta": 1e6, "norm_eps": 1e-6, "tied_embeddings": True}
 RECIPES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "family": "llama",
-        "num_layers": 2,
-        "num_kv_heads": 2,
-        "ffn_size": 24,
-        "rope_theta": 500000.0,
-        "rope_scaling": SCALING,
-        "tied_embeddings": False,
-    },
-    "gpt": {"num_layers": 2, "max_position_embeddings": 32},
+    "gpt2": {"num_layers": 2, "max_position_embeddings": 32},
+    "llama": LLAMA | {"rope_theta": 500000.0, "rope_scaling": SCALING},
+    "mistral": LLAMA | {"sliding_window": 3, "rope_theta": 1e4},
+    "qwen2": QWEN | {"attention_bias": "qkv"},
+    "qwen3": QWEN | {"qk_norm": True, "head_dim": 8},
 }
-
-
-def a_folder(folder: Path, family: str, entries: dict[str, Any], **saved: Any) -> Path:
-    """Weights that transformers made and saved, beside the file as it is given."""
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](**json.loads(json.dumps(entries))))
-    for param in model.parameters():
-        nn.init.normal_(param, std=0.4)
-    model.save_pretrained(folder, **saved)
-    (folder / "config.json").write_text(json.dumps(entries))
-    return folder
 
 
 def plan_for(folder: Path, family: str, **changes: Any) -> Plan:
     return job(model=RECIPES[family] | changes, train={"init_from": str(folder)})
 
 
-def theirs(folder: Path, tokens: Tensor) -> Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits: Tensor = model(tokens).logits
-    return logits
-
-
 FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "as GPT-2's own": ("gpt", {}, {}, {}),
+    "as GPT-2's own": ("gpt2", {}, {}, {}),
     "as Llama 3.1's own": ("llama", {}, {}, {}),
     "in several files": ("llama", {}, {}, {"max_shard_size": "10KB"}),
     "with the first name of the scaling's type": (
@@ -92,7 +69,7 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "without scaling": ("llama", {"rope_scaling": None}, {"rope_scaling": None}, {}),
     "with wider heads": ("llama", {"head_dim": 8}, {"head_dim": 8}, {}),
-    "with another MLP": ("gpt", {"n_inner": 48}, {"ffn_size": 48}, {}),
+    "with another MLP": ("gpt2", {"n_inner": 48}, {"ffn_size": 48}, {}),
 }
 
 
@@ -103,14 +80,14 @@ def test_every_form_of_the_format_gives_the_logits_of_transformers_and_goes_back
     """And an export after a step that changes no weight has the original's entries and its logits."""
     family, entries, settings, saved = FORMS[form]
     original = FILES[family] | entries
-    folder = a_folder(tmp_path / "theirs", family, original, **saved)
+    folder = saved_by_them(tmp_path / "theirs", original, **saved)
     assert (folder / (INDEX if saved else WEIGHTS)).is_file()
     plan = plan_for(folder, family, **settings)
     (((tokens, logits),),) = run_ranks(1, logits_of_all, [plan])
-    expected = theirs(folder, tokens)
+    expected = their_logits(folder, tokens)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     exported = exported_again(plan, tmp_path)
-    assert torch.equal(theirs(exported, tokens), expected)
+    assert torch.equal(their_logits(exported, tokens), expected)
     written = json.loads((exported / "config.json").read_text())
     changed_entries = {"torch_dtype", "rope_parameters", "rope_scaling", "embd_pdrop", "resid_pdrop"}
     kept = original.keys() - changed_entries
@@ -176,35 +153,50 @@ MUTATIONS: list[tuple[str, str, Any, str]] = [
     ("llama", "id2label", {"0": "a"}, "same"),
     ("llama", "chunk_size_feed_forward", 1, "same"),
     ("llama", "is_decoder", True, "same"),
+    ("mistral", "sliding_window", 2, "other"),
+    ("mistral", "sliding_window", None, "other"),
+    ("mistral", "sliding_window", 8, "other"),
+    ("mistral", "rms_norm_eps", 0.1, "other"),
+    ("mistral", "attention_bias", False, "refused"),
+    ("qwen2", "use_sliding_window", True, "same"),
+    ("qwen2", "layer_types", ["full_attention"] * 2, "same"),
+    ("qwen2", "layer_types", ["sliding_attention"] * 2, "refused"),
+    ("qwen2", "rope_theta", 100.0, "other"),
+    ("qwen2", "tie_word_embeddings", False, "refused"),
+    ("qwen2", "rope_scaling", {"type": "yarn", "factor": 4.0}, "refused"),
+    ("qwen3", "rms_norm_eps", 0.1, "other"),
+    ("qwen3", "attention_bias", True, "refused"),
+    ("qwen3", "head_dim", 4, "refused"),
+    ("qwen3", "rope_theta", 100.0, "other"),
     ("llama", "no_such_entry", 1, "refused"),
     ("llama", "no_such_entry", None, "same"),
-    ("gpt", "layer_norm_epsilon", 0.1, "other"),
-    ("gpt", "n_head", 2, "other"),
-    ("gpt", "n_positions", 64, "refused"),
-    ("gpt", "n_layer", 1, "refused"),
-    ("gpt", "n_inner", 64, "same"),
-    ("gpt", "n_inner", 48, "refused"),
-    ("gpt", "tie_word_embeddings", True, "same"),
-    ("gpt", "tie_word_embeddings", False, "refused"),
-    ("gpt", "activation_function", "gelu_pytorch_tanh", "same"),
-    ("gpt", "activation_function", "gelu", "refused"),
-    ("gpt", "activation_function", "relu", "refused"),
-    ("gpt", "scale_attn_weights", False, "refused"),
-    ("gpt", "scale_attn_by_inverse_layer_idx", True, "refused"),
-    ("gpt", "add_cross_attention", True, "refused"),
-    ("gpt", "num_hidden_layers", 1, "refused"),
-    ("gpt", "reorder_and_upcast_attn", True, "same"),
-    ("gpt", "attn_pdrop", 0.9, "same"),
-    ("gpt", "n_ctx", 8, "same"),
-    ("gpt", "summary_type", "mean", "same"),
-    ("gpt", "bos_token_id", None, "same"),
+    ("gpt2", "layer_norm_epsilon", 0.1, "other"),
+    ("gpt2", "n_head", 2, "other"),
+    ("gpt2", "n_positions", 64, "refused"),
+    ("gpt2", "n_layer", 1, "refused"),
+    ("gpt2", "n_inner", 64, "same"),
+    ("gpt2", "n_inner", 48, "refused"),
+    ("gpt2", "tie_word_embeddings", True, "same"),
+    ("gpt2", "tie_word_embeddings", False, "refused"),
+    ("gpt2", "activation_function", "gelu_pytorch_tanh", "same"),
+    ("gpt2", "activation_function", "gelu", "refused"),
+    ("gpt2", "activation_function", "relu", "refused"),
+    ("gpt2", "scale_attn_weights", False, "refused"),
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True, "refused"),
+    ("gpt2", "add_cross_attention", True, "refused"),
+    ("gpt2", "num_hidden_layers", 1, "refused"),
+    ("gpt2", "reorder_and_upcast_attn", True, "same"),
+    ("gpt2", "attn_pdrop", 0.9, "same"),
+    ("gpt2", "n_ctx", 8, "same"),
+    ("gpt2", "summary_type", "mean", "same"),
+    ("gpt2", "bos_token_id", None, "same"),
 ]
 """An entry with another value. ``same``: no logit depends on it; ``other``: logits are those of a recipe with
 the setting that the fault names; ``refused``: no such recipe can begin with these weights."""
 
 
 def test_one_changed_entry_changes_the_model_as_in_transformers_or_is_refused(tmp_path: Path) -> None:
-    folders = {family: a_folder(tmp_path / family, family, FILES[family]) for family in FILES}
+    folders = {family: saved_by_them(tmp_path / family, FILES[family]) for family in FILES}
     cases: list[tuple[Path, str, str, str]] = []
     plans = [plan_for(folder, family) for family, folder in folders.items()]
     for number, (family, entry, value, outcome) in enumerate(MUTATIONS):
@@ -220,7 +212,7 @@ def test_one_changed_entry_changes_the_model_as_in_transformers_or_is_refused(tm
     before = {family: logits for family, (_, logits) in zip(folders, results, strict=False)}
     for (folder, family, outcome, what), (tokens, logits) in zip(cases, results[len(folders) :], strict=True):
         torch.testing.assert_close(
-            logits, theirs(folder, tokens), rtol=1e-4, atol=1e-4, msg=f"{what}: {{}}".format
+            logits, their_logits(folder, tokens), rtol=1e-4, atol=1e-4, msg=f"{what}: {{}}".format
         )
         assert torch.equal(logits, before[family]) == (outcome == "same"), what
 
@@ -238,9 +230,8 @@ def followed(plan: Plan) -> Plan | None:
 @pytest.mark.parametrize("family", FILES)
 def test_every_entry_that_transformers_has_is_decided_on(family: str) -> None:
     """A newer release may have more of them."""
-    rope = {"rope_theta", *ROPE_GROUPS} if family == "llama" else set()
-    decided = {*SETTINGS[family], *FIXED[family], LENGTH[family], *FREE, *rope}
-    theirs = {item.name for item in dataclasses.fields(CONFIGS[family])}
+    decided = {*FORMATS[family].told, *FORMATS[family].fixed, *FIXED, *FREE}
+    theirs = {item.name for item in dataclasses.fields(CONFIG_MAPPING[family])}
     assert theirs - decided == set()
 
 

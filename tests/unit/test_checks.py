@@ -144,8 +144,8 @@ def test_rotary_heads_must_have_an_even_width():
 
 def test_a_transformer_needs_its_sizes():
     assert refusal(launch_config(model={"num_layers": None, "vocab_size": None})) == [
-        "model.num_layers=null: family gpt needs it. Give model.num_layers.",
-        "model.vocab_size=null: family gpt needs it. Give model.vocab_size.",
+        "model.num_layers=null: family gpt needs it. Give model.num_layers, or model.path.",
+        "model.vocab_size=null: family gpt needs it. Give model.vocab_size, or model.path.",
     ]
 
 

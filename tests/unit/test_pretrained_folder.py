@@ -48,6 +48,9 @@ FILES = {"llama": LLAMA_3_1, "gpt": GPT_2}
 FAMILIES = list(FILES)
 
 
+KNOWN = "gpt2, llama, mistral, qwen2 and qwen3 can be read"
+
+
 def recipe_for(family: str, folder: Path, **changes: Any) -> LaunchConfig:
     config = launch_config(model=MODELS[family] | changes, batch={"seq_length": 16})
     return with_settings(config, {"train": {"init_from": str(folder)}})
@@ -82,6 +85,7 @@ def test_what_is_exported_is_taken_again(family: str, tmp_path: Path) -> None:
         ("llama", "num_key_value_heads", None, "model.num_kv_heads", "2"),
         ("llama", "max_position_embeddings", 8, "batch.seq_length", "16"),
         ("llama", "rope_theta", 10000, "model.rope_theta", "500000.0"),
+        ("llama", "rms_norm_eps", 0.5, "model.norm_eps", "1e-05"),
     ],
 )
 def test_a_setting_of_another_model_is_named_with_its_value(
@@ -116,10 +120,12 @@ def test_the_scaling_of_the_file_is_given_as_it_is_typed(scaling: RopeScaling | 
 @pytest.mark.parametrize(
     ("family", "changes", "rule"),
     [
-        ("llama", {"model_type": "qwen2"}, 'holds a model of type "qwen2"; gpt2 and llama can be read'),
-        ("llama", {"model_type": None}, "holds a model of type null; gpt2 and llama can be read"),
+        ("llama", {"model_type": "gemma2"}, f'holds a model of type "gemma2"; {KNOWN}'),
+        ("llama", {"model_type": None}, f"holds a model of type null; {KNOWN}"),
+        ("llama", {"model_type": ["llama"]}, f"holds a model of type [...]; {KNOWN}"),
         ("llama", {"hidden_act": "gelu"}, 'hidden_act in its config.json is "gelu"; it must be "silu"'),
-        ("llama", {"attention_bias": True}, "attention_bias in its config.json is true; it must be false"),
+        ("llama", {"mlp_bias": True}, "mlp_bias in its config.json is true; it must be false"),
+        ("llama", {"attention_bias": 1}, "attention_bias in its config.json is 1; it must be true or false"),
         ("llama", {"hidden_size": "16"}, 'hidden_size in its config.json is "16"; it must be a whole number'),
         ("llama", {"hidden_size": True}, "hidden_size in its config.json is true; it must be a whole number"),
         ("llama", {"rms_norm_eps": None}, "rms_norm_eps in its config.json is null; it must be a number"),
@@ -386,7 +392,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
     )
 
 
-QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+GEMMA = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 
 
 @pytest.mark.parametrize(
@@ -401,13 +407,13 @@ QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 def test_another_architecture_is_refused_before_anything_starts(
     verb: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], stand_in_corpus: None
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
     (tmp_path / WEIGHTS).touch()
     words, flags = [word for word in verb if word[0] != "-"], [word for word in verb if word[0] == "-"]
     points = ["seed=1,2"] if words[0] == "sweep" else []
     code = main([*words, "quickstart", f"train.init_from={tmp_path}", *points, *flags])
     shown = capsys.readouterr()
-    assert 'holds a model of type "qwen2"; gpt2 and' in " ".join((shown.out + shown.err).split())
+    assert 'holds a model of type "gemma2"; gpt2, llama' in " ".join((shown.out + shown.err).split())
     assert code != 0 or points
 
 
@@ -417,7 +423,7 @@ def test_a_plan_is_made_where_the_folder_is_not(tmp_path: Path) -> None:
 
 
 def test_what_lies_in_a_container_is_not_looked_for_here(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA))
     plan = planned(with_settings(recipe_for("gpt", tmp_path), {"site": {}}))
     assert len(seen_faults(plan)) == 1
     site = replace(plan.config.site, container_image="x.sqsh")

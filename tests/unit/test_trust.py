@@ -312,7 +312,13 @@ def test_data_is_asked_about_where_it_leaves_the_folder(lab: Path, source: str, 
 
 
 @pytest.mark.parametrize(
-    "text", ["train: {init_from: /weights}", "report: {baseline: /run}", "device: {measured_in: /run}"]
+    "text",
+    [
+        "model: {path: /m}",
+        "train: {init_from: /weights}",
+        "report: {baseline: /run}",
+        "device: {measured_in: /run}",
+    ],
 )
 def test_other_settings_that_name_files_are_asked_about_too(lab: Path, text: str) -> None:
     (lab / "reads.yaml").write_text(HEAD.format("") + text + "\n")

@@ -50,7 +50,7 @@ def report(given: Namespace) -> int:
 def export(given: Namespace) -> int:
     """Writes the weights of a run's newest checkpoint, with their sizes, as Hugging Face's transformers
     library reads them: config.json and model.safetensors, or several such files where the model is large.
-    For the families gpt (as GPT-2) and llama. FOLDER must be new.
+    For the families gpt (as GPT-2) and llama (as Llama, Mistral, Qwen2 or Qwen3). FOLDER must be new.
 
     Examples:
       trireme export runs/quickstart-20250102-030405 my-model

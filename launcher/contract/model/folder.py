@@ -10,6 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,7 +20,7 @@ from launcher.base.errors import ConfigError, Fault
 from launcher.contract.config import LaunchConfig, ModelConfig
 from launcher.contract.model.checkpoint import source_checkpoint
 from launcher.contract.model.config_faults import SETTING, config_faults
-from launcher.contract.model.config_json import CONFIG
+from launcher.contract.model.formats import CONFIG
 from launcher.contract.model.tensors import PREFIXES, UNUSED, FileTensor, file_tensors
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -66,16 +67,23 @@ def locate(folder: str, model: ModelConfig, seq_length: int) -> dict[str, Stored
     Raises:
         ConfigError: when the folder is not in the format, or holds another model; with every fault.
     """
-    try:
+    with faults_of_files(SETTING, folder):
         root = Path(os.path.expanduser(folder))
         _check_names(root)
-        if faults := config_faults(_read_json(root / CONFIG), folder, model, seq_length):
+        if faults := config_faults(read_json(root / CONFIG), folder, model, seq_length):
             raise ConfigError(faults)
         return _matched(file_tensors(model, seq_length), _stored(root))
+
+
+@contextmanager
+def faults_of_files(setting: str, folder: str) -> Iterator[None]:
+    """Inside, what is wrong with the files of a folder becomes a fault of the setting that names it."""
+    try:
+        yield
     except (OSError, ValueError, RecursionError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         reason = "its JSON is nested too deeply" if isinstance(error, RecursionError) else reason
-        raise ConfigError([Fault(SETTING, folder, reason, _SAVE)]) from error
+        raise ConfigError([Fault(setting, folder, reason, _SAVE)]) from error
 
 
 def _check_names(root: Path) -> None:
@@ -92,7 +100,7 @@ def _stored(root: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder by name. As in transformers, an index is not read beside one whole file."""
     if os.path.isfile(root / WEIGHTS):
         return dict(_tensors(root / WEIGHTS))
-    where = _read_json(root / INDEX).get("weight_map")
+    where = read_json(root / INDEX).get("weight_map")
     if not isinstance(where, dict) or not where:
         raise ValueError(f"{INDEX} has no weight_map")
     for file in where.values():
@@ -161,7 +169,13 @@ def _matched(wanted: Sequence[FileTensor], stored: Mapping[str, StoredTensor]) -
     return found
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON.
+
+    Raises:
+        OSError: when it cannot be read.
+        ValueError: when it holds no such object, or is too large.
+    """
     with path.open("rb") as file:
         content = file.read(_MAX_JSON_BYTES + 1)
     if len(content) > _MAX_JSON_BYTES:

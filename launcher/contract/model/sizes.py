@@ -39,7 +39,6 @@ class Sizes:
     def of(model: ModelConfig, seq_length: int) -> Sizes:
         """The sizes of a GPT or Llama configuration."""
         hidden, heads = _known(model.hidden_size), _known(model.num_heads)
-        window = model.sliding_window
         return Sizes(
             hidden=hidden,
             num_heads=heads,
@@ -50,8 +49,13 @@ class Sizes:
             num_layers=_known(model.num_layers),
             seq_length=seq_length,
             positions=model.max_position_embeddings or seq_length,
-            window=window if window is not None and window < seq_length else None,
+            window=biting(model.sliding_window, seq_length),
         )
+
+
+def biting(window: int | None, seq_length: int) -> int | None:
+    """A window that leaves a token of a sample out, else None."""
+    return window if window is not None and window < seq_length else None
 
 
 def _known(size: int | None) -> int:

@@ -1,10 +1,10 @@
-"""GPT-2's and Llama's tensors in Hugging Face's format: how its files name, join and transpose ours.
+"""The tensors of a model in Hugging Face's format: how its files name, join and transpose ours.
 
     ours                                              theirs
     layers.0.attention.{q,k,v}.weight  [out, in]      GPT-2: one h.0.attn.c_attn.weight  [in, 3 * out]
-                                                      Llama: self_attn.{q,k,v}_proj.weight  [out, in]
+                                                      others: self_attn.{q,k,v}_proj.weight  [out, in]
 
-GPT-2 stores its matrices transposed. Neither file holds a head that is tied to the embedding.
+GPT-2 stores its matrices transposed. No file holds a head that is tied to the embedding.
 """
 
 from __future__ import annotations

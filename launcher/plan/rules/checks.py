@@ -70,7 +70,7 @@ def _initial_faults(config: LaunchConfig) -> list[Fault]:
     folder = config.train.init_from
     if folder is None or config.model.family != "custom" or source_checkpoint(config.train) is not None:
         return []
-    rule = "holds the weights of a GPT-2 or Llama model, and the layers of family custom are your own"
+    rule = "holds the weights of a model of Hugging Face's, and the layers of family custom are your own"
     return [Fault("train.init_from", folder, rule, ways=({"train.init_from": None},))]
 
 
@@ -82,9 +82,8 @@ def _model_faults(model: ModelConfig) -> list[Fault]:
         faults.append(Fault("model.target", model.target, rule, ways=ways))
     for name in _SIZES:
         if getattr(model, name) is None and name not in _OPTIONAL:
-            faults.append(
-                Fault(f"model.{name}", "null", f"family {model.family} needs it", f"Give model.{name}.")
-            )
+            fix = f"Give model.{name}, or model.path."
+            faults.append(Fault(f"model.{name}", "null", f"family {model.family} needs it", fix))
     return faults + _head_faults(model)
 
 

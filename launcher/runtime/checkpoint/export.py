@@ -21,8 +21,9 @@ from torch import Tensor
 
 from launcher.base.errors import LauncherError
 from launcher.base.units import counted
-from launcher.contract.model.config_json import CONFIG, ORIGINAL, config_of
+from launcher.contract.model.config_json import ORIGINAL, config_of
 from launcher.contract.model.folder import INDEX, WEIGHTS
+from launcher.contract.model.formats import CONFIG
 from launcher.contract.model.tensors import FileTensor, file_tensors
 from launcher.contract.plan import Plan
 from launcher.runtime.api import DTYPES, FragmentReader
@@ -65,10 +66,10 @@ def export(run: Path, folder: Path, file_bytes: int = _FILE_BYTES) -> tuple[int,
     for sentence in skipped:
         print(sentence, file=sys.stderr)
     read = checkpoint.Checkpoint(checkpoint.folder_of(root, step)).read
-    folder.mkdir(parents=True)
     kept = run / ORIGINAL
     original = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else None
     config = config_of(model, seq_length, str(dtype).removeprefix("torch."), original)
+    folder.mkdir(parents=True)
     _write_json(folder / CONFIG, config)
 
     def num_bytes(tensor: FileTensor) -> int:

@@ -12,7 +12,8 @@ from launcher.base.errors import JobError
 from launcher.base.files import write_whole
 from launcher.contract.config import TrainConfig
 from launcher.contract.model.checkpoint import SourceCheckpoint, first_step, source_checkpoint
-from launcher.contract.model.config_json import CONFIG, ORIGINAL
+from launcher.contract.model.config_json import ORIGINAL
+from launcher.contract.model.formats import CONFIG
 from launcher.runtime.api import FragmentReader, RankContext
 from launcher.runtime.checkpoint.fragments import state_name
 from launcher.runtime.checkpoint.store import DAMAGE, Checkpoint
