@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2 with a window, untied": FILES["qwen2"]
     | {
         **{"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
-        **{"tie_word_embeddings": False},
+        **{"tie_word_embeddings": False, "head_dim": 8},
     },
     "qwen3 with biases and a window": FILES["qwen3"]
     | {

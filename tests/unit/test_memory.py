@@ -122,6 +122,14 @@ def test_every_stage_recomputes_in_its_own_way():
     assert (first, last) == (full.memory[0], none.memory[1])
 
 
+def test_every_rank_holds_the_mask_of_a_window_once():
+    model = {"family": "llama", "sliding_window": S - 1}
+    plan = build(launch_config(model=model, parallel={"pp": 2}))
+    masks = [memory.other_bytes["attention mask"] for memory in plan.memory]
+    assert masks == [4 * S * S] * 2
+    assert "attention mask" not in only_rank(launch_config(model=model | {"sliding_window": S})).other_bytes
+
+
 def test_the_last_stage_holds_the_logits_beside_the_probabilities():
     plan = build(launch_config(parallel={"pp": 2}))
     assert "logits" not in plan.memory[0].other_bytes

@@ -70,8 +70,10 @@ def _attention_entries(
     if form.attention_bias is None:
         entries["attention_bias"] = model.attention_bias == "all"
     first = None if original is None else described(original, CONFIG, "")
-    if isinstance(first, Described) and biting(first.window, sizes.seq_length) == sizes.window:
-        return entries
+    if isinstance(first, Described):
+        window = first.settings.get("sliding_window")
+        if biting(window, sizes.seq_length) == sizes.window:
+            return entries
     if "use_sliding_window" in form.windows:
         is_used = model.sliding_window is not None
         entries |= {"use_sliding_window": is_used, "max_window_layers": 0, "layer_types": None}

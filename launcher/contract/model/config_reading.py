@@ -16,6 +16,9 @@ from launcher.typed.read import Reading, plain, read
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 _OTHER_KINDS = {"tied_embeddings": bool, "norm_eps": float}
 """Of the settings that are no whole numbers."""
+_SLIDING = "sliding_attention"
+_LAYERS = (_SLIDING, "full_attention")
+"""The ``layer_types`` that are built."""
 _ANOTHER = "Give another folder, or build the model with model.target."
 _DEFAULT_BASE = 10_000.0
 """Of rotary positions, where a file has none."""
@@ -37,12 +40,6 @@ class Described:
     """The longest context."""
     faults: list[Fault] = field(default_factory=list)
     """What is wrong with its entries, or not built here."""
-
-    @property
-    def window(self) -> int | None:
-        """Tokens that one attends to at most."""
-        window: int | None = self.settings.get("sliding_window")
-        return window
 
     def entry(self, name: str) -> str:
         """The entry that tells a setting, as messages name it."""
@@ -133,20 +130,18 @@ def _tell_attention(model: Described) -> None:
 
 def _of_all_layers(model: Described, window: int | None) -> int | None:
     """The window of every layer, of a file that tells it for each."""
-    num_layers, first = model.settings.get("num_layers", 0), model.checked(int, "max_window_layers")
-    kinds = model.found.get("layer_types")
-    if kinds is None and first is not None:
-        num_sliding = 0 if window is None else max(0, num_layers - max(0, first))
-    elif isinstance(kinds, list) and len(kinds) == num_layers:
-        num_sliding = kinds.count("sliding_attention")
-        if {*map(str, kinds)} - {"full_attention", "sliding_attention"} or (num_sliding and window is None):
-            num_sliding = -1
-    else:
-        num_sliding = -1
-    if num_sliding not in (0, num_layers):
+    num_layers, first = model.settings.get("num_layers"), model.checked(int, "max_window_layers")
+    if num_layers is None or first is None:
+        return None
+    kinds, slides = model.found.get("layer_types"), set[bool]()
+    if kinds is None:
+        slides = {window is not None and layer >= first for layer in (0, num_layers - 1)}
+    elif isinstance(kinds, list) and len(kinds) == num_layers and all(kind in _LAYERS for kind in kinds):
+        slides = {kind == _SLIDING for kind in kinds}
+    if len(slides) != 1 or (slides == {True} and window is None):
         rule = "its layers do not have one window all of them, or none"
         model.refuse(f"{rule} (layer_types, max_window_layers and sliding_window in its {CONFIG})")
-    return window if num_sliding else None
+    return window if slides == {True} else None
 
 
 def _tell_rope(model: Described) -> None:
