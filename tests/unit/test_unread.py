@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from launcher.contract.executor import Executor
 from launcher.contract.strategy import Architecture, Parallel, Schedule
 from launcher.plan.rules.unread import conditions
 from launcher.typed.read import Condition, read_while
+from tests.helpers.pretrained_folders import GPT_2
 
 HEAD = "defaults: [/quickstart, _self_]\n"
 PLACES: dict[Any, str] = {
@@ -57,6 +59,7 @@ ON: dict[str, tuple[str, ...]] = {
     "where batch.num_microbatches is no multiple of parallel.pp": (
         *("parallel=interleaved", "batch.num_microbatches=5", "batch.global_size=null"),
     ),
+    "where batch.seq_length is above model.sliding_window": LLAMA,
     "unless run.notify is empty": ("run.notify=[cat]",),
     "where a pipeline stage has several ranks": ("parallel.dp=2",),
     "where alarms.spike or alarms.not_finite is skip": ("alarms.spike=skip",),
@@ -79,6 +82,7 @@ OFF: dict[str, tuple[str, ...]] = {
         "+site.roles.server.ranks_per_node=1",
     ),
     "where several ranks share a node": TWO_NODES,
+    "where batch.seq_length is above model.sliding_window": (*LLAMA, "batch.seq_length=3"),
     "where batch.num_microbatches is no multiple of parallel.pp": ("parallel=interleaved",),
     **{
         f"unless alarms.{name} is ignore": (f"alarms.{name}=ignore",)
@@ -98,6 +102,9 @@ VALUES = {
     "site.gpu_request": "gres",
     "model.tied_embeddings": "true",
     "model.dropout": "0.25",
+    "model.path": "FOLDER",
+    "model.attention_bias": "qkv",
+    "model.qk_norm": "true",
     "model.rope_scaling": "{factor: 8, low_freq_factor: 1, high_freq_factor: 4, "
     "original_max_position_embeddings: 64}",
     "optim.min_lr_fraction": "0.25",
@@ -123,10 +130,11 @@ def refused(path: str, words: Sequence[str], recipe: str = "quickstart") -> list
 
 @pytest.mark.parametrize(("choice", "path", "condition"), declared(), ids=lambda part: str(part)[:40])
 def test_a_setting_is_refused_where_it_is_not_read_and_accepted_where_it_is(
-    choice: tuple[str, ...], path: str, condition: Condition
+    choice: tuple[str, ...], path: str, condition: Condition, tmp_path: Path
 ) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GPT_2 | {"n_positions": 128}))
     key = condition.text.replace("``", "")
-    given = f"{path}={VALUES.get(path, '3')}"
+    given = f"{path}={VALUES.get(path, '3').replace('FOLDER', str(tmp_path))}"
     typed = ("site.gpu_request=gres_typed",) if path == "site.gpu_type" else ()
     off = [*choice, *OFF.get(key, ()), *typed]
     faults = refused(path, [*off, given])
