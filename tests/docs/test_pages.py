@@ -24,6 +24,7 @@ from launcher_plugins.schedules.gpipe import GPipe
 from tests.architecture.test_floors import FLOORS, modules
 from tests.docs.pages import PAGES, ROOT, Command, commands, files, matches, synopses
 from tests.docs.settings_page import PAGE, page
+from tests.helpers.pretrained_folders import GPT_2, write_whole_folder
 
 TEXTS = {name: path.read_text() for name, path in PAGES.items()}
 NOT_RUN = {
@@ -80,6 +81,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (own / "executor" / "pbs.yaml").write_text("name: pbs\n")
     shutil.unpack_archive(ROOT / "tests" / "golden" / "quickstart_runs.zip", tmp_path)
     shutil.copytree(tmp_path / "runs" / "mine", tmp_path / "runs" / "even")
+    write_whole_folder(tmp_path / "exported", GPT_2 | {"n_positions": 128})
     store.remember([tmp_path.resolve()], [])
     for text in TEXTS.values():
         for name, content in files(text):

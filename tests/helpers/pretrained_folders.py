@@ -11,7 +11,9 @@ from typing import Any
 
 from launcher.contract.config import LaunchConfig
 from launcher.contract.model.folder import WEIGHTS
+from launcher.contract.model.from_folder import settled
 from launcher.contract.model.tensors import file_tensors
+from tests.helpers.configs import launch_config
 
 LLAMA_3_1: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -126,6 +128,18 @@ QWEN_3: dict[str, Any] = _LIKE_LLAMA | {
 """The file of Qwen3 0.6B, of a smaller model."""
 FILES = {"gpt2": GPT_2, "llama": LLAMA_3_1, "mistral": MISTRAL, "qwen2": QWEN_2_5, "qwen3": QWEN_3}
 """By ``model_type``."""
+
+
+def model_of_folder(folder: Path, seq_length: int = 8) -> dict[str, Any]:
+    """The settings of the model that a recipe has with this folder as model.path."""
+    return dict(vars(settled(launch_config(model={"path": str(folder)}).model, seq_length)))
+
+
+def write_whole_folder(folder: Path, config: Mapping[str, Any]) -> Path:
+    """A folder with a ``config.json``, and the tensors that it describes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return write_folder(folder, config, launch_config(model=model_of_folder(folder)))
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], recipe: LaunchConfig) -> Path:

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from launcher.contract.config import LaunchConfig
-from launcher.contract.model.from_folder import settled
 from launcher.runtime.train.optimizer import learning_rate
-from tests.helpers.configs import launch_config
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 """Inputs and targets of the microbatches of a step."""
@@ -31,11 +29,6 @@ def saved_by_them(folder: Path, entries: dict[str, Any], *, std: float = 0.4, **
     model.save_pretrained(folder, **saved)
     (folder / "config.json").write_text(json.dumps(entries))
     return folder
-
-
-def model_of_folder(folder: Path, seq_length: int = 8) -> dict[str, Any]:
-    """The settings of the model that a recipe has with this folder as model.path."""
-    return dict(vars(settled(launch_config(model={"path": str(folder)}).model, seq_length)))
 
 
 def their_logits(folder: Path, tokens: Tensor) -> Tensor:

@@ -22,11 +22,10 @@ from launcher.runtime.train.loop import Trainer, _load_initial
 from tests.helpers.equality import CPU, NUM_STEPS, Sabotage, job, skip_sums_over, train
 from tests.helpers.halves import save
 from tests.helpers.logits import tokens_and_logits_of_a_step
-from tests.helpers.pretrained_folders import FILES
+from tests.helpers.pretrained_folders import FILES, model_of_folder
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.their_models import (
     Batches,
-    model_of_folder,
     saved_by_them,
     their_logits,
     trained_by_them,

@@ -112,6 +112,18 @@ def test_the_window_of_a_qwen_file_is_that_of_all_its_layers(
     assert model_of(QWEN_2_5 | changes, tmp_path).sliding_window == window
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("gpt2", {"n_special": 0, "predict_special_tokens": True, "output_past": True}),  # GPT-2 large
+        ("llama", {"is_llama_config": True, "transformers.js_config": {"a": {}}}),
+        ("mistral", {"sliding_window": None, "rope_theta": 1e6, "head_dim": 4}),  # Mistral 7B v0.3
+    ],
+)
+def test_entries_of_published_files_are_taken(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    assert model_of(FILES[kind] | changes, tmp_path).num_layers == 2
+
+
 NOT_ONE = "its layers do not have one window all of them, or none (layer_types, max_window_layers and "
 
 
@@ -133,6 +145,7 @@ NOT_ONE = "its layers do not have one window all of them, or none (layer_types, 
         ("qwen2", {"sliding_window": "8"}, 'sliding_window in its config.json is "8"; it must be a whole'),
         ("qwen2", {"attention_bias": True}, "nothing here takes attention_bias = true of its config.json"),
         ("qwen2", {"use_mrope": True}, "use_mrope in its config.json is true; it must be false"),
+        ("gpt2", {"n_special": 2}, "n_special in its config.json is 2; it must be 0"),
         ("qwen3", {"head_dim": None}, "head_dim in its config.json is null; it must be a whole number"),
         ("qwen3", {"hidden_act": "gelu"}, 'hidden_act in its config.json is "gelu"; it must be "silu"'),
         ("mistral", {"layer_types": ["full_attention"]}, "nothing here takes layer_types = [...] of its"),

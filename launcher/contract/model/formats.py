@@ -30,6 +30,7 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     "partial_rotary_factor": (1.0, None),
     "use_mrope": (False,),
+    "n_special": (0,),
 }
 """The values of entries of any format that stand for what the layers here compute."""
 _LLAMA_SETTINGS = {
@@ -170,9 +171,11 @@ FORMATS = {one.model_type: one for one in _FORMATS}
 """By ``model_type``; the first that holds a model is the one that it is exported in."""
 _FREE = {
     "labels": """_name_or_path _commit_hash transformers_version architectures unsloth_version unsloth_fixed
-        finetuning_task task_specific_params tokenizer_class prefix model_type""",
+        finetuning_task task_specific_params tokenizer_class prefix model_type is_llama_config
+        transformers.js_config""",
     "the format of the weights' numbers, which each tensor has itself": "dtype torch_dtype use_bfloat16",
-    "tokens": "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id",
+    "tokens": """bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
+        predict_special_tokens""",
     "generation of text": """max_length min_length do_sample early_stopping num_beams num_beam_groups
         diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
         no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
@@ -184,7 +187,8 @@ _FREE = {
         summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout""",
     "how the same is computed, and what of it is returned": """use_cache pretraining_tp attn_implementation
         _attn_implementation_autoset reorder_and_upcast_attn chunk_size_feed_forward torchscript
-        tf_legacy_loss return_dict output_hidden_states output_attentions is_decoder tie_encoder_decoder""",
+        tf_legacy_loss return_dict output_past output_hidden_states output_attentions is_decoder
+        tie_encoder_decoder""",
     "n_positions again, which GPT-2's layers do not read": "n_ctx",
 }
 FREE = frozenset(name for names in _FREE.values() for name in names.split())
