@@ -2,9 +2,8 @@
 # Slurm signals this shell when the time limit is near (USR1) and when the job has to end (TERM). The
 # signal is forwarded to the ranks, which save after their current step, leave a note, and end. A rank
 # that is still starting ignores it, so it is repeated until they have ended.
-unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
 note=$run/exit/stopped.json
-ranks='' watch='' num_signals=0
+ranks='' watch='' num_signals=0 log_bytes=0
 on_signal() {
   num_signals=$((num_signals + 1))
   if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then
@@ -29,6 +28,7 @@ fi
 # at once (--kill-on-bad-exit); one that finishes before them does not (--wait=0).
 start_ranks() {
   local num_before=$num_signals
+  log_bytes=$(stat -c %s "$run/logs/executor.log" 2>/dev/null)
   "$@" &
   ranks=$!
   if [ "$num_before" != 0 ]; then
@@ -51,19 +51,22 @@ conclude() {
   stop_watch
   has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
-  local job state cause=''
+  local job state cause='' unfit
   job=$(scontrol --oneliner show job "$job_id")
   state=$(state_in "$job")
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
-  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=uncounted ;; esac
+  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=preempted ;; esac
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
     echo "trireme: leaves job $job_id to Slurm, where it is $state"
+    if [ "$state" = CANCELLED ]; then goes_on cancelled "job $job_id"; else goes_on requeue "job $job_id, by Slurm"; fi
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again "$cause"
   elif has_lost_nodes "$job"; then
-    start_over "$job"
+    start_over "$(nodes_in "$job")"
+  elif unfit=$(unstarted_nodes) && [ -n "$unfit" ]; then
+    leave_nodes
   else
     echo "$this_start" >>"$run/logs/failures"
     if has_failed; then cancel_rest; else start_again; fi
@@ -76,8 +79,15 @@ has_failed() {
   [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
+# Notes that this start has ended otherwise than by a failure, once.
+goes_on() {
+  [ -e "$run/exit/again" ] || write_event "$@"
+  touch "$run/exit/again"
+}
+
 # In a chain, the next job starts when this one ends with another code than 0. What the run itself asks for is
-# counted, in logs/requeues; what Slurm requeues, and what gives way to another job, is not.
+# counted, in logs/requeues; what Slurm requeues, and what gives way to another job or its nodes end, is not.
+# $1: why it does not count.
 start_again() {
   case $continuation in
     none) return 1 ;;
@@ -85,20 +95,21 @@ start_again() {
       local rest
       mapfile -t rest < <(rest_of_chain)
       exclude_nodes "${rest[@]}"
-      [ "${#rest[@]}" != 0 ]
+      [ "${#rest[@]}" != 0 ] || return
+      goes_on restart "job ${rest[0]} of the chain"
       return
       ;;
   esac
   local counted
   counted=$(($(cat "$run/logs/requeues" 2>/dev/null | wc -l) + 1))
-  if [ "${1:-}" != uncounted ] && [ "$counted" -ge "$max_starts" ]; then
+  if [ -z "${1:-}" ] && [ "$counted" -ge "$max_starts" ]; then
     echo "trireme: not requeued after start $num_starts: $counted of at most $max_starts count" \
       "(executor.max_starts)"
     return 1
   fi
   echo "trireme: requeues job $job_id after start $num_starts"
-  write_event requeue "job $job_id after start $num_starts"
-  if [ "${1:-}" != uncounted ]; then echo "$this_start" >>"$run/logs/requeues"; fi
+  goes_on requeue "job $job_id after start $num_starts"
+  if [ -z "${1:-}" ]; then echo "$this_start" >>"$run/logs/requeues"; fi
   trap '' TERM # which the requeued job's script is sent
   scontrol requeue "$job_id"
   exclude_nodes "$job_id"

@@ -2,11 +2,6 @@
 # The end of this job's time, as its own script sees it: how long before it the ranks have to be told follows
 # from how long they take to save, and a save that takes even longer must not be the end of the run.
 
-# The state in what Slurm tells of a job; of several components that of the first.
-state_in() {
-  sed -n '1s/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$1"
-}
-
 # Seconds until Slurm ends this job; nothing where it has no limit, or Slurm does not answer.
 time_left() {
   local end

@@ -22,7 +22,15 @@ from launcher.base.files import json_object, read_json, read_regular
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
 from launcher.contract.inputs.lineage import lineage_text, stored_lineage
-from launcher.contract.job import END_NOTE, JOB_RECORD, RESUME_NOTE, START_NOTE, STOP_NOTE, JobState
+from launcher.contract.job import (
+    END_NOTE,
+    JOB_RECORD,
+    NODE_NOTE,
+    RESUME_NOTE,
+    START_NOTE,
+    STOP_NOTE,
+    JobState,
+)
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, rank_failures
@@ -135,6 +143,8 @@ def _why(folder: Path, ended: dict[str, Any], record: dict[str, Any], stopped: d
     if stopped:
         by = ended.get("reason") or stopped.get("signal") or "a signal"
         return f"stopped by {by}, saved after step {stopped.get('step')}"
+    if (unfit := folder / Path(NODE_NOTE).name).is_file():
+        return read_regular(unfit).decode(errors="replace").strip()
     code, rank = _number(ended.get("exit_code")), _number(ended.get("rank"))
     phase = ended.get("phase")
     if phase == "succeeded":

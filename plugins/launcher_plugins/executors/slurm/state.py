@@ -12,10 +12,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.contract.job import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase, RankEnd
+from launcher.contract.job import (
+    EXECUTOR_LOG,
+    NODE_NOTE,
+    SECONDARY_EXIT_CODES,
+    STOP_NOTE,
+    JobState,
+    Phase,
+    RankEnd,
+)
 from launcher_plugins.executors.slurm.commands import rows
 from launcher_plugins.executors.slurm.nodelist import expand
-from launcher_plugins.executors.slurm.nodes import UNFIT
 from launcher_plugins.executors.torchrun import ending, failed_by
 from launcher_plugins.executors.torchrun import failed_state as torchrun_state
 
@@ -124,7 +131,8 @@ def rank_ends(output: str) -> list[RankEnd]:
 
 
 def with_end(state: JobState, run_dir: str) -> JobState:
-    """A failed state with the outcome of the last start: that it has saved, or the rank that failed first."""
+    """A failed state with the outcome of the last start: that it has saved, that its nodes are unfit, or
+    the rank that failed first."""
     log, note = Path(run_dir) / EXECUTOR_LOG, Path(run_dir) / STOP_NOTE
     if state.phase != "failed" or not log.is_file():
         return state
@@ -132,13 +140,13 @@ def with_end(state: JobState, run_dir: str) -> JobState:
         step = json.loads(note.read_text(encoding="utf-8"))["step"]
         reason = f"interrupted, saved after step {step}: trireme submit --resume resumes it"
         return replace(state, reason=reason)
+    if (unfit := Path(run_dir, NODE_NOTE)).is_file():
+        return replace(state, reason=unfit.read_text(encoding="utf-8", errors="replace").strip())
     output = log.read_text(encoding="utf-8", errors="replace")
     *_, starter, newest = ["", *_STARTED.split(output)]
     if starter == "torchrun":
         return torchrun_state(newest, state.exit_code or 1)
     ends = rank_ends(newest)
-    if not ends and (unfit := Path(run_dir, UNFIT)).is_file():
-        return replace(state, reason=unfit.read_text(encoding="utf-8", errors="replace").strip())
     if not ends:
         is_late = (Path(run_dir) / "exit" / "late").is_file()
         late = " before its ranks had saved (executor.save_lead_s)"
