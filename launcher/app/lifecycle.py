@@ -30,7 +30,7 @@ from launcher.report.runs import named_base
 from launcher.report.tables import speedup_text
 from launcher.runs.alarms.notify import note, notifying
 from launcher.runs.facts import checkouts, environment_facts
-from launcher.runs.failure import failure_line, failure_text
+from launcher.runs.failure import failure_line, failure_text, unless_trained
 from launcher.runs.freeze import freeze, frozen_plan
 from launcher.runs.record import Origin, write_job
 from launcher.runs.render import executor_of, render, shell_text
@@ -179,7 +179,7 @@ def _train_and_restart(run: PreparedRun, stop: StopSignal, output: Output) -> Jo
             progress.update()
 
         state = follow(run.executor, run.script, stop, tick, output.warn)
-        state = _unless_told_to_stop(state, directory)
+        state = _unless_told_to_stop(unless_trained(state, directory.path), directory)
         with surviving_lost_output(reader=True):
             progress.close()
         ended = {

@@ -22,6 +22,7 @@ from launcher.contract.job import (
     of_start,
 )
 from launcher.runs.hang import Hang, find_hang, with_hang
+from launcher.runs.store import is_trained
 from launcher.typed.read import Reading, read
 
 _TAIL_LINES = 15
@@ -87,6 +88,17 @@ def with_cause(state: JobState, run_dir: Path) -> JobState:
     if (end := next(iter(_unexplained(state, failures)), None)) is not None:
         return replace(state, rank=end.rank, exit_code=end.exit_code, reason=end.reason)
     return state
+
+
+def unless_trained(state: JobState, run_dir: Path) -> JobState:
+    """A failed state; of a run that has saved its last step that of a finished one, where no rank has failed
+    itself: the signal came when nothing was left to do but to end."""
+    if state.phase != "failed" or not is_trained(run_dir):
+        return state
+    failures = rank_failures(run_dir)
+    own = [failure for failure in failures if not failure.is_consequence]
+    is_by_signal = all(end.exit_code < 0 for end in _unexplained(state, failures))
+    return JobState(phase="succeeded", exit_code=0) if is_by_signal and not own else state
 
 
 def _cause(state: JobState, failures: Sequence[RankFailure]) -> RankFailure | None:

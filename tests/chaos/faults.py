@@ -67,9 +67,15 @@ def _kills() -> list[Fault]:
         Fault(name="launcher SIGHUP", shell="kill -HUP $LAUNCHER", slow_s=0.1),
         Fault(name="launcher SIGUSR1", shell="kill -USR1 $LAUNCHER", slow_s=0.1),
     ]
+    last = {"moment": "renamed", "rank": 0, "step": NUM_STEPS - 5}
+    at_the_end = [
+        Fault(name=f"{whom} behind the last save", shell=f"kill {how}", goes_on="unharmed", **last)
+        for whom, how in {"torchrun SIGTERM": "-TERM $AGENT", "rank SIGTERM": "-TERM $PID"}.items()
+    ]
     back = "(sleep 2; kill -CONT $X) >/dev/null 2>&1 &"
     return [
         *resume,
+        *at_the_end,
         Fault(
             name="launcher stopped for 2 s",
             shell="X=$LAUNCHER; kill -STOP $X; " + back,
