@@ -17,6 +17,7 @@ start='/runs/a b/lib'/launcher/runtime/process/start.py
 starter=srun
 continuation=requeue
 max_starts=8
+max_node_failures=5
 max_restarts=0
 saves=no
 save_lead_s=0
@@ -272,6 +273,7 @@ conclude() {
   state=$(state_in "$job")
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
   case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=preempted ;; esac
+  [ "$cause" != preempted ] || touch "$run/exit/preempted"
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
@@ -349,6 +351,23 @@ cancel_rest() {
   mapfile -t rest < <(rest_of_chain)
   for ((i = ${#rest[@]} - 1; i >= 0; i--)); do scancel --quiet "${rest[i]}"; done
 }
+
+# What neither the run itself nor a preemption has ended, and nothing more was saved since: nodes have failed, or
+# somebody requeues it before it can save.
+has_lost_start() { # START
+  ! [ -e "$run/exit.$1/stopped.json" ] && ! [ -e "$run/exit.$1/preempted" ] &&
+    ! grep -qsFx "$1" "$run/logs/requeues" "$run/logs/failures"
+}
+if [ "$continuation" = requeue ]; then
+  checkpoints=("$run"/checkpoints/step-????????)
+  saved=${checkpoints[-1]##*-}
+  if [ -n "$before" ] && has_lost_start "$before"; then echo "$before $saved" >>"$run/logs/lost"; fi
+  if num_lost=$(grep -c " $saved$" "$run/logs/lost" 2>/dev/null) && [ "$num_lost" -ge "$max_node_failures" ]; then
+    echo "$num_lost starts in a row were ended by their nodes, and nothing more was saved" \
+      "(executor.max_node_failures); nodes that were seen to fail are in logs/unfit-nodes" >"$run/exit/unfit"
+    fail "$(cat "$run/exit/unfit")"
+  fi
+fi
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   cancel_rest

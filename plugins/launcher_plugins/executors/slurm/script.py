@@ -150,6 +150,7 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"starter={settings.starter}"
     yield f"continuation={settings.continuation}"
     yield f"max_starts={settings.max_starts}"
+    yield f"max_node_failures={settings.max_node_failures}"
     yield f"max_restarts={settings.max_restarts}"
     yield f"saves={'yes' if saves(batch.config) else 'no'}"
     yield f"save_lead_s={first_lead_s(batch.config)}"
