@@ -19,6 +19,7 @@ from launcher.contract.alarms.events import EVENTS, Event, append, read_events
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.continuation import lead_warnings
 from launcher_plugins.executors.slurm.executor import Slurm
+from tests.helpers.prometheus_text import samples_of
 from tests.helpers.slurm_cluster import REPOSITORY
 from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 from tests.helpers.waiting import wait_until
@@ -737,6 +738,20 @@ def test_starts_and_ends_are_events_which_the_first_node_gives_to_the_command(li
     ]
     kinds = [json.loads(line)["kind"] for line in told.read_text().splitlines()]
     assert kinds == ["start", "requeue", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("signals", "variables", "state"), [((signal.SIGUSR1,), {}, "pending"), ((), {"FAILS": ""}, "succeeded")]
+)
+def test_the_first_node_writes_the_figures_of_the_run(life, signals, variables, state):
+    run = life("run.prometheus=run.prom")
+    (run.run_dir / "plan.json").write_text(run.plan.to_json())
+    run.once(*signals, **variables)
+    found = samples_of((run.run_dir / "run.prom").read_text())
+    told = {
+        dict(labels)["state"] for (name, labels), value in found.items() if name.endswith("_state") and value
+    }
+    assert told == {state}
 
 
 def test_a_job_that_fails_is_an_event(life):

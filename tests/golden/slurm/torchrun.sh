@@ -233,10 +233,10 @@ signal_ranks() {
 }
 if [ "$saves" = yes ]; then trap on_signal USR1 TERM; fi
 
-# Gives the events to the command of run.notify, until this script has recorded its end.
-if [ "${notify:-no}" = yes ]; then
-  "$python" "$start" launcher.runs.alarms.on_node "$run/plan.json" "$num_event_bytes" \
-    </dev/null >>"$run/notify.log" 2>&1 &
+# Gives the events to the command of run.notify and the figures to run.prometheus, until this script has
+# recorded its end.
+if [ "${is_followed:-no}" = yes ]; then
+  "$python" "$start" launcher.app.beside.on_node "$run/plan.json" "$num_event_bytes" </dev/null &
   notifier=$!
 fi
 
@@ -299,7 +299,7 @@ has_failed() {
 # Notes that this start has ended otherwise than by a failure, once.
 goes_on() {
   [ -e "$run/exit/again" ] || write_event "$@"
-  touch "$run/exit/again"
+  echo "$1" >"$run/exit/again"
 }
 
 # In a chain, the next job starts when this one ends with another code than 0. What the run itself asks for is

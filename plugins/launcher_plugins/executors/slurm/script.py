@@ -145,8 +145,8 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"plan_sha256={request.plan_sha256}"
     yield f"python={shlex.quote(site.python or request.python)}"
     yield f"start={shlex.quote(request.code)}/{START_FILE}"
-    if batch.config.run.notify:
-        yield "notify=yes"
+    if batch.config.run.notify or batch.config.run.prometheus:
+        yield "is_followed=yes"
     yield f"starter={settings.starter}"
     yield f"continuation={settings.continuation}"
     yield f"max_starts={settings.max_starts}"
