@@ -60,7 +60,7 @@ conclude() {
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
-    echo "trireme: leaves job $job_id to Slurm, where it is $state"
+    say "leaves job $job_id to Slurm, where it is $state"
     if [ "$state" = CANCELLED ]; then goes_on cancelled "job $job_id"; else goes_on requeue "job $job_id, by Slurm"; fi
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again "$cause"
@@ -104,11 +104,11 @@ start_again() {
   local counted
   counted=$(($(cat "$run/logs/requeues" 2>/dev/null | wc -l) + 1))
   if [ -z "${1:-}" ] && [ "$counted" -ge "$max_starts" ]; then
-    echo "trireme: not requeued after start $num_starts: $counted of at most $max_starts count" \
+    say "not requeued after start $num_starts: $counted of at most $max_starts count" \
       "(executor.max_starts)"
     return 1
   fi
-  echo "trireme: requeues job $job_id after start $num_starts"
+  say "requeues job $job_id after start $num_starts"
   goes_on requeue "job $job_id after start $num_starts"
   if [ -z "${1:-}" ]; then echo "$this_start" >>"$run/logs/requeues"; fi
   trap '' TERM # which the requeued job's script is sent

@@ -63,7 +63,7 @@ choose_nodes() {
 }
 
 name_unfit() {
-  echo "trireme: node $1 is unfit: $2"
+  say "node $1 is unfit: $2"
   write_event unfit_node "node $1 is unfit: $2" "$1"
   printf '%s %s %s\n' "$1" "$(date +%FT%T%z)" "$2" >>"$run/logs/unfit-nodes"
 }
@@ -86,7 +86,7 @@ exclude_nodes() {
   for job in "$@"; do
     before=$(scontrol --oneliner show job "$job" | sed -n '1s/.* ExcNodeList=\([^ (]*\).*/\1/p')
     if scontrol update JobId="$job" ExcNodeList="${before:+$before,}$unfit"; then
-      echo "trireme: job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
+      say "job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
     fi
   done
 }
@@ -127,7 +127,7 @@ has_lost_nodes() {
 start_over() {
   local left=$1
   mapfile -t hosts < <(names_of "$left")
-  echo "trireme: nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
+  say "nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
   if [ "${#hosts[@]}" -lt "$nodes" ]; then
     start_again crashed
     exit "$unfinished"

@@ -1,7 +1,11 @@
 
 unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
+say() { # with the time, as ranks and launcher write it
+  echo "$(date -u +%FT%T.%3NZ) trireme: $*"
+}
+
 fail() {
-  echo "trireme: $*" >&2
+  say "$*" >&2
   exit 1
 }
 
@@ -16,7 +20,7 @@ job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 [ -d "$run" ] || fail "there is no $run on $(hostname): is its file system mounted?"
 if [ -e "$run/exit/finished" ]; then
-  echo "trireme: the run is finished, so job $job_id has nothing to start"
+  say "the run is finished, so job $job_id has nothing to start"
   exit 0
 fi
 

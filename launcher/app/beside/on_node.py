@@ -11,10 +11,10 @@ import os
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from launcher.app.beside.exporter import Exporter
+from launcher.base.timestamps import stamped
 from launcher.contract.job import AGAIN_NOTE, FINISHED_NOTE, JOB_RECORD, Phase
 from launcher.contract.plan import Plan
 from launcher.runs.alarms.notify import Notifier
@@ -30,7 +30,7 @@ def main(plan_file: Path, offset: int) -> int:
     notifier = Notifier(run_dir, run.notify, run.notify_timeout_s, offset) if run.notify else None
     exporter = None
     if run.prometheus is not None:
-        exporter = Exporter(RunDirectory(run_dir), plan, partial(print, "trireme:", flush=True))
+        exporter = Exporter(RunDirectory(run_dir), plan, say)
     while os.getppid() == script and not (run_dir / JOB_RECORD).exists():
         time.sleep(_INTERVAL_S)
     if notifier is not None:
@@ -38,6 +38,11 @@ def main(plan_file: Path, offset: int) -> int:
     if exporter is not None:
         exporter.close(phase_at_end(run_dir))
     return 0
+
+
+def say(text: str) -> None:
+    """Writes to the output of the job, as its script does."""
+    print(stamped(f"trireme: {text}"), flush=True)
 
 
 def phase_at_end(run_dir: Path) -> Phase | None:

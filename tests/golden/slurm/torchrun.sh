@@ -37,8 +37,12 @@ resume=()
 step=()
 
 unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
+say() { # with the time, as ranks and launcher write it
+  echo "$(date -u +%FT%T.%3NZ) trireme: $*"
+}
+
 fail() {
-  echo "trireme: $*" >&2
+  say "$*" >&2
   exit 1
 }
 
@@ -53,7 +57,7 @@ job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 [ -d "$run" ] || fail "there is no $run on $(hostname): is its file system mounted?"
 if [ -e "$run/exit/finished" ]; then
-  echo "trireme: the run is finished, so job $job_id has nothing to start"
+  say "the run is finished, so job $job_id has nothing to start"
   exit 0
 fi
 
@@ -194,7 +198,7 @@ until_left() {
 signal_in_time() {
   time=$(($(time_left) + 0))
   if [ "$(needed)" -gt "$(lead)" ]; then
-    echo "trireme: executor.save_lead_s=$save_lead_s is too short: as measured, the ranks need $(needed) s to save"
+    say "executor.save_lead_s=$save_lead_s is too short: as measured, the ranks need $(needed) s to save"
   fi
   until_left lead
   kill -USR1 $$
@@ -208,7 +212,7 @@ requeue_unsaved() {
   margin=$((given < 80 ? given / 4 : 20))
   until_left echo "$margin"
   has_lock && [ "$(state_in "$(scontrol --oneliner show job "$job_id")")" = RUNNING ] || return
-  echo "trireme: the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
+  say "the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
     "executor.save_lead_s has to be longer"
   echo "$((2 * given)) late" >>"$run/save_times"
   touch "$run/exit/late"
@@ -276,7 +280,7 @@ conclude() {
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
-    echo "trireme: leaves job $job_id to Slurm, where it is $state"
+    say "leaves job $job_id to Slurm, where it is $state"
     if [ "$state" = CANCELLED ]; then goes_on cancelled "job $job_id"; else goes_on requeue "job $job_id, by Slurm"; fi
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again "$cause"
@@ -320,11 +324,11 @@ start_again() {
   local counted
   counted=$(($(cat "$run/logs/requeues" 2>/dev/null | wc -l) + 1))
   if [ -z "${1:-}" ] && [ "$counted" -ge "$max_starts" ]; then
-    echo "trireme: not requeued after start $num_starts: $counted of at most $max_starts count" \
+    say "not requeued after start $num_starts: $counted of at most $max_starts count" \
       "(executor.max_starts)"
     return 1
   fi
-  echo "trireme: requeues job $job_id after start $num_starts"
+  say "requeues job $job_id after start $num_starts"
   goes_on requeue "job $job_id after start $num_starts"
   if [ -z "${1:-}" ]; then echo "$this_start" >>"$run/logs/requeues"; fi
   trap '' TERM # which the requeued job's script is sent
@@ -437,7 +441,7 @@ choose_nodes() {
 }
 
 name_unfit() {
-  echo "trireme: node $1 is unfit: $2"
+  say "node $1 is unfit: $2"
   write_event unfit_node "node $1 is unfit: $2" "$1"
   printf '%s %s %s\n' "$1" "$(date +%FT%T%z)" "$2" >>"$run/logs/unfit-nodes"
 }
@@ -460,7 +464,7 @@ exclude_nodes() {
   for job in "$@"; do
     before=$(scontrol --oneliner show job "$job" | sed -n '1s/.* ExcNodeList=\([^ (]*\).*/\1/p')
     if scontrol update JobId="$job" ExcNodeList="${before:+$before,}$unfit"; then
-      echo "trireme: job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
+      say "job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
     fi
   done
 }
@@ -501,7 +505,7 @@ has_lost_nodes() {
 start_over() {
   local left=$1
   mapfile -t hosts < <(names_of "$left")
-  echo "trireme: nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
+  say "nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
   if [ "${#hosts[@]}" -lt "$nodes" ]; then
     start_again crashed
     exit "$unfinished"
@@ -570,7 +574,7 @@ if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=l
 if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
   export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
   meet=(--rdzv-backend=trireme-one-host)
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
+  say "job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
 else
   find_address
   find_port
@@ -578,7 +582,7 @@ else
   TRIREME_RENDEZVOUS_KEY=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
   export MASTER_ADDR MASTER_PORT TRIREME_RENDEZVOUS_KEY
   meet=(--rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+  say "job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
 fi
 
 # A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.

@@ -48,14 +48,14 @@ SQUEUE_FIELDS = "JobArrayID:40|,State:20|,exit_code:12|,RestartCnt:8|,Reason:60"
 SACCT_FIELDS = "JobID,State,ExitCode"
 _WORST: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
 """The phase of several jobs together is the first of these that any of them is in."""
-_STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
-"""The line that each start of a job writes to its output."""
+_STARTED = re.compile(r"^(?:\S+Z )?trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
+"""The line that each start of a job writes to its output, of earlier versions without the time."""
 _ENDED = re.compile(
     r"^srun: error: (\S+): tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
 )
 _OUT_OF_MEMORY = re.compile(r"oom.kill event|: tasks? \S+: Out Of Memory", re.IGNORECASE)
 """What slurmstepd or srun says where a node's kernel ended tasks because their memory ran out."""
-_COMPONENT = re.compile(r"^trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
+_COMPONENT = re.compile(r"^(?:\S+Z )?trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
 """The line of each component of a heterogeneous job, whose tasks srun numbers from 0."""
 _SIGNALS = {
     "Killed": signal.SIGKILL,
