@@ -275,7 +275,7 @@ class ParameterServerUpdate(BucketedUpdate):
         """Norm of this worker's gradient, and the factor that clips it."""
         norm = float(squared_norm([bucket.flat for bucket in self._buckets.all()]).sqrt())
         if not isfinite(norm):
-            raise not_finite(step, norm)
+            raise not_finite(step, norm, is_own=True)
         return norm, clip_factor(norm, self._ctx.config.optim.clip_norm)
 
     # Pull of parameters.
