@@ -104,8 +104,8 @@ class RunConfig:
     """Seconds after which that command is killed. Whether it fails changes nothing in the run."""
     prometheus: Annotated[str, Ending(".prom")] | None = field(default=None, metadata=OF_READER)
     """File that the figures of the run are written into every 15 s, for the textfile collector of Prometheus'
-    node_exporter; on Slurm by the first node of the job. A relative path is one in the run directory; null =
-    none."""
+    node_exporter; those of a scheduler's job by its first node. A relative path is one in the run directory;
+    null = none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ def log(run_dir, name, text):
 
 
 SIGNALLED = JobState(phase="failed", exit_code=1, reason="torchrun ended with exit code 1")
-KILLED = JobState(phase="failed", exit_code=-9, reason="killed by signal 9 (SIGKILL)", rank=1)
+KILLED_LAST = JobState(phase="failed", exit_code=-9, reason="killed by signal 9 (SIGKILL)", rank=1)
 
 
 def saved(run_dir, *steps, num_steps=60):
@@ -34,7 +34,7 @@ def saved(run_dir, *steps, num_steps=60):
         (run_dir / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
 
 
-@pytest.mark.parametrize("state", [SIGNALLED, KILLED])
+@pytest.mark.parametrize("state", [SIGNALLED, KILLED_LAST])
 def test_a_run_that_is_ended_by_a_signal_behind_its_last_save_is_finished(tmp_path, state):
     saved(tmp_path, 50)
     assert unless_trained(state, tmp_path) == state

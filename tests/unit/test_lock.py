@@ -438,6 +438,7 @@ def test_a_program_that_has_started_the_ranks_of_the_run_is_ended(tmp_path):
     )
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {starter!r}])"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None, "it has a pipe"
         pid = int(process.stdout.readline())
         known = {"rank": 0, "pid": pid, "birth": birth_of(pid), "system": system_id()}
         (tmp_path / "exit" / "rank-0.process").write_text(json.dumps(known))

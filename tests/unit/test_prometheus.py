@@ -4,7 +4,6 @@ import json
 import math
 import os
 import stat
-import threading
 from pathlib import Path
 
 import pytest
@@ -197,9 +196,9 @@ def test_it_is_written_again_and_again(made):
 def test_a_file_that_cannot_be_written_is_told_once_and_ends_nothing(made):
     directory, plan = made
     (directory.path / "run.prom").mkdir()
-    said, done = [], threading.Event()
-    exporter = Exporter(directory, plan, lambda text: (said.append(text), done.set()), interval_s=0.01)
-    assert done.wait(10)
+    said: list[str] = []
+    exporter = Exporter(directory, plan, said.append, interval_s=0.01)
+    wait_until(lambda: bool(said))
     exporter.close("succeeded")
     (line,) = said
     assert line.startswith(f"run.prometheus={directory.path}/run.prom: [Errno 21] Is a directory: ")
@@ -208,7 +207,7 @@ def test_a_file_that_cannot_be_written_is_told_once_and_ends_nothing(made):
 
 def test_figures_that_cannot_be_read_end_nothing(made):
     directory, plan = made
-    said = []
+    said: list[str] = []
     with beside(directory, plan, said.append):
         write_records(directory.path, 0, [{"type": "step"}])
     assert len(said) <= 1

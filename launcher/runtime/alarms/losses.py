@@ -135,8 +135,8 @@ class LossAlarms:
         """Writes down that this rank fails by a gradient: its own, or the one that all have together."""
         event = Event(time=now(), kind="not_finite", step=step + 1, figures={"grad_norm": None})
         if error.is_own:
-            place = {"rank": self._ctx.plan.rank, "node": socket.gethostname()}
-            self.write_own(replace(event, **place, done="this rank fails"))
+            rank, node = self._ctx.plan.rank, socket.gethostname()
+            self.write_own(replace(event, rank=rank, node=node, done="this rank fails"))
         else:
             self.write(replace(event, done="the run fails"))
 
