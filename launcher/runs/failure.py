@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.base.errors import PeerError
 from launcher.base.files import read_json
 from launcher.contract.heartbeat import stacks_name
 from launcher.contract.job import (
@@ -27,8 +28,8 @@ from launcher.typed.read import Reading, read
 
 _TAIL_LINES = 15
 _MAX_RANKS = 8
-_OF_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError")
-"""The types of torch's errors of NCCL, and of the store in which ranks meet."""
+_OF_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError", PeerError.__name__)
+"""The types of torch's errors of NCCL, and of the store in which ranks meet; and our own."""
 _PEER_GONE = re.compile("gloo/transport|(closed|reset) by peer")
 """In the messages of gloo's errors."""
 

@@ -165,6 +165,12 @@ def judged(run_dir, ends):
     return judged.rank, judged.exit_code
 
 
+def test_a_server_that_is_killed_is_the_cause_and_not_a_worker_that_it_does_not_answer(tmp_path):
+    leave(tmp_path, 1, 7.0, "PeerError", "a parameter server does not answer", traceback="")
+    leave(tmp_path, 3, 7.1, "PeerError", "worker 1 (rank 1) has failed after 25 steps", traceback="")
+    assert judged(tmp_path, [(1, FAILED), (3, FAILED), (2, KILLED)]) == (2, -9)
+
+
 def test_a_rank_that_left_no_report_is_the_cause_in_whatever_order_the_others_are_told_of(tmp_path):
     """One of the others has lost its connection, another one was ended by the starter."""
     cases = [(order, guilty) for order in permutations(range(4)) for guilty in range(4)]
