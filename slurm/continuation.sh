@@ -2,9 +2,8 @@
 # Slurm signals this shell when the time limit is near (USR1) and when the job has to end (TERM). The
 # signal is forwarded to the ranks, which save after their current step, leave a note, and end. A rank
 # that is still starting ignores it, so it is repeated until they have ended.
-unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
 note=$run/exit/stopped.json
-ranks='' watch='' num_signals=0
+ranks='' watch='' num_signals=0 log_bytes=0
 on_signal() {
   num_signals=$((num_signals + 1))
   if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then
@@ -18,10 +17,10 @@ signal_ranks() {
 }
 if [ "$saves" = yes ]; then trap on_signal USR1 TERM; fi
 
-# Gives the events to the command of run.notify, until this script has recorded its end.
-if [ "${notify:-no}" = yes ]; then
-  "$python" "$start" launcher.runs.alarms.on_node "$run/plan.json" "$num_event_bytes" \
-    </dev/null >>"$run/notify.log" 2>&1 &
+# Gives the events to the command of run.notify and the figures to run.prometheus, until this script has
+# recorded its end.
+if [ "${is_followed:-no}" = yes ]; then
+  "$python" "$start" launcher.app.beside.on_node "$run/plan.json" "$num_event_bytes" </dev/null &
   notifier=$!
 fi
 
@@ -29,6 +28,7 @@ fi
 # at once (--kill-on-bad-exit); one that finishes before them does not (--wait=0).
 start_ranks() {
   local num_before=$num_signals
+  log_bytes=$(stat -c %s "$run/logs/executor.log" 2>/dev/null)
   "$@" &
   ranks=$!
   if [ "$num_before" != 0 ]; then
@@ -51,19 +51,23 @@ conclude() {
   stop_watch
   has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
-  local job state cause=''
+  local job state cause='' unfit
   job=$(scontrol --oneliner show job "$job_id")
   state=$(state_in "$job")
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
-  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=uncounted ;; esac
+  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=preempted ;; esac
+  [ "$cause" != preempted ] || touch "$run/exit/preempted"
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
-    echo "trireme: leaves job $job_id to Slurm, where it is $state"
+    say "leaves job $job_id to Slurm, where it is $state"
+    if [ "$state" = CANCELLED ]; then goes_on cancelled "job $job_id"; else goes_on requeue "job $job_id, by Slurm"; fi
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again "$cause"
   elif has_lost_nodes "$job"; then
-    start_over "$job"
+    start_over "$(nodes_in "$job")"
+  elif unfit=$(unstarted_nodes) && [ -n "$unfit" ]; then
+    leave_nodes
   else
     echo "$this_start" >>"$run/logs/failures"
     if has_failed; then cancel_rest; else start_again; fi
@@ -76,8 +80,15 @@ has_failed() {
   [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
+# Notes that this start has ended otherwise than by a failure, once.
+goes_on() {
+  [ -e "$run/exit/again" ] || write_event "$@"
+  echo "$1" >"$run/exit/again"
+}
+
 # In a chain, the next job starts when this one ends with another code than 0. What the run itself asks for is
-# counted, in logs/requeues; what Slurm requeues, and what gives way to another job, is not.
+# counted, in logs/requeues; what Slurm requeues, and what gives way to another job or its nodes end, is not.
+# $1: why it does not count.
 start_again() {
   case $continuation in
     none) return 1 ;;
@@ -85,20 +96,21 @@ start_again() {
       local rest
       mapfile -t rest < <(rest_of_chain)
       exclude_nodes "${rest[@]}"
-      [ "${#rest[@]}" != 0 ]
+      [ "${#rest[@]}" != 0 ] || return
+      goes_on restart "job ${rest[0]} of the chain"
       return
       ;;
   esac
   local counted
   counted=$(($(cat "$run/logs/requeues" 2>/dev/null | wc -l) + 1))
-  if [ "${1:-}" != uncounted ] && [ "$counted" -ge "$max_starts" ]; then
-    echo "trireme: not requeued after start $num_starts: $counted of at most $max_starts count" \
+  if [ -z "${1:-}" ] && [ "$counted" -ge "$max_starts" ]; then
+    say "not requeued after start $num_starts: $counted of at most $max_starts count" \
       "(executor.max_starts)"
     return 1
   fi
-  echo "trireme: requeues job $job_id after start $num_starts"
-  write_event requeue "job $job_id after start $num_starts"
-  if [ "${1:-}" != uncounted ]; then echo "$this_start" >>"$run/logs/requeues"; fi
+  say "requeues job $job_id after start $num_starts"
+  goes_on requeue "job $job_id after start $num_starts"
+  if [ -z "${1:-}" ]; then echo "$this_start" >>"$run/logs/requeues"; fi
   trap '' TERM # which the requeued job's script is sent
   scontrol requeue "$job_id"
   exclude_nodes "$job_id"
@@ -122,6 +134,23 @@ cancel_rest() {
   mapfile -t rest < <(rest_of_chain)
   for ((i = ${#rest[@]} - 1; i >= 0; i--)); do scancel --quiet "${rest[i]}"; done
 }
+
+# What neither the run itself nor a preemption has ended, and nothing more was saved since: nodes have failed, or
+# somebody requeues it before it can save.
+has_lost_start() { # START
+  ! [ -e "$run/exit.$1/stopped.json" ] && ! [ -e "$run/exit.$1/preempted" ] &&
+    ! grep -qsFx "$1" "$run/logs/requeues" "$run/logs/failures"
+}
+if [ "$continuation" = requeue ]; then
+  checkpoints=("$run"/checkpoints/step-????????)
+  saved=${checkpoints[-1]##*-}
+  if [ -n "$before" ] && has_lost_start "$before"; then echo "$before $saved" >>"$run/logs/lost"; fi
+  if num_lost=$(grep -c " $saved$" "$run/logs/lost" 2>/dev/null) && [ "$num_lost" -ge "$max_node_failures" ]; then
+    echo "$num_lost starts in a row were ended by their nodes, and nothing more was saved" \
+      "(executor.max_node_failures); nodes that were seen to fail are in logs/unfit-nodes" >"$run/exit/unfit"
+    fail "$(cat "$run/exit/unfit")"
+  fi
+fi
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   cancel_rest

@@ -18,7 +18,7 @@ for ((component = 0; component < components; component++)); do
   declare -n options=step$component hosts_of_component=SLURM_JOB_NODELIST_HET_GROUP_$component
   words+=(: --het-group="$component" --export=ALL --kill-on-bad-exit=1 --wait=0 --distribution=block
     "${options[@]}" "${command[@]}")
-  echo "trireme: ranks from $rank on $hosts_of_component"
+  say "ranks from $rank on $hosts_of_component"
   rank=$((rank + ranks_of_component[component]))
 done
 told=$(cat "$run/logs/executor.log" 2>/dev/null | wc -c) # before srun can tell more

@@ -2,11 +2,6 @@
 # The end of this job's time, as its own script sees it: how long before it the ranks have to be told follows
 # from how long they take to save, and a save that takes even longer must not be the end of the run.
 
-# The state in what Slurm tells of a job; of several components that of the first.
-state_in() {
-  sed -n '1s/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$1"
-}
-
 # Seconds until Slurm ends this job; nothing where it has no limit, or Slurm does not answer.
 time_left() {
   local end
@@ -65,7 +60,7 @@ until_left() {
 signal_in_time() {
   time=$(($(time_left) + 0))
   if [ "$(needed)" -gt "$(lead)" ]; then
-    echo "trireme: executor.save_lead_s=$save_lead_s is too short: as measured, the ranks need $(needed) s to save"
+    say "executor.save_lead_s=$save_lead_s is too short: as measured, the ranks need $(needed) s to save"
   fi
   until_left lead
   kill -USR1 $$
@@ -79,7 +74,7 @@ requeue_unsaved() {
   margin=$((given < 80 ? given / 4 : 20))
   until_left echo "$margin"
   has_lock && [ "$(state_in "$(scontrol --oneliner show job "$job_id")")" = RUNNING ] || return
-  echo "trireme: the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
+  say "the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
     "executor.save_lead_s has to be longer"
   echo "$((2 * given)) late" >>"$run/save_times"
   touch "$run/exit/late"

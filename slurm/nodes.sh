@@ -54,9 +54,7 @@ choose_nodes() {
     if [ -z "$reason" ]; then
       fit+=("$host")
     else
-      echo "trireme: node $host is unfit: $reason"
-      write_event unfit_node "node $host is unfit: $reason"
-      printf '%s %s %s\n' "$host" "$(date +%FT%T%z)" "$reason" >>"$run/logs/unfit-nodes"
+      name_unfit "$host" "$reason"
     fi
   done
   if [ "${#fit[@]}" -lt "$nodes" ]; then give_up; fi
@@ -64,10 +62,16 @@ choose_nodes() {
   if [ "$spare_nodes" != 0 ]; then place=(--overlap "--nodelist=$nodelist"); fi
 }
 
-# Has the job start on other nodes, unless it is the run that no node is fit for.
+name_unfit() {
+  say "node $1 is unfit: $2"
+  write_event unfit_node "node $1 is unfit: $2" "$1"
+  printf '%s %s %s\n' "$1" "$(date +%FT%T%z)" "$2" >>"$run/logs/unfit-nodes"
+}
+
+# Has the job start on other nodes, unless it is the run that no node is fit for. $1: why that does not count.
 give_up() {
   echo "too few nodes are fit: ${unfit//$'\n'/; }" >"$run/exit/unfit"
-  if [ "$excludes_nodes" = yes ] && { [ "${#fit[@]}" != 0 ] || [ "${#hosts[@]}" = 1 ]; } && start_again; then
+  if [ "$excludes_nodes" = yes ] && { [ "${#fit[@]}" != 0 ] || [ "${#hosts[@]}" = 1 ]; } && start_again "${1:-}"; then
     exit "$unfinished"
   fi
   fail "$(cat "$run/exit/unfit")"
@@ -82,28 +86,50 @@ exclude_nodes() {
   for job in "$@"; do
     before=$(scontrol --oneliner show job "$job" | sed -n '1s/.* ExcNodeList=\([^ (]*\).*/\1/p')
     if scontrol update JobId="$job" ExcNodeList="${before:+$before,}$unfit"; then
-      echo "trireme: job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
+      say "job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
     fi
   done
+}
+
+# The nodes on which srun could not start the ranks that it has just tried to, as on one whose crash Slurm has
+# not seen yet: each with the reason, by srun's messages in the output of the job.
+unstarted_nodes() {
+  tail -c "+$((log_bytes + 1))" "$run/logs/executor.log" 2>/dev/null |
+    sed -n 's/^srun: error: Task launch for .* failed on node \([^ :]*\): \(.*\)/\1 srun starts no rank on it: \2/p' |
+    sort -u
+}
+
+# Leaves those nodes for others, as those that fail the check; but it is their crash, and does not count.
+leave_nodes() {
+  local host reason fit=()
+  while read -r host reason; do name_unfit "$host" "$reason"; done <<<"$unfit"
+  mapfile -t hosts < <(names_of "$SLURM_JOB_NODELIST")
+  for host in "${hosts[@]}"; do grep -q "^$host " <<<"$unfit" || fit+=("$host"); done
+  if [ "$spare_nodes" != 0 ] && [ "${#fit[@]}" -ge "$nodes" ]; then start_over "$(joined "${fit[@]}")"; fi
+  give_up crashed
+}
+
+# The nodes in what Slurm tells of a job.
+nodes_in() {
+  sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1"
 }
 
 # Whether Slurm has taken crashed nodes from this job, which has spare ones, and goes on without them.
 has_lost_nodes() {
   [ "$spare_nodes" != 0 ] || return
   local left host
-  left=$(names_of "$(sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1")")
+  left=$(names_of "$(nodes_in "$1")")
   for host in $(names_of "$SLURM_JOB_NODELIST"); do grep -Fxq -e "$host" <<<"$left" || return 0; done
   return 1
 }
 
 # Starts over on the nodes that are left, or has Slurm find others where they are too few.
 start_over() {
-  local left
-  left=$(sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1")
+  local left=$1
   mapfile -t hosts < <(names_of "$left")
-  echo "trireme: nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
+  say "nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
   if [ "${#hosts[@]}" -lt "$nodes" ]; then
-    start_again uncounted
+    start_again crashed
     exit "$unfinished"
   fi
   export SLURM_JOB_NODELIST=$left SLURM_JOB_NUM_NODES=${#hosts[@]} TRIREME_START_AGAIN=$((again + 1))

@@ -56,7 +56,7 @@ if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=l
 if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
   export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
   meet=(--rdzv-backend=trireme-one-host)
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
+  say "job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
 else
   find_address
   find_port
@@ -64,7 +64,7 @@ else
   TRIREME_RENDEZVOUS_KEY=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
   export MASTER_ADDR MASTER_PORT TRIREME_RENDEZVOUS_KEY
   meet=(--rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+  say "job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
 fi
 
 # A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.

@@ -1,6 +1,11 @@
 
+unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
+say() { # with the time, as ranks and launcher write it
+  echo "$(date -u +%FT%T.%3NZ) trireme: $*"
+}
+
 fail() {
-  echo "trireme: $*" >&2
+  say "$*" >&2
   exit 1
 }
 
@@ -15,14 +20,14 @@ job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 [ -d "$run" ] || fail "there is no $run on $(hostname): is its file system mounted?"
 if [ -e "$run/exit/finished" ]; then
-  echo "trireme: the run is finished, so job $job_id has nothing to start"
+  say "the run is finished, so job $job_id has nothing to start"
   exit 0
 fi
 
 # The lock of the run directory (launcher/base/lock.py). A start of this job follows the one before, which has
 # ended. Whoever else holds it is waited for until the counter in the file stands still, or the file is gone, as
-# it is once the job is submitted: a long chain of jobs takes minutes. Ranks that are left anywhere see by the token that they are no longer the
-# run's, and end.
+# it is once the job is submitted: a long chain of jobs takes minutes. Ranks that are left anywhere see by the
+# token that they are no longer the run's, and end.
 lock=$run/lock
 TRIREME_LOCK=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
 export TRIREME_LOCK
@@ -55,9 +60,10 @@ num_starts=$(wc -l <"$run/logs/starts")
 
 # An event of the run (launcher/contract/alarms/events.py). A killed writer may have left half a line.
 events=$run/events.jsonl
-write_event() {
+write_event() { # KIND SENTENCE [NODE]
   [ -z "$(tail -c 1 "$events" 2>/dev/null)" ] || echo >>"$events"
-  printf '{"time": "%s", "kind": "%s", "done": "%s"}\n' "$(date +%Y-%m-%dT%H:%M:%S%:z)" "$1" "$2" >>"$events"
+  printf '{"time": "%s", "kind": "%s", "node": "%s", "done": "%s"}\n' \
+    "$(date +%Y-%m-%dT%H:%M:%S%:z)" "$1" "${3:-}" "${2//[\"\\]/ }" >>"$events"
 }
 num_event_bytes=$(stat -c %s "$events" 2>/dev/null || echo 0)
 write_event start "job $job_id, start $num_starts"
@@ -74,8 +80,8 @@ end_record() {
     write_event succeeded "job $job_id"
   elif [ -e "$run/exit/stopped.json" ]; then
     write_event stopped "job $job_id: the ranks have saved"
-  else
-    write_event failed "job $job_id ended with code $1"
+  elif [ "$1" != "$unfinished" ] || [ ! -e "$run/exit/again" ]; then
+    write_event failed "job $job_id ended with code $1$(sed 's/^/: /' "$run/exit/unfit" 2>/dev/null)"
   fi
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
   rm -f "$lock"

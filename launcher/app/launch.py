@@ -29,6 +29,7 @@ from launcher.app.preflight import (
     refuse,
     seen_faults,
     start_faults,
+    unseen_notes,
 )
 from launcher.app.request import Request
 from launcher.base import registry
@@ -265,7 +266,11 @@ def _print_script(planned: Planned, run: PreparedRun, output: Output) -> None:
     """Prints what would be submitted, and nothing else on the standard output."""
     text = shell_text(run.script)
     check_text(text, "the job script", secret_values(os.environ, ()))
-    notes = [*planned.composed.notes, *planned.plan.notes]
+    notes = [
+        *planned.composed.notes,
+        *planned.plan.notes,
+        *([] if run.resume else unseen_notes(planned.plan)),
+    ]
     if planned.plan.config.run.dir is None:
         notes.append("The run directory is named by the time; give run.dir to know the bytes beforehand.")
     for note in notes:

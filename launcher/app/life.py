@@ -22,7 +22,16 @@ from launcher.base.files import json_object, read_json, read_regular
 from launcher.base.redaction import escaped
 from launcher.base.units import counted, format_duration
 from launcher.contract.inputs.lineage import lineage_text, stored_lineage
-from launcher.contract.job import END_NOTE, JOB_RECORD, RESUME_NOTE, START_NOTE, STOP_NOTE, JobState
+from launcher.contract.job import (
+    END_NOTE,
+    FINISHED_NOTE,
+    JOB_RECORD,
+    NODE_NOTE,
+    RESUME_NOTE,
+    START_NOTE,
+    STOP_NOTE,
+    JobState,
+)
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.plan import Plan
 from launcher.runs.failure import failure_line, rank_failures
@@ -105,6 +114,15 @@ def starts_of(directory: RunDirectory, state: JobState) -> list[Start]:
     return [replace(each, lost=number) for each, number in zip(starts, [*lost, 0], strict=False)]
 
 
+def lost_s(starts: Sequence[Start]) -> float:
+    """Seconds of steps that a later start made again, as if each step of a start had taken as long."""
+    return sum(
+        (each.length_s or 0.0) * each.lost / (each.done - each.first)
+        for each in starts
+        if each.lost and each.done is not None and each.done > each.first
+    )
+
+
 def _start(folder: Path, begins: int) -> Start:
     """One start, by its exit folder."""
 
@@ -130,11 +148,13 @@ def _start(folder: Path, begins: int) -> Start:
 
 def _why(folder: Path, ended: dict[str, Any], record: dict[str, Any], stopped: dict[str, Any]) -> str:
     """Why a start ended; empty where nothing tells."""
-    if (folder / "finished").exists():
+    if (folder / Path(FINISHED_NOTE).name).exists():
         return _FINISHED
     if stopped:
         by = ended.get("reason") or stopped.get("signal") or "a signal"
         return f"stopped by {by}, saved after step {stopped.get('step')}"
+    if (unfit := folder / Path(NODE_NOTE).name).is_file():
+        return read_regular(unfit).decode(errors="replace").strip()
     code, rank = _number(ended.get("exit_code")), _number(ended.get("rank"))
     phase = ended.get("phase")
     if phase == "succeeded":
@@ -209,15 +229,12 @@ def _clock(seconds: float | None) -> str:
 def _sums(directory: RunDirectory, starts: Sequence[Start]) -> Iterator[str]:
     """Time in starts, time of steps that were lost, time between starts; and what is saved."""
     lengths = [each.length_s or 0.0 for each in starts]
-    lost_s = sum(
-        length * each.lost / (each.done - each.first)
-        for each, length in zip(starts, lengths, strict=True)
-        if each.lost and each.done is not None and each.done > each.first
-    )
     num_lost, num_ended = sum(each.lost for each in starts), sum(bool(each.why) for each in starts)
     parts = [f"{format_duration(sum(lengths))} in {counted(num_ended, 'start')} that ended"]
     if num_lost:
-        parts.append(f"about {format_duration(lost_s)} of it for {counted(num_lost, 'step')} that were lost")
+        parts.append(
+            f"about {format_duration(lost_s(starts))} of it for {counted(num_lost, 'step')} that were lost"
+        )
     created = _created(directory)
     ends = [created, *(each.ended_s for each in starts)]
     waits = [

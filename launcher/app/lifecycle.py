@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from launcher.app.beside.exporter import beside
 from launcher.app.output import Output, shown, text_width
 from launcher.app.progress import Progress, progress_of
 from launcher.base.errors import ConfigError, Fault, JobError, LauncherError
@@ -28,9 +29,9 @@ from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
 from launcher.report.runs import named_base
 from launcher.report.tables import speedup_text
-from launcher.runs.alarms.notify import note, notifying
+from launcher.runs.alarms.notify import note
 from launcher.runs.facts import checkouts, environment_facts
-from launcher.runs.failure import failure_line, failure_text
+from launcher.runs.failure import failure_line, failure_text, unless_trained
 from launcher.runs.freeze import freeze, frozen_plan
 from launcher.runs.record import Origin, write_job
 from launcher.runs.render import executor_of, render, shell_text
@@ -158,7 +159,7 @@ def train(run: PreparedRun, stop: StopSignal, output: Output) -> JobState:
         run.directory.write_state(state)
         return state
     path = run.directory.path
-    with notifying(path, run.plan.config.run):
+    with beside(run.directory, run.plan, output.warn):
         note(path, "start", f"{counted(run.plan.world_size, 'rank')}{', resumed' if run.resume else ''}")
         state = _train_and_restart(run, stop, output)
         line = failure_line(path, state) if state.phase == "failed" else state.reason
@@ -179,7 +180,7 @@ def _train_and_restart(run: PreparedRun, stop: StopSignal, output: Output) -> Jo
             progress.update()
 
         state = follow(run.executor, run.script, stop, tick, output.warn)
-        state = _unless_told_to_stop(state, directory)
+        state = _unless_told_to_stop(unless_trained(state, directory.path), directory)
         with surviving_lost_output(reader=True):
             progress.close()
         ended = {

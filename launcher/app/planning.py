@@ -144,5 +144,5 @@ def one_device(plan: Plan) -> LaunchConfig:
         site=replace(config.site, nodelist=None),
         architecture=PluginChoice(name=DEFAULT_ARCHITECTURE, options={}),
         report=replace(config.report, baseline="none", claims=False),
-        run=replace(config.run, dir=None, notify=()),
+        run=replace(config.run, dir=None, notify=(), prometheus=None),
     )

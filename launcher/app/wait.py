@@ -15,7 +15,7 @@ from launcher.app.progress import Progress, progress_of
 from launcher.base.errors import JobError, LauncherError
 from launcher.contract.job import JobState
 from launcher.report.runs import named_base, read_plan
-from launcher.runs.claim import ranks_left
+from launcher.runs.claim import is_launcher, ranks_left
 from launcher.runs.state import current_state, current_states, load_handle
 from launcher.runs.status import ACTIVE
 from launcher.runs.store import RunDirectory
@@ -130,13 +130,13 @@ def _end(directory: RunDirectory) -> None:
     status = directory.status()
     if not status.is_of_this_host:
         raise LauncherError(f"the run was started on {status.hostname or 'another machine'}: cancel it there")
-    if status.is_followed and not status.birth:
-        raise LauncherError(
-            f"the run was started by an earlier version, whose process cannot be told from others. "
-            f"See what it is, then end it: ps {status.pid}; kill {status.pid}"
-        )
     if status.is_followed:
         assert status.pid is not None, "a run is followed by a process"
+        if not status.birth or not is_launcher(status.pid, directory.path):
+            raise LauncherError(
+                f"status.json names process {status.pid}, and it cannot be told whether that follows the "
+                f"run. See what it is, then end it: ps {status.pid}; kill {status.pid}"
+            )
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(status.pid, signal.SIGTERM)  # the launcher that follows it ends the ranks
         return

@@ -141,6 +141,10 @@ class JobError(LauncherError):
     """A job could not be started, or ended in failure."""
 
 
+class PeerError(JobError):
+    """A rank cannot go on because another one has ended: the cause is that one's."""
+
+
 class PluginError(LauncherError):
     """A plugin is missing, broken, registered twice, or not the recorded one."""
 

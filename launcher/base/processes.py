@@ -34,10 +34,26 @@ def is_called_with(pid: int, words: Collection[str]) -> bool:
     """Whether these are words of the command line of a process."""
     if sys.platform != "linux":
         return all(word in _listed(pid, "command") for word in words)
+    return {*words} <= {*command_line(pid)}
+
+
+def command_line(pid: int) -> list[str]:
+    """The words that a process was called with; none where it is gone. Elsewhere than on Linux words with
+    spaces are several."""
+    if sys.platform != "linux":
+        return _listed(pid, "command").split()
     with suppress(OSError):
-        given = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return {os.fsencode(word) for word in words} <= {*given}
-    return False
+        return [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    return []
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0 where it is gone."""
+    if sys.platform != "linux":
+        return int(_listed(pid, "ppid") or 0)
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _listed(pid: int, what: str) -> str:

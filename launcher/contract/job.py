@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from launcher.typed.read import read_unless, read_while
-from launcher.typed.scalars import Filled, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from launcher.typed.scalars import Ending, Filled, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from launcher.typed.trust import OF_READER, READS_FILES
 
 Phase = Literal["pending", "running", "succeeded", "failed", "cancelled"]
@@ -29,6 +29,11 @@ START_NOTE, END_NOTE = "exit/start.json", "exit/end.json"
 them, how they ended."""
 JOB_RECORD = "exit/job.json"
 """Written there by the script of a job as it ends: its id and its exit code."""
+NODE_NOTE = "exit/unfit"
+"""Written there where a start has ended because of its nodes: a sentence."""
+FINISHED_NOTE, AGAIN_NOTE = "exit/finished", "exit/again"
+"""Written there by the script of a job: nothing is left to train; the run goes on without anybody's help, or
+was cancelled, as its text says."""
 RESUME_NOTE = "exit/resumed.json"
 """Written there by ranks that resume: the step of the checkpoint, and a sentence for each damaged one."""
 CHECKPOINTS = "checkpoints"
@@ -97,6 +102,10 @@ class RunConfig:
     JSON on its input; no shell is between. Empty = none."""
     notify_timeout_s: PositiveFloat = field(default=30.0, metadata=read_unless("run.notify", ()))
     """Seconds after which that command is killed. Whether it fails changes nothing in the run."""
+    prometheus: Annotated[str, Ending(".prom")] | None = field(default=None, metadata=OF_READER)
+    """File that the figures of the run are written into every 15 s, for the textfile collector of Prometheus'
+    node_exporter; those of a scheduler's job by its first node. A relative path is one in the run directory;
+    null = none."""
 
 
 @dataclass(frozen=True, kw_only=True)

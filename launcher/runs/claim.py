@@ -10,13 +10,15 @@ from pathlib import Path
 from launcher.base import lock, registry
 from launcher.base.errors import JobError, LauncherError
 from launcher.base.files import read_json
-from launcher.base.processes import birth_of, is_called_with, system_id
+from launcher.base.processes import birth_of, command_line, is_called_with, parent_of, system_id
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, process_name, rank_words
 
 HANDLE = "handle.json"
 """File of a run directory with the job's id and executor, for a submitted run."""
 _ASK_S = 0.2
+_MOST_WORDS = 4
+"""Those in which a command line names its program: an interpreter and its options come first."""
 Say = Callable[[str], None]
 """What tells somebody that is waited."""
 
@@ -99,6 +101,15 @@ def ranks_left(path: Path) -> dict[int, int]:
         if birth_of(pid) == birth != "" and is_called_with(pid, rank_words(str(path))):
             left[rank] = pid
     return dict(sorted(left.items()))
+
+
+def is_launcher(pid: int, path: Path) -> bool:
+    """Whether a process that a run's files name, which may be another user's, follows that run: it has
+    started what has started its ranks, or it was called as this program."""
+    if any(parent_of(parent_of(rank)) == pid for rank in ranks_left(path).values()):
+        return True
+    python, *words = [Path(word).name for word in command_line(pid)[:_MOST_WORDS]] or [""]
+    return python.startswith("python") and bool({"trireme", "launcher"} & {*words})
 
 
 def left_text(ranks: dict[int, int]) -> str:

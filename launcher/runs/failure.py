@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launcher.base.errors import PeerError
 from launcher.base.files import read_json
 from launcher.contract.heartbeat import stacks_name
 from launcher.contract.job import (
@@ -22,12 +23,13 @@ from launcher.contract.job import (
     of_start,
 )
 from launcher.runs.hang import Hang, find_hang, with_hang
+from launcher.runs.store import is_trained
 from launcher.typed.read import Reading, read
 
 _TAIL_LINES = 15
 _MAX_RANKS = 8
-_OF_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError")
-"""The types of torch's errors of NCCL, and of the store in which ranks meet."""
+_OF_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError", PeerError.__name__)
+"""The types of torch's errors of NCCL, and of the store in which ranks meet; and our own."""
 _PEER_GONE = re.compile("gloo/transport|(closed|reset) by peer")
 """In the messages of gloo's errors."""
 
@@ -87,6 +89,17 @@ def with_cause(state: JobState, run_dir: Path) -> JobState:
     if (end := next(iter(_unexplained(state, failures)), None)) is not None:
         return replace(state, rank=end.rank, exit_code=end.exit_code, reason=end.reason)
     return state
+
+
+def unless_trained(state: JobState, run_dir: Path) -> JobState:
+    """A failed state; of a run that has saved its last step that of a finished one, where no rank has failed
+    itself: the signal came when nothing was left to do but to end."""
+    if state.phase != "failed" or not is_trained(run_dir):
+        return state
+    failures = rank_failures(run_dir)
+    own = [failure for failure in failures if not failure.is_consequence]
+    is_by_signal = all(end.exit_code < 0 for end in _unexplained(state, failures))
+    return JobState(phase="succeeded", exit_code=0) if is_by_signal and not own else state
 
 
 def _cause(state: JobState, failures: Sequence[RankFailure]) -> RankFailure | None:

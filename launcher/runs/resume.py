@@ -237,6 +237,10 @@ def _check_unfinished(
         )
     has_finished = directory.status().phase == "succeeded" and not is_longer and step is None
     if has_finished or (max(saved, default=0) if step is None else step) >= num_steps:
+        if step is None and directory.status().phase != "succeeded":
+            directory.write_status(
+                "succeeded"
+            )  # whatever ended its last start, which had saved the last step
         steps = f"{num_steps} of {counted(num_steps, 'step')}"
         raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")
     if not saved:

@@ -12,7 +12,7 @@ from launcher.base.files import read_json
 from launcher.contract.executor import Executor
 from launcher.contract.job import JobHandle, JobState
 from launcher.runs.claim import left_text, ranks_left
-from launcher.runs.failure import with_cause
+from launcher.runs.failure import unless_trained, with_cause
 from launcher.runs.store import RunDirectory
 
 
@@ -61,7 +61,8 @@ def current_states(directories: Sequence[RunDirectory]) -> list[JobState]:
     for name, jobs in asked.items():
         answers = registry.load(Executor, name).states([job for _, job in jobs])
         for (index, _), answer in zip(jobs, answers, strict=True):
-            state = with_cause(answer, directories[index].path)
+            path = directories[index].path
+            state = unless_trained(with_cause(answer, path), path)
             if state != states[index]:
                 states[index] = _noted(directories[index], state)
     return states
@@ -85,4 +86,4 @@ def _without_launcher(directory: RunDirectory, recorded: JobState) -> JobState:
     if left := ranks_left(directory.path):
         verb = "is" if len(left) == 1 else "are"
         return replace(recorded, phase="running", reason=f"{gone}, and {left_text(left)} {verb} left")
-    return replace(recorded, phase="failed", reason=gone)
+    return unless_trained(replace(recorded, phase="failed", reason=gone), directory.path)

@@ -231,6 +231,13 @@ def saved_steps(run_dir: Path) -> list[int]:
     return sorted(step for step in steps if checkpoint_name(step) in names)
 
 
+def is_trained(run_dir: Path) -> bool:
+    """Whether the run has a complete checkpoint after the last step of its plan."""
+    with suppress(LookupError, TypeError):
+        return read_json(run_dir / "plan.json")["config"]["train"]["num_steps"] in saved_steps(run_dir)
+    return False
+
+
 def absolute(path: str) -> Path:
     """The absolute path of a setting: ``~`` is the home folder, relative paths start here."""
     return Path(os.path.abspath(os.path.expanduser(path)))

@@ -67,6 +67,19 @@ class Filled:
         return "that is neither empty nor None"
 
 
+@dataclass(frozen=True)
+class Ending:
+    """Bound of the name of a file of some kind, for ``Annotated``."""
+
+    suffix: str
+
+    def __contains__(self, value: str) -> bool:
+        return value.endswith(self.suffix) and value != self.suffix
+
+    def __str__(self) -> str:
+        return f"that ends in {self.suffix}"
+
+
 PositiveInt = Annotated[int, Range(minimum=1)]
 """A whole number of at least 1."""
 SmallInt = Annotated[int, Range(minimum=1, maximum=10_000)]

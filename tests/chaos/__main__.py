@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.chaos.faults import FAULTS, Fault
+from tests.chaos.faults import FAULTS, NUM_STEPS, Fault
 from tests.chaos.runs import CLUSTER, Suite, Tried, table
 
 _PORT = 14500
@@ -73,8 +73,9 @@ def main() -> int:
 
 
 def moved(fault: Fault, dice: random.Random) -> Fault:
-    """The fault at another step, behind the first checkpoint."""
-    return replace(fault, step=max(0, fault.step + dice.randrange(-5, 6))) if fault.step else fault
+    """The fault at another step, behind the first checkpoint and before the end."""
+    step = min(max(0, fault.step + dice.randrange(-5, 6)), NUM_STEPS - 1)
+    return replace(fault, step=step) if fault.step else fault
 
 
 @contextmanager

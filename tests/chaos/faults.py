@@ -9,6 +9,8 @@ Place = Literal["local", "slurm"]
 GoesOn = Literal["unharmed", "itself", "resume"]
 INTERVAL = 10
 NUM_STEPS = 60
+SCRATCH = "/tmp/trireme-chaos-scratch"
+"""A folder that is full on one of the nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +39,24 @@ class Fault:
     """``unharmed``: the start that is struck trains to the end. ``itself``: the run is started again without
     anybody's help. ``resume``: it ends, and goes on with ``--resume``."""
     overrides: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()
+    """Settings that the run has which it is compared with, too."""
     places: tuple[Place, ...] = ("local",)
     on: Literal["", "full disk", "closed output", "two resumes"] = ""
     """What else is particular to it: a run root on a small disk, an output that nobody reads on, two resumes
     at once of which one is refused."""
     names: str = ""
-    """A pattern of what the failed start has to say."""
+    """A pattern of what the starts that were struck have to say."""
     forgets_data: bool = False
     is_sabotage: bool = False
     """Whether the run has to be found unequal."""
+
+
+SERVERS = (
+    *("cluster.devices_per_node=4", "parallel.pp=1", "parallel.dp=2"),
+    *("architecture=parameter_server", "architecture.servers=2"),
+)
+"""Two workers, and two servers, which hold a shard each."""
 
 
 def _kills() -> list[Fault]:
@@ -67,9 +78,21 @@ def _kills() -> list[Fault]:
         Fault(name="launcher SIGHUP", shell="kill -HUP $LAUNCHER", slow_s=0.1),
         Fault(name="launcher SIGUSR1", shell="kill -USR1 $LAUNCHER", slow_s=0.1),
     ]
+    at_the_end = [
+        Fault(
+            name=f"{whom} behind the last save",
+            moment="renamed",
+            rank=0,
+            step=NUM_STEPS - 5,
+            shell=f"kill {how}",
+            goes_on="unharmed",
+        )
+        for whom, how in {"torchrun SIGTERM": "-TERM $AGENT", "rank SIGTERM": "-TERM $PID"}.items()
+    ]
     back = "(sleep 2; kill -CONT $X) >/dev/null 2>&1 &"
     return [
         *resume,
+        *at_the_end,
         Fault(
             name="launcher stopped for 2 s",
             shell="X=$LAUNCHER; kill -STOP $X; " + back,
@@ -202,6 +225,15 @@ def _others() -> list[Fault]:
         Fault(name="output closed", on="closed output", goes_on="unharmed", slow_s=0.05),
         Fault(name="clock set back an hour", does="set_clock_back", goes_on="unharmed"),
         Fault(name="slow rank", slow_s=0.1, goes_on="unharmed"),
+        Fault(name="weights that are not a number", does="spoil_weights", names="is not finite"),
+        Fault(
+            name="server SIGKILL",
+            shell="kill -9 $(sed 's/.*\"pid\": \\([0-9]*\\).*/\\1/' $RUN/exit/rank-2.process)",
+            layout=SERVERS,
+            slow_s=0.1,
+            names="rank 2",
+        ),
+        Fault(name="worker of servers SIGKILL", shell="kill -9 $PID", layout=SERVERS, names="rank 1"),
         Fault(name="out of memory", does="exhaust_memory", names="OutOfMemory|out of memory"),
         Fault(name="exception in the step", does="fail", names="an item of the user's is broken"),
         Fault(name="exception in the update", moment="apply", rank=0, does="fail", names="is broken"),
@@ -245,6 +277,19 @@ def _of_slurm() -> list[Fault]:
             after='"$SLURM_CLUSTER" revive $NODE "$CLUSTER"',
             slow_s=0.1,
             goes_on="itself",
+            places=where,
+        ),
+        Fault(
+            name="bad node",
+            outside=(
+                'first=$(cat "$CLUSTER/run/namespace-$NODE.pid"); mkdir -p $SCRATCH; '
+                "nsenter --mount --target=$(pgrep -P $first) mount -t tmpfs -o size=64k none $SCRATCH; "
+                "scontrol requeue $JOB"
+            ).replace("$SCRATCH", SCRATCH),
+            slow_s=0.1,
+            goes_on="itself",
+            overrides=(f"site.scratch={SCRATCH}", "executor.min_node_speed=0.1"),
+            names=r"is unfit: too little room for temporary files.*[\s\S]*does not get node\d again",
             places=where,
         ),
         Fault(

@@ -37,6 +37,7 @@ class Striker:
         self.struck = Path(f"{run_dir}.struck")
         self.step = 0
         """The step that is being made."""
+        self.trainer: Any = None
 
     def reach(self, moment: str) -> None:
         """Strikes, where the moment is that of the fault."""
@@ -124,6 +125,13 @@ def send_garbage(striker: Striker) -> None:
     assert sent, "there was no port to send it to"
 
 
+def spoil_weights(striker: Striker) -> None:
+    """As a bit that flips in the memory."""
+    for module in striker.trainer.part.modules.values():
+        for parameter in module.parameters():
+            parameter.data.fill_(torch.nan)
+
+
 def skip_update(striker: Striker) -> None:
     """A sabotage: one step leaves the weights as they are."""
     update: Any = NativeUpdate
@@ -139,7 +147,7 @@ DEEDS: dict[str, Callable[[Striker], None]] = {
     function.__name__: function
     for function in (
         *(fail, hang, exhaust_memory, fill_disk, set_clock_back),
-        *(cut_network, send_garbage, skip_update),
+        *(cut_network, send_garbage, skip_update, spoil_weights),
     )
 }
 
@@ -156,7 +164,7 @@ def _before(owner: Any, name: str, meet: Callable[..., None]) -> None:
 
 def _arm(striker: Striker, trainer: type) -> None:
     def begin(trainer: Any, step: int, *args: Any) -> None:
-        striker.step = step
+        striker.step, striker.trainer = step, trainer
         time.sleep(striker.fault["slow_s"])
         striker.reach("step")
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -106,7 +107,8 @@ class Suite:
     """So few that a short run folds its metrics, too."""
     limit_s: float = 150.0
     """Longest time of a start, after which it is ended and told to hang."""
-    undisturbed: dict[str, Found] = field(default_factory=dict)
+    undisturbed: dict[tuple[str, tuple[str, ...]], Found] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         tree = make_tree(self.folder, self.window_steps)
@@ -120,10 +122,10 @@ class Suite:
         root.mkdir()
         if fault.on == "full disk":
             subprocess.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", root], check=True)
-        run = Run(suite=self, place=place, folder=root / "run", fault=fault)
+        run = Run(suite=self, place=place, folder=root / "run", fault=fault, layout=fault.layout)
         is_equal, outcome = False, ""
         try:
-            expected = self.undisturbed_run(place)
+            expected = self.undisturbed_run(place, fault.layout)
             outcome = run.go()
             is_equal = found(run.folder, self.num_steps) == expected
         except (WrongError, subprocess.SubprocessError, OSError, ValueError) as error:
@@ -134,14 +136,16 @@ class Suite:
                 subprocess.run(["umount", "--lazy", root], check=True)
         return Tried(fault=fault, place=place, is_equal=is_equal, end_s=run.end_s, outcome=outcome)
 
-    def undisturbed_run(self, place: str) -> Found:
+    def undisturbed_run(self, place: str, layout: tuple[str, ...] = ()) -> Found:
         """What a run computes that nothing strikes; made once."""
-        if place not in self.undisturbed:
-            run = Run(suite=self, place=place, folder=self.folder / f"undisturbed-{place}", fault=None)
-            if not run.folder.exists():
-                run.wait(run.start())
-            self.undisturbed[place] = found(run.folder, self.num_steps)
-        return self.undisturbed[place]
+        with self._lock:
+            if (place, layout) not in self.undisturbed:
+                name = re.sub(r"\W+", "-", "-".join(("undisturbed", place, *layout)))
+                run = Run(suite=self, place=place, folder=self.folder / name, fault=None, layout=layout)
+                if not run.folder.exists():
+                    run.wait(run.start())
+                self.undisturbed[place, layout] = found(run.folder, self.num_steps)
+            return self.undisturbed[place, layout]
 
 
 @dataclass(kw_only=True)
@@ -152,6 +156,7 @@ class Run:
     place: str
     folder: Path
     fault: Fault | None
+    layout: tuple[str, ...] = ()
     end_s: float | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _node: str = ""
@@ -189,6 +194,7 @@ class Run:
         if fault.on != "closed output" and not self.struck.exists():
             raise WrongError("the fault did not strike")
         if fault.goes_on != "resume":
+            self._check_said()
             return (
                 "trained on"
                 if fault.goes_on == "unharmed"
@@ -197,12 +203,15 @@ class Run:
         if code == 0:
             raise WrongError("the start that was struck ended with 0")
         self._measure_end()
-        said = self.said()
-        if not re.search(fault.names, said):
-            raise WrongError(f"its output does not say {fault.names!r}")
+        self._check_said()
         if fault.after:
             self.shell(fault.after)
         return self._resume()
+
+    def _check_said(self) -> None:
+        names = self.fault.names if self.fault is not None else ""
+        if not re.search(names, self.said()):
+            raise WrongError(f"its output does not say {names!r}")
 
     def _resume(self) -> str:
         assert self.fault is not None, "nothing strikes this run"
@@ -223,7 +232,8 @@ class Run:
         own = () if self.fault is None else self.fault.overrides
         suite = self.suite
         length = (f"train.num_steps={suite.num_steps}", f"train.checkpoint_interval={suite.interval}")
-        words = ("quickstart", *WHERE[self.place], *LAYOUT, *length, *data, *own, f"run.dir={self.folder}")
+        own = (*self.layout, *own, f"run.dir={self.folder}")
+        words = ("quickstart", *WHERE[self.place], *LAYOUT, *length, *data, *own)
         if self.place == "local":
             return self._launcher("run", *words, "--no-baseline", *flags, closes=closes)
         if code := self._launcher("submit", *words, "--no-baseline", *flags).wait(self.suite.limit_s):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,8 @@ TWO_BY_TWO = (
     "parallel.dp=2",
     "executor.check_nodes=false",
 )
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (?=trireme: )", re.MULTILINE)
+_OWN = re.compile(r"(\S+ )?trireme: ")
 SRUN = """#!/bin/bash
 # Starts every task that it is asked for, as the real one does, each with its own place.
 # A colon is between the parts of a heterogeneous job, whose tasks are numbered on.
@@ -105,8 +108,11 @@ class Stage:
         )
 
     def end(self, process: subprocess.Popen[str]) -> None:
-        """Waits for the script."""
-        output, error = process.communicate(timeout=120)
+        """Waits for the script. ``done`` has what it said, without the times."""
+        said = process.communicate(timeout=120)
+        for line in filter(_OWN.match, "".join(said).splitlines()):
+            assert _STAMP.match(line), f"the time is missing: {line}"
+        output, error = (_STAMP.sub("", text) for text in said)
         self.done = subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
     def run(self, **variables: str) -> list[list[str]]:

@@ -22,6 +22,7 @@ from launcher.contract.alarms.rewinds import REWINDS, Rewind, Rewinds, read_rewi
 from launcher.contract.plan import Plan
 from launcher.runtime.alarms.losses import LossAlarms
 from launcher.runtime.alarms.speed import ProgressWatch, SpeedAlarms
+from launcher.runtime.alarms.watch import Watch
 from launcher.runtime.api import StepOutcome
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.model.blocks import Block
@@ -36,6 +37,7 @@ from tests.helpers.equality import CPU, Trained, job
 from tests.helpers.objects import inside, substitute
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.run_folders import make_folders
+from tests.helpers.servers import serve_and_train, servers_job
 
 pytestmark = pytest.mark.usefixtures("deepspeed_in_parent")
 ROOT = Path(__file__).resolve().parents[2]
@@ -326,6 +328,28 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_is_an_event(tmp_path: Pa
     with pytest.raises(RankError, match="the gradient of step"):
         run(planned({}, {}), tmp_path, lambda: spoil(torch.inf))
     assert alarms_of(tmp_path) == [("not_finite", 6, "the run fails")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [("async", (1, socket.gethostname(), "this rank fails")), ("sync", (None, "", "the run fails"))],
+)
+def test_a_gradient_with_servers_that_is_not_finite_is_one_event_of_the_rank_whose_it_is(
+    tmp_path: Path, mode: str, told: tuple[int | None, str, str]
+) -> None:
+    def spoil_own(trainer: Trainer, loader: Loader, step: int) -> None:
+        if step == 0:
+            Watch(trainer.ctx, trainer.losses, tmp_path)
+        if step == 1 and trainer.ctx.plan.rank == 1:
+            spoil(torch.nan, batches=(1,))
+
+    quiet = {"slow_step": "ignore", "slow_rank": "ignore", "no_progress": "ignore"}
+    plan = servers_job(options={"mode": mode}, alarms=quiet)
+    with pytest.raises(RankError, match=r"gradient of step 2 is not finite \(nan\)"):
+        serve_and_train(plan, tmp_path, spoil_own, num_steps=4)
+    (event,) = read_events(tmp_path)
+    assert (event.kind, event.step) == ("not_finite", 2)
+    assert (event.rank, event.node, event.done) == told
 
 
 def test_an_event_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ JUDGED = {
 """What decides whether a job is planned, and may change nothing else."""
 ELSEWHERE = {
     *("name", "model.path", "run.dir", "run.root", "run.timeout_s", "run.start_timeout_s"),
-    *("run.notify", "run.notify_timeout_s"),
+    *("run.notify", "run.notify_timeout_s", "run.prometheus"),
     *("data.name", "report.baseline", "report.warmup_steps", "site.is_one_machine"),
     *("site.group_access", "site.group"),
     *("device.measured_in", "device.memory_check", "optim.name", "data.tokenizer"),

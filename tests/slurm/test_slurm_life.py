@@ -76,6 +76,25 @@ def test_a_chain_of_jobs_goes_on_and_cancels_those_that_are_not_needed(slurm):
     assert "succeeded" in slurm.trireme("status", "run")
 
 
+def test_a_job_that_waits_for_one_to_fail_never_starts_once_that_has_succeeded(slurm):
+    """Of which the jobs of a chain make use: also the one that Slurm is handed after the end of the run."""
+    wait = ("--dependency=afternotok:{}", "--kill-on-invalid-dep=yes", "--parsable", "--output=/dev/null")
+    first = slurm.ask("sbatch", "--parsable", "--wait", "--output=/dev/null", "--wrap=true")
+    failed = slurm.ask("sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=false")
+
+    def after(job, name):
+        words = [word.format(job) for word in wait]
+        return slurm.ask("sbatch", *words, f"--wrap=touch '{slurm.folder}/{name}'")
+
+    late, next_one = after(first, "late"), after(failed, "next")
+    slurm.ask("scontrol", "release", failed)
+    wait_until((slurm.folder / "next").exists)
+    ask = ("squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={late}")
+    wait_until(lambda: slurm.ask(*ask) == "CANCELLED")
+    assert not (slurm.folder / "late").exists()
+    assert next_one != late
+
+
 def test_a_run_that_is_told_to_end_in_its_last_save_is_finished_and_not_started_again(slurm):
     last = '[ "$RANK" = 0 ] && mkdir -p "$run/checkpoints/step-00000010"; sleep 2; exit 138'
     run, job = slurm.submit(last, SAVES.replace("1000", "10"), "train.num_steps=10")

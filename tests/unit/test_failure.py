@@ -4,7 +4,7 @@ from itertools import permutations
 import pytest
 
 from launcher.contract.job import EXECUTOR_LOG, JobState, RankEnd
-from launcher.runs.failure import failure_line, failure_text, rank_failures, with_cause
+from launcher.runs.failure import failure_line, failure_text, rank_failures, unless_trained, with_cause
 
 
 def leave(run_dir, rank, time, error_type="RuntimeError", message="broken", traceback="Traceback: broken"):
@@ -22,6 +22,40 @@ def leave(run_dir, rank, time, error_type="RuntimeError", message="broken", trac
 def log(run_dir, name, text):
     (run_dir / "logs").mkdir(exist_ok=True)
     (run_dir / name).write_text(text)
+
+
+SIGNALLED = JobState(phase="failed", exit_code=1, reason="torchrun ended with exit code 1")
+KILLED_LAST = JobState(phase="failed", exit_code=-9, reason="killed by signal 9 (SIGKILL)", rank=1)
+
+
+def saved(run_dir, *steps, num_steps=60):
+    (run_dir / "plan.json").write_text(json.dumps({"config": {"train": {"num_steps": num_steps}}}))
+    for step in steps:
+        (run_dir / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("state", [SIGNALLED, KILLED_LAST])
+def test_a_run_that_is_ended_by_a_signal_behind_its_last_save_is_finished(tmp_path, state):
+    saved(tmp_path, 50)
+    assert unless_trained(state, tmp_path) == state
+    saved(tmp_path, 60)
+    leave(tmp_path, 0, 7.5, message="Connection closed by peer")
+    assert unless_trained(state, tmp_path) == JobState(phase="succeeded", exit_code=0)
+
+
+def test_a_rank_that_fails_itself_behind_the_last_save_has_failed(tmp_path):
+    saved(tmp_path, 60)
+    silent = JobState(phase="failed", exit_code=17, reason="ended with exit code 17", rank=1)
+    assert unless_trained(silent, tmp_path) == silent
+    leave(tmp_path, 0, 7.5, message="broken")
+    assert unless_trained(SIGNALLED, tmp_path) == SIGNALLED
+
+
+@pytest.mark.parametrize("plan", ["", "[]", '{"config": 3}'])
+def test_a_run_whose_plan_is_damaged_is_not_taken_for_finished(tmp_path, plan):
+    saved(tmp_path, 60)
+    (tmp_path / "plan.json").write_text(plan)
+    assert unless_trained(SIGNALLED, tmp_path) == SIGNALLED
 
 
 def test_the_rank_that_failed_first_comes_first_with_its_own_traceback(tmp_path):
@@ -129,6 +163,12 @@ def judged(run_dir, ends):
     assert f"rank {judged.rank}" in failure_text(run_dir, judged).splitlines()[0]
     assert failure_line(run_dir, judged).startswith(f"rank {judged.rank}")
     return judged.rank, judged.exit_code
+
+
+def test_a_server_that_is_killed_is_the_cause_and_not_a_worker_that_it_does_not_answer(tmp_path):
+    leave(tmp_path, 1, 7.0, "PeerError", "a parameter server does not answer", traceback="")
+    leave(tmp_path, 3, 7.1, "PeerError", "worker 1 (rank 1) has failed after 25 steps", traceback="")
+    assert judged(tmp_path, [(1, FAILED), (3, FAILED), (2, KILLED)]) == (2, -9)
 
 
 def test_a_rank_that_left_no_report_is_the_cause_in_whatever_order_the_others_are_told_of(tmp_path):

@@ -139,6 +139,14 @@ def test_a_run_that_is_stopped_is_not_started_again(run, tmp_path):
     assert len(run.starts) == 2
 
 
+def test_a_run_that_is_killed_behind_its_last_save_is_finished_and_not_started_again(run, tmp_path):
+    run.states = [KILLED]
+    run.at_start = {0: lambda: (stored(tmp_path)[0] / "checkpoints" / "step-00000040").mkdir(parents=True)}
+    assert run.start(*RESTARTS, "train.num_steps=40", wants_baseline=False) == 0
+    assert len(run.starts) == 1
+    assert read_json(stored(tmp_path)[0] / "status.json")["phase"] == "succeeded"
+
+
 def test_a_run_of_which_one_rank_is_told_to_stop_has_not_succeeded(run, tmp_path, capsys):
     def stop_all():
         (path,) = stored(tmp_path)

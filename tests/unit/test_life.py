@@ -160,6 +160,7 @@ ENDED = {"phase": "failed", "exit_code": 1, "rank": 2, "reason": "ended with exi
         ({"end__json": {"phase": "succeeded"}}, "finished"),
         ({"job__json": {"exit_code": 75}}, "interrupted before it could save"),
         ({"job__json": {"exit_code": 9}}, "its job ended with code 9"),
+        ({"job__json": {"exit_code": 75}, "unfit": "node1 gives no answer"}, '"node1 gives no answer"'),
         ({"rank_0__json": failure(0, "ValueError", "no\nplanet")}, "rank 0: ValueError: no"),
         ({"rank_0__json": VICTIM, "rank_1__json": failure(1, "ValueError", "no")}, "rank 1: ValueError: no"),
         ({"end__json": ENDED, "rank_0__json": failure(0, "ValueError", "no"),

@@ -203,16 +203,25 @@ def test_a_plan_for_this_machine_is_refused_where_the_source_is_not(
     assert "step-00000040: is no complete checkpoint. Its run has none. [override" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("cluster.nodes=2",), ("executor=slurm",)], ids=str)
-def test_a_plan_for_other_machines_is_made_where_the_source_is_not_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (("plan",), ("cluster.nodes=2",)),
+        (("plan",), ("executor=slurm",)),
+        (("submit", "--dry-run"), ("site=box", "cluster.devices_per_node=2")),
+        (("sweep", "plan"), ("executor=slurm", "optim.lr=1e-3,2e-3")),
+    ],
+    ids=str,
+)
+def test_a_plan_for_other_machines_is_made_where_the_source_is_not_and_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     source = tmp_path / "runs" / "a" / "checkpoints" / "step-00000040"
-    assert main(["plan", "quickstart", f"train.init_from={source}", *words]) == 0
+    assert main([*verb, "quickstart", f"train.init_from={source}", *words]) == 0
     told = f"note: {source}, which it begins with, is not on this machine: nothing of it is checked.\n"
-    assert told in capsys.readouterr().err
+    assert capsys.readouterr().err.count(told) == 1
     source.mkdir(parents=True)
-    assert main(["plan", "quickstart", f"train.init_from={source}", *words]) == 2
+    assert main([*verb, "quickstart", f"train.init_from={source}", *words]) == 2
 
 
 # What is taken

@@ -396,6 +396,58 @@ def test_a_process_that_is_no_rank_of_the_run_is_not_ended_whatever_its_files_sa
     process.wait()
 
 
+def followed_by(run_dir, process, **changes):
+    """A run whose files say that a process follows it."""
+    status = {"phase": "running", "pid": process.pid, "birth": birth_of(process.pid)}
+    status |= {"hostname": socket.gethostname()} | changes
+    (run_dir / "status.json").write_text(json.dumps(status))
+    return RunDirectory(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [(["run"], {}), (["x/trireme.txt", "run"], {}), (["trireme", "run"], {"birth": ""})],
+    ids=["another program", "a file of the name", "of an earlier version"],
+)
+def test_a_process_that_need_not_follow_the_run_is_not_ended(tmp_path, words, changes):
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", *words]) as process:
+        directory = followed_by(tmp_path, process, **changes)
+        message = (
+            rf"names process {process.pid}, and it cannot be told whether that follows the run\. See what it "
+            rf"is, then end it: ps {process.pid}; kill {process.pid}"
+        )
+        with pytest.raises(JobError, match=message):
+            end_runs([directory])
+        assert process.poll() is None
+        process.kill()
+
+
+def test_a_process_that_was_called_as_this_program_is_ended(tmp_path):
+    program = tmp_path / "trireme"
+    program.write_text("import signal; signal.pause()")
+    with subprocess.Popen([sys.executable, program, "run", "quickstart"]) as process:
+        end_runs([followed_by(tmp_path, process)])
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_a_program_that_has_started_the_ranks_of_the_run_is_ended(tmp_path):
+    (tmp_path / "exit").mkdir()
+    rank = [sys.executable, "-c", "import signal; signal.pause()", *rank_words(str(tmp_path))]
+    starter = (
+        f"import subprocess; child = subprocess.Popen({rank!r}); print(child.pid, flush=True); child.wait()"
+    )
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {starter!r}])"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None, "it has a pipe"
+        pid = int(process.stdout.readline())
+        known = {"rank": 0, "pid": pid, "birth": birth_of(pid), "system": system_id()}
+        (tmp_path / "exit" / "rank-0.process").write_text(json.dumps(known))
+        wait_until(lambda: ranks_left(tmp_path) == {0: pid})
+        end_runs([followed_by(tmp_path, process)])
+        assert process.wait() == -signal.SIGTERM
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_a_rank_that_is_left_is_ended(left, tmp_path):
     (tmp_path / "status.json").write_text(
         json.dumps({"phase": "running", "pid": GONE, "birth": "then", "hostname": socket.gethostname()})

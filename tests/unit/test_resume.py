@@ -221,6 +221,7 @@ def test_a_finished_run_is_not_started_for_no_step(interrupted, finish):
     ):
         resume(interrupted.path, seed=0, parallel={"tp": 1})
     assert (interrupted.path / "exit" / "rank-0.json").is_file()
+    assert interrupted.status().phase == "succeeded", "its state says so from then on, too"
 
 
 COSINE = {"decay": "cosine", "decay_steps": None}

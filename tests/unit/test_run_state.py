@@ -69,6 +69,22 @@ def test_a_local_run_whose_launcher_is_gone_has_failed(directory, monkeypatch):
     )
 
 
+def test_a_local_run_whose_launcher_is_gone_is_finished_where_all_is_saved(directory, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
+    directory.write_status("running")
+    directory.write("plan.json", '{"config": {"train": {"num_steps": 60}}}')
+    (directory.path / "checkpoints" / "step-00000060").mkdir(parents=True)
+    assert current_state(directory).phase == "succeeded"
+
+
+def test_a_job_that_ends_by_a_signal_is_finished_where_all_is_saved(directory, queue):
+    submitted(directory, queue, JobState(phase="failed", exit_code=-9, reason="killed by signal 9", rank=0))
+    directory.write("plan.json", '{"config": {"train": {"num_steps": 60}}}')
+    (directory.path / "checkpoints" / "step-00000060").mkdir(parents=True)
+    assert current_state(directory).phase == "succeeded"
+    assert read_json(directory.status_file)["phase"] == "succeeded"
+
+
 def test_a_run_of_another_machine_is_taken_at_its_word(directory, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")

@@ -19,6 +19,7 @@ from launcher.contract.alarms.events import EVENTS, Event, append, read_events
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.continuation import lead_warnings
 from launcher_plugins.executors.slurm.executor import Slurm
+from tests.helpers.prometheus_text import samples_of
 from tests.helpers.slurm_cluster import REPOSITORY
 from tests.helpers.slurm_stage import REQUEST, TWO_BY_TWO, Stage
 from tests.helpers.waiting import wait_until
@@ -188,6 +189,57 @@ def test_what_slurm_takes_away_is_not_a_start_that_counts(life, variables):
     assert run.once(signal.SIGUSR1, SLURM_RESTART_COUNT="3") == 75
     assert run.asked()[before:] == ["requeue 41"]
     assert (run.run_dir / "logs" / "requeues").read_text() == "41.3\n"
+
+
+def crash(run, restart):
+    """A start whose node is lost, with the script on it."""
+    process = run.start(ASKED=str(run.folder / "asked"), SLURM_RESTART_COUNT=str(restart))
+    wait_until((run.run_dir / "up").exists)
+    (run.run_dir / "up").unlink()
+    for pid in (process.pid, int((run.run_dir / "pid").read_text())):
+        os.kill(pid, signal.SIGKILL)
+    run.end(process)
+
+
+def save(run, step):
+    (run.run_dir / "checkpoints" / f"step-{step:08}").mkdir(parents=True, exist_ok=True)
+
+
+def test_a_run_that_nodes_end_each_time_before_it_saves_anything_has_failed(life):
+    run = life("executor.max_node_failures=3", "executor.max_starts=2", "executor.save_lead_s=0")
+    for restart in range(3):
+        crash(run, restart)
+    assert run.once(SLURM_RESTART_COUNT="3") == 1
+    said = (
+        "3 starts in a row were ended by their nodes, and nothing more was saved "
+        "(executor.max_node_failures); nodes that were seen to fail are in logs/unfit-nodes"
+    )
+    assert run.done.stderr == f"trireme: {said}\n"
+    assert read_events(run.run_dir)[-1].done == f"job 41 ended with code 1: {said}"
+    assert not (run.run_dir / "up").exists()
+
+
+def test_crashes_of_nodes_between_which_a_checkpoint_is_saved_do_not_add_up(life):
+    run = life("executor.max_node_failures=2", "executor.save_lead_s=0")
+    for restart in range(4):
+        save(run, restart + 1)
+        crash(run, restart)
+    save(run, 5)
+    assert run.once(signal.SIGUSR1, SLURM_RESTART_COUNT="4") == 75
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"PREEMPTED": "2026-01-02T03:04:05", "FAILS": "", "RANK_CODE": "143"}],
+    ids=["own", "gives way"],
+)
+def test_starts_that_the_run_itself_or_a_preemption_has_ended_are_no_failures_of_nodes(life, variables):
+    run = life("executor.max_node_failures=1", "executor.max_restarts=7")
+    for restart in range(3):
+        signals = () if variables else (signal.SIGUSR1,)
+        assert run.once(*signals, SLURM_RESTART_COUNT=str(restart), **variables) == 75
+    assert run.once(FAILS="", RANK_CODE="17", SLURM_RESTART_COUNT="3") == 17
+    assert run.once(signal.SIGUSR1, SLURM_RESTART_COUNT="4") == 75
 
 
 def test_a_job_that_fails_each_time_has_three_attempts_when_it_is_given_three(life):
@@ -452,14 +504,18 @@ def test_a_continuation_that_cannot_be_is_refused(make_plan, overrides, message)
             [
                 "Slurm requeues the job after a preemption and when a node fails, and its own script 120 s "
                 "or more before its time limit, when the ranks have saved: at most 8 starts, not counting "
-                "those after a preemption or a node's failure (executor.max_starts)."
+                "those after a preemption or a node's failure (executor.max_starts). The run has failed "
+                "after 5 starts in a row that nodes ended before anything more was saved "
+                "(executor.max_node_failures)."
             ],
         ),
         (
             (),
             [
                 "Slurm requeues the job after a preemption and when a node fails: at most 8 starts, not "
-                "counting those after a preemption or a node's failure (executor.max_starts).",
+                "counting those after a preemption or a node's failure (executor.max_starts). The run has "
+                "failed after 5 starts in a row that nodes ended before anything more was saved "
+                "(executor.max_node_failures).",
                 "Since train.checkpoint_interval is 0, a requeued job starts from the beginning, and nothing "
                 "is saved at its end.",
             ],
@@ -682,6 +738,20 @@ def test_starts_and_ends_are_events_which_the_first_node_gives_to_the_command(li
     ]
     kinds = [json.loads(line)["kind"] for line in told.read_text().splitlines()]
     assert kinds == ["start", "requeue", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("signals", "variables", "state"), [((signal.SIGUSR1,), {}, "pending"), ((), {"FAILS": ""}, "succeeded")]
+)
+def test_the_first_node_writes_the_figures_of_the_run(life, signals, variables, state):
+    run = life("run.prometheus=run.prom")
+    (run.run_dir / "plan.json").write_text(run.plan.to_json())
+    run.once(*signals, **variables)
+    found = samples_of((run.run_dir / "run.prom").read_text())
+    told = {
+        dict(labels)["state"] for (name, labels), value in found.items() if name.endswith("_state") and value
+    }
+    assert told == {state}
 
 
 def test_a_job_that_fails_is_an_event(life):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import PlanError
+from launcher.contract.alarms.events import read_events
 from launcher.contract.job import JobState
 from launcher.runs.render import render
 from launcher_plugins.executors.slurm.nodes import needs, read_figures, unfit
@@ -155,6 +156,12 @@ case $2 in
       "matmul_flops ${{speed:-1e11}}"; do echo "$SLURMD_NODENAME $figure"; done ;;
   launcher.runtime.process.main)
     echo "rank on $SLURMD_NODENAME" >>"$ASKED"
+    if [ "$SLURMD_NODENAME" = "$LOST" ]; then
+      echo "srun: error: Task launch for StepId=2.0 failed on node $LOST: Communication connection failure"
+      echo "srun: error: Application launch failed: Communication connection failure"
+      echo "srun: error: node0: task 0: Killed"
+      exit 137
+    fi >>"${{3%/*}}/logs/executor.log"
     if [ -n "$CRASHES" ] && [ ! -e "$ASKED.crashed" ]; then : >"$ASKED.crashed"; exit 1; fi ;;
   *) exec {python} "$@" ;;
 esac
@@ -189,9 +196,15 @@ class Nodes(Stage):
         self.end(self.start(**{"ASKED": str(asked), "SILENT": "", "SLOW": "", **given, **variables}))
         return self.done.returncode, asked.read_text().splitlines() if asked.exists() else []
 
+    def events(self):
+        """What happened in the start, without its begin: the kind, the node, and what was done."""
+        found = [(event.kind, event.node, event.done) for event in read_events(self.run_dir)]
+        return [each for each in found if each[0] != "start"]
+
     def state(self):
         """How a failed job is told of."""
-        (self.run_dir / "logs" / "executor.log").write_text(self.done.stdout + self.done.stderr)
+        with (self.run_dir / "logs" / "executor.log").open("a") as log:
+            log.write(self.done.stdout + self.done.stderr)
         return with_end(JobState(phase="failed", exit_code=1), str(self.run_dir)).reason
 
 
@@ -215,9 +228,10 @@ def test_an_unfit_node_is_named_and_its_job_starts_again_without_it(nodes, how):
     assert "trireme: node node1 is unfit: " in run.done.stdout
     assert (run.run_dir / "logs" / "unfit-nodes").read_text().startswith("node1 20")
     assert (run.run_dir / "logs" / "requeues").read_text() == "41.0\n"
-    events = map(json.loads, (run.run_dir / "events.jsonl").read_text().splitlines())
-    (told,) = [event["done"] for event in events if event["kind"] == "unfit_node"]
-    assert told.startswith("node node1 is unfit: ")
+    (kind, node, done), requeue = run.events()
+    assert (kind, node) == ("unfit_node", "node1")
+    assert done.startswith("node node1 is unfit: ")
+    assert requeue == ("requeue", "", "job 41 after start 1")
 
 
 def test_a_node_that_is_excluded_is_so_beside_those_that_were_before(nodes):
@@ -254,6 +268,43 @@ def test_a_failure_on_nodes_that_are_all_there_is_no_crash(nodes):
     code, _ = run.once(CRASHES="node0,node1,node2")
     assert code == 1
     assert (run.run_dir / "logs" / "failures").exists()
+
+
+UNSTARTED = "node1 srun starts no rank on it: Communication connection failure"
+
+
+@pytest.mark.parametrize("overrides", [(), ("executor.check_nodes=false",)])
+def test_a_node_that_crashes_unseen_after_its_check_is_named_and_its_start_does_not_count(nodes, overrides):
+    run = nodes(*overrides)
+    code, asked = run.once(LOST="node1")
+    assert (code, asked[2:]) == (75, ["requeue 41", "update JobId=41 ExcNodeList=node1"])
+    assert f"trireme: node node1 is unfit: {UNSTARTED[6:]}\n" in run.done.stdout
+    assert not (run.run_dir / "logs" / "requeues").exists()
+    assert not (run.run_dir / "logs" / "failures").exists()
+    assert [each[:2] for each in run.events()] == [("unfit_node", "node1"), ("requeue", "")]
+
+
+def test_a_node_that_crashes_unseen_is_not_the_end_of_a_job_with_a_spare_one(nodes):
+    run = nodes(SPARE)
+    code, asked = run.once(LOST="node1")
+    assert (code, asked[2:]) == (0, ["rank on node0", "rank on node2"])
+    assert (run.run_dir / "logs" / "starts").read_text() == "41.0\n41.0.1\n"
+    assert [each[:2] for each in run.events()] == [("unfit_node", "node1"), ("succeeded", "")]
+
+
+def test_a_job_that_cannot_start_elsewhere_names_the_node_that_crashed_and_no_rank(nodes):
+    run = nodes("executor.exclude_bad_nodes=false")
+    assert run.once(LOST="node1")[0] == 1
+    reason = f"too few nodes are fit: {UNSTARTED}"
+    assert run.state() == reason
+    assert run.events()[-1] == ("failed", "", f"job 41 ended with code 1: {reason}")
+
+
+def test_the_failure_of_a_rank_is_not_put_down_to_a_node_that_crashed_in_an_earlier_start(nodes):
+    run = nodes()
+    run.once(LOST="node1")
+    assert run.once(CRASHES="node0,node1", SLURM_RESTART_COUNT="1")[0] == 1
+    assert (run.run_dir / "logs" / "failures").read_text() == "41.1\n"
 
 
 def test_a_run_that_no_node_is_fit_for_fails_and_excludes_none(nodes):

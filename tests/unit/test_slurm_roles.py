@@ -183,7 +183,7 @@ def test_the_memory_of_a_role_is_checked_as_that_of_the_site():
         )
 
 
-PARTS = "trireme: ranks from 0 on node[0-1]\ntrireme: ranks from 4 on cpu[1-2]\n"
+PARTS = "trireme: ranks from 0 on node[0-1]\n2026-01-02T03:04:05.678Z trireme: ranks from 4 on cpu[1-2]\n"
 
 
 def test_the_first_failed_rank_of_a_further_part_is_counted_from_its_first():

@@ -217,7 +217,7 @@ def test_the_first_failed_rank_is_that_of_the_newest_start(monkeypatch, handle, 
     (tmp_path / EXECUTOR_LOG).write_text(
         "trireme: job 7, restart 0, by srun: rendezvous 7.0 at a:1\n"
         "srun: error: a: task 3: Exited with exit code 1\n"
-        "trireme: job 7, restart 1, by srun: rendezvous 7.1 at a:1\n"
+        "2026-01-02T03:04:05.678Z trireme: job 7, restart 1, by srun: rendezvous 7.1 at a:1\n"
         "srun: error: a: task 2: Exited with exit code 17\n"
     )
     failed = CommandResult(code=0, output=LIVE.format("FAILED", str(143 << 8), "NonZeroExitCode"), error="")

@@ -74,6 +74,7 @@ OFF: dict[str, tuple[str, ...]] = {
     "unless optim.decay is constant": ("optim.decay=constant",),
     "unless train.eval_batches is 0": ("train.eval_batches=0",),
     "unless executor.continuation is none": ("executor.continuation=none",),
+    "while executor.continuation is requeue": ("executor.continuation=none",),
     "while executor.check_nodes is true": ("executor.check_nodes=false",),
     "while train.init_from is null": ("train.init_from=x",),
     "while report.baseline is auto": ("report.baseline=none",),

@@ -38,7 +38,7 @@ class Event:
     rank: int | None = None
     """The rank that it is about."""
     node: str = ""
-    """That rank's host."""
+    """That rank's host, or the one that it is about."""
     figures: Mapping[str, float | None] = field(default_factory=dict)
     """What was measured, and what it was compared with; None: not a number."""
     done: str = ""

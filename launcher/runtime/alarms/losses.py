@@ -9,9 +9,10 @@ any message: they write it down, or fail.
 from __future__ import annotations
 
 import math
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import torch
@@ -22,7 +23,7 @@ from launcher.base.units import counted
 from launcher.contract.alarms.events import Event, now
 from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, RankContext, StepOutcome
 from launcher.runtime.checkpoint.fragments import scalar_fragment
-from launcher.runtime.train.optimizer import not_finite
+from launcher.runtime.train.optimizer import NotFiniteError, not_finite
 
 NUM_LOSSES, LOSSES = "alarms/num_losses", "alarms/losses"
 """Names in a checkpoint: a run that is resumed judges its losses as if it had gone on."""
@@ -69,6 +70,8 @@ class LossAlarms:
         self._num_skipped = 0
         """Batches skipped in a row."""
         self.write: Callable[[Event], None] = lambda event: None
+        self.write_own: Callable[[Event], None] = lambda event: None
+        """The same for what concerns this rank alone, whichever it is."""
 
     def agree(self, loss: float | None) -> float | None:
         """The loss on all ranks of a replica, where they have to know it. Collective over them."""
@@ -127,6 +130,15 @@ class LossAlarms:
     def note(self, step: int, alarm: Alarm, done: str) -> None:
         """Writes down an alarm."""
         self.write(Event(time=now(), kind=alarm.kind, step=step + 1, figures=alarm.figures, done=done))
+
+    def tell_of_gradient(self, step: int, error: NotFiniteError) -> None:
+        """Writes down that this rank fails by a gradient: its own, or the one that all have together."""
+        event = Event(time=now(), kind="not_finite", step=step + 1, figures={"grad_norm": None})
+        if error.is_own:
+            rank, node = self._ctx.plan.rank, socket.gethostname()
+            self.write_own(replace(event, rank=rank, node=node, done="this rank fails"))
+        else:
+            self.write(replace(event, done="the run fails"))
 
     def fail(self, step: int, alarm: Alarm, why: str = "") -> NoReturn:
         """Writes down that the run fails, and fails.

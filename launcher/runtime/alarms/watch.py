@@ -27,8 +27,9 @@ class Watch:
         self._max_rewinds = ctx.config.alarms.max_rewinds
         self.rewinds: Rewinds = read_rewinds(run_dir)
         """Times that the run went back, and so which batch each step takes."""
+        losses.write_own = partial(_append, run_dir)
         if losses.is_first:
-            losses.write = partial(_append, run_dir)
+            losses.write = losses.write_own
         self._speed = SpeedAlarms(ctx, losses.write, is_first=losses.is_first)
         self._progress: ProgressWatch | None = None
         if losses.is_first and ctx.config.alarms.no_progress != "ignore":

@@ -39,6 +39,7 @@ from launcher.runtime.measure.windows import StepWindows
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.log import log, rank_summary
 from launcher.runtime.process.stop import StopRequest
+from launcher.runtime.train.optimizer import NotFiniteError
 from launcher.runtime.train.pipeline_executor import PipelineExecutor, PipelinePart
 from launcher.runtime.train.reductions import PendingSum
 
@@ -107,7 +108,11 @@ class Trainer:
             loss = losses.agree(mean_loss())
             alarm = losses.judge(step, loss)
         is_skipped = alarm is not None and alarm.action == "skip"
-        outcome = self.update.skip(step) if is_skipped else self.update.apply(step)
+        try:
+            outcome = self.update.skip(step) if is_skipped else self.update.apply(step)
+        except NotFiniteError as error:  # of an update that ranks of another role make
+            losses.tell_of_gradient(step, error)
+            raise
         if not losses.decides_first:
             loss = mean_loss()
         alarm = alarm or losses.judge(step, loss, outcome)

@@ -39,10 +39,19 @@ def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.o
     )
 
 
-def not_finite(step: int, norm: float) -> JobError:
-    """The error of a run whose gradient is infinite or not a number; ``step`` is 0-based, and the message
-    counts from 1, as all that is printed."""
-    return JobError(f"the gradient of step {step + 1} is not finite ({norm}); try a smaller optim.lr")
+class NotFiniteError(JobError):
+    """The gradient of a step is infinite or not a number."""
+
+    is_own: bool
+    """Whether it is that of one rank alone, whose update does not wait for the others'."""
+
+
+def not_finite(step: int, norm: float, *, is_own: bool = False) -> NotFiniteError:
+    """The error of such a gradient; ``step`` is 0-based, and the message counts from 1, as all that is
+    printed. ``is_own``: as `NotFiniteError.is_own`."""
+    error = NotFiniteError(f"the gradient of step {step + 1} is not finite ({norm}); try a smaller optim.lr")
+    error.is_own = is_own
+    return error
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> Tensor:

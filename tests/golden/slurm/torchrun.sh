@@ -17,6 +17,7 @@ start='/runs/a b/lib'/launcher/runtime/process/start.py
 starter=torchrun
 continuation=chain
 max_starts=8
+max_node_failures=5
 max_restarts=0
 saves=yes
 save_lead_s=120
@@ -35,8 +36,13 @@ host_suffix=''
 resume=()
 step=()
 
+unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
+say() { # with the time, as ranks and launcher write it
+  echo "$(date -u +%FT%T.%3NZ) trireme: $*"
+}
+
 fail() {
-  echo "trireme: $*" >&2
+  say "$*" >&2
   exit 1
 }
 
@@ -51,14 +57,14 @@ job_id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job_id=${job_id:-$SLURM_JOB_ID}
 [ -d "$run" ] || fail "there is no $run on $(hostname): is its file system mounted?"
 if [ -e "$run/exit/finished" ]; then
-  echo "trireme: the run is finished, so job $job_id has nothing to start"
+  say "the run is finished, so job $job_id has nothing to start"
   exit 0
 fi
 
 # The lock of the run directory (launcher/base/lock.py). A start of this job follows the one before, which has
 # ended. Whoever else holds it is waited for until the counter in the file stands still, or the file is gone, as
-# it is once the job is submitted: a long chain of jobs takes minutes. Ranks that are left anywhere see by the token that they are no longer the
-# run's, and end.
+# it is once the job is submitted: a long chain of jobs takes minutes. Ranks that are left anywhere see by the
+# token that they are no longer the run's, and end.
 lock=$run/lock
 TRIREME_LOCK=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
 export TRIREME_LOCK
@@ -91,9 +97,10 @@ num_starts=$(wc -l <"$run/logs/starts")
 
 # An event of the run (launcher/contract/alarms/events.py). A killed writer may have left half a line.
 events=$run/events.jsonl
-write_event() {
+write_event() { # KIND SENTENCE [NODE]
   [ -z "$(tail -c 1 "$events" 2>/dev/null)" ] || echo >>"$events"
-  printf '{"time": "%s", "kind": "%s", "done": "%s"}\n' "$(date +%Y-%m-%dT%H:%M:%S%:z)" "$1" "$2" >>"$events"
+  printf '{"time": "%s", "kind": "%s", "node": "%s", "done": "%s"}\n' \
+    "$(date +%Y-%m-%dT%H:%M:%S%:z)" "$1" "${3:-}" "${2//[\"\\]/ }" >>"$events"
 }
 num_event_bytes=$(stat -c %s "$events" 2>/dev/null || echo 0)
 write_event start "job $job_id, start $num_starts"
@@ -110,8 +117,8 @@ end_record() {
     write_event succeeded "job $job_id"
   elif [ -e "$run/exit/stopped.json" ]; then
     write_event stopped "job $job_id: the ranks have saved"
-  else
-    write_event failed "job $job_id ended with code $1"
+  elif [ "$1" != "$unfinished" ] || [ ! -e "$run/exit/again" ]; then
+    write_event failed "job $job_id ended with code $1$(sed 's/^/: /' "$run/exit/unfit" 2>/dev/null)"
   fi
   printf '{"job": "%s", "exit_code": %s}\n' "$job_id" "$1" >"$run/exit/job.json"
   rm -f "$lock"
@@ -132,11 +139,6 @@ export PYTHONUNBUFFERED=1
 
 # The end of this job's time, as its own script sees it: how long before it the ranks have to be told follows
 # from how long they take to save, and a save that takes even longer must not be the end of the run.
-
-# The state in what Slurm tells of a job; of several components that of the first.
-state_in() {
-  sed -n '1s/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$1"
-}
 
 # Seconds until Slurm ends this job; nothing where it has no limit, or Slurm does not answer.
 time_left() {
@@ -196,7 +198,7 @@ until_left() {
 signal_in_time() {
   time=$(($(time_left) + 0))
   if [ "$(needed)" -gt "$(lead)" ]; then
-    echo "trireme: executor.save_lead_s=$save_lead_s is too short: as measured, the ranks need $(needed) s to save"
+    say "executor.save_lead_s=$save_lead_s is too short: as measured, the ranks need $(needed) s to save"
   fi
   until_left lead
   kill -USR1 $$
@@ -210,7 +212,7 @@ requeue_unsaved() {
   margin=$((given < 80 ? given / 4 : 20))
   until_left echo "$margin"
   has_lock && [ "$(state_in "$(scontrol --oneliner show job "$job_id")")" = RUNNING ] || return
-  echo "trireme: the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
+  say "the ranks have not saved within $((given - margin)) s, $margin s before the end of the job:" \
     "executor.save_lead_s has to be longer"
   echo "$((2 * given)) late" >>"$run/save_times"
   touch "$run/exit/late"
@@ -220,9 +222,8 @@ requeue_unsaved() {
 # Slurm signals this shell when the time limit is near (USR1) and when the job has to end (TERM). The
 # signal is forwarded to the ranks, which save after their current step, leave a note, and end. A rank
 # that is still starting ignores it, so it is repeated until they have ended.
-unfinished=75 # the exit code of a job whose run can be resumed; both starters hide those of the ranks
 note=$run/exit/stopped.json
-ranks='' watch='' num_signals=0
+ranks='' watch='' num_signals=0 log_bytes=0
 on_signal() {
   num_signals=$((num_signals + 1))
   if [ "$num_signals" = 1 ] && [ -n "$ranks" ]; then
@@ -236,10 +237,10 @@ signal_ranks() {
 }
 if [ "$saves" = yes ]; then trap on_signal USR1 TERM; fi
 
-# Gives the events to the command of run.notify, until this script has recorded its end.
-if [ "${notify:-no}" = yes ]; then
-  "$python" "$start" launcher.runs.alarms.on_node "$run/plan.json" "$num_event_bytes" \
-    </dev/null >>"$run/notify.log" 2>&1 &
+# Gives the events to the command of run.notify and the figures to run.prometheus, until this script has
+# recorded its end.
+if [ "${is_followed:-no}" = yes ]; then
+  "$python" "$start" launcher.app.beside.on_node "$run/plan.json" "$num_event_bytes" </dev/null &
   notifier=$!
 fi
 
@@ -247,6 +248,7 @@ fi
 # at once (--kill-on-bad-exit); one that finishes before them does not (--wait=0).
 start_ranks() {
   local num_before=$num_signals
+  log_bytes=$(stat -c %s "$run/logs/executor.log" 2>/dev/null)
   "$@" &
   ranks=$!
   if [ "$num_before" != 0 ]; then
@@ -269,19 +271,23 @@ conclude() {
   stop_watch
   has_lock || fail "another start has $run by now, or its file system is not mounted on $(hostname)"
   [ "$rc" != 0 ] || [ -e "$note" ] || finish
-  local job state cause=''
+  local job state cause='' unfit
   job=$(scontrol --oneliner show job "$job_id")
   state=$(state_in "$job")
   # When a job is preempted, Slurm signals its steps, but not this script: ranks that cannot save yet end.
-  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=uncounted ;; esac
+  case $job in *" PreemptTime="[0-9]*) num_signals=$((num_signals + 1)) cause=preempted ;; esac
+  [ "$cause" != preempted ] || touch "$run/exit/preempted"
   # A signal may also end ranks that have saved the last step: nothing is left to train.
   if [ "$num_signals" != 0 ] && [ -e "$run/checkpoints/$last_checkpoint" ]; then finish; fi
   if [ "$state" != RUNNING ]; then
-    echo "trireme: leaves job $job_id to Slurm, where it is $state"
+    say "leaves job $job_id to Slurm, where it is $state"
+    if [ "$state" = CANCELLED ]; then goes_on cancelled "job $job_id"; else goes_on requeue "job $job_id, by Slurm"; fi
   elif [ -e "$note" ] || [ "$num_signals" != 0 ]; then
     start_again "$cause"
   elif has_lost_nodes "$job"; then
-    start_over "$job"
+    start_over "$(nodes_in "$job")"
+  elif unfit=$(unstarted_nodes) && [ -n "$unfit" ]; then
+    leave_nodes
   else
     echo "$this_start" >>"$run/logs/failures"
     if has_failed; then cancel_rest; else start_again; fi
@@ -294,8 +300,15 @@ has_failed() {
   [ -e "$run/logs/failures" ] && [ "$(wc -l <"$run/logs/failures")" -gt "$max_restarts" ]
 }
 
+# Notes that this start has ended otherwise than by a failure, once.
+goes_on() {
+  [ -e "$run/exit/again" ] || write_event "$@"
+  echo "$1" >"$run/exit/again"
+}
+
 # In a chain, the next job starts when this one ends with another code than 0. What the run itself asks for is
-# counted, in logs/requeues; what Slurm requeues, and what gives way to another job, is not.
+# counted, in logs/requeues; what Slurm requeues, and what gives way to another job or its nodes end, is not.
+# $1: why it does not count.
 start_again() {
   case $continuation in
     none) return 1 ;;
@@ -303,20 +316,21 @@ start_again() {
       local rest
       mapfile -t rest < <(rest_of_chain)
       exclude_nodes "${rest[@]}"
-      [ "${#rest[@]}" != 0 ]
+      [ "${#rest[@]}" != 0 ] || return
+      goes_on restart "job ${rest[0]} of the chain"
       return
       ;;
   esac
   local counted
   counted=$(($(cat "$run/logs/requeues" 2>/dev/null | wc -l) + 1))
-  if [ "${1:-}" != uncounted ] && [ "$counted" -ge "$max_starts" ]; then
-    echo "trireme: not requeued after start $num_starts: $counted of at most $max_starts count" \
+  if [ -z "${1:-}" ] && [ "$counted" -ge "$max_starts" ]; then
+    say "not requeued after start $num_starts: $counted of at most $max_starts count" \
       "(executor.max_starts)"
     return 1
   fi
-  echo "trireme: requeues job $job_id after start $num_starts"
-  write_event requeue "job $job_id after start $num_starts"
-  if [ "${1:-}" != uncounted ]; then echo "$this_start" >>"$run/logs/requeues"; fi
+  say "requeues job $job_id after start $num_starts"
+  goes_on requeue "job $job_id after start $num_starts"
+  if [ -z "${1:-}" ]; then echo "$this_start" >>"$run/logs/requeues"; fi
   trap '' TERM # which the requeued job's script is sent
   scontrol requeue "$job_id"
   exclude_nodes "$job_id"
@@ -340,6 +354,23 @@ cancel_rest() {
   mapfile -t rest < <(rest_of_chain)
   for ((i = ${#rest[@]} - 1; i >= 0; i--)); do scancel --quiet "${rest[i]}"; done
 }
+
+# What neither the run itself nor a preemption has ended, and nothing more was saved since: nodes have failed, or
+# somebody requeues it before it can save.
+has_lost_start() { # START
+  ! [ -e "$run/exit.$1/stopped.json" ] && ! [ -e "$run/exit.$1/preempted" ] &&
+    ! grep -qsFx "$1" "$run/logs/requeues" "$run/logs/failures"
+}
+if [ "$continuation" = requeue ]; then
+  checkpoints=("$run"/checkpoints/step-????????)
+  saved=${checkpoints[-1]##*-}
+  if [ -n "$before" ] && has_lost_start "$before"; then echo "$before $saved" >>"$run/logs/lost"; fi
+  if num_lost=$(grep -c " $saved$" "$run/logs/lost" 2>/dev/null) && [ "$num_lost" -ge "$max_node_failures" ]; then
+    echo "$num_lost starts in a row were ended by their nodes, and nothing more was saved" \
+      "(executor.max_node_failures); nodes that were seen to fail are in logs/unfit-nodes" >"$run/exit/unfit"
+    fail "$(cat "$run/exit/unfit")"
+  fi
+fi
 
 if [ "$continuation" = chain ] && has_failed; then # before this job of the chain could be cancelled
   cancel_rest
@@ -401,9 +432,7 @@ choose_nodes() {
     if [ -z "$reason" ]; then
       fit+=("$host")
     else
-      echo "trireme: node $host is unfit: $reason"
-      write_event unfit_node "node $host is unfit: $reason"
-      printf '%s %s %s\n' "$host" "$(date +%FT%T%z)" "$reason" >>"$run/logs/unfit-nodes"
+      name_unfit "$host" "$reason"
     fi
   done
   if [ "${#fit[@]}" -lt "$nodes" ]; then give_up; fi
@@ -411,10 +440,16 @@ choose_nodes() {
   if [ "$spare_nodes" != 0 ]; then place=(--overlap "--nodelist=$nodelist"); fi
 }
 
-# Has the job start on other nodes, unless it is the run that no node is fit for.
+name_unfit() {
+  say "node $1 is unfit: $2"
+  write_event unfit_node "node $1 is unfit: $2" "$1"
+  printf '%s %s %s\n' "$1" "$(date +%FT%T%z)" "$2" >>"$run/logs/unfit-nodes"
+}
+
+# Has the job start on other nodes, unless it is the run that no node is fit for. $1: why that does not count.
 give_up() {
   echo "too few nodes are fit: ${unfit//$'\n'/; }" >"$run/exit/unfit"
-  if [ "$excludes_nodes" = yes ] && { [ "${#fit[@]}" != 0 ] || [ "${#hosts[@]}" = 1 ]; } && start_again; then
+  if [ "$excludes_nodes" = yes ] && { [ "${#fit[@]}" != 0 ] || [ "${#hosts[@]}" = 1 ]; } && start_again "${1:-}"; then
     exit "$unfinished"
   fi
   fail "$(cat "$run/exit/unfit")"
@@ -429,28 +464,50 @@ exclude_nodes() {
   for job in "$@"; do
     before=$(scontrol --oneliner show job "$job" | sed -n '1s/.* ExcNodeList=\([^ (]*\).*/\1/p')
     if scontrol update JobId="$job" ExcNodeList="${before:+$before,}$unfit"; then
-      echo "trireme: job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
+      say "job $job does not get $unfit again (scontrol update JobId=$job ExcNodeList= allows them)"
     fi
   done
+}
+
+# The nodes on which srun could not start the ranks that it has just tried to, as on one whose crash Slurm has
+# not seen yet: each with the reason, by srun's messages in the output of the job.
+unstarted_nodes() {
+  tail -c "+$((log_bytes + 1))" "$run/logs/executor.log" 2>/dev/null |
+    sed -n 's/^srun: error: Task launch for .* failed on node \([^ :]*\): \(.*\)/\1 srun starts no rank on it: \2/p' |
+    sort -u
+}
+
+# Leaves those nodes for others, as those that fail the check; but it is their crash, and does not count.
+leave_nodes() {
+  local host reason fit=()
+  while read -r host reason; do name_unfit "$host" "$reason"; done <<<"$unfit"
+  mapfile -t hosts < <(names_of "$SLURM_JOB_NODELIST")
+  for host in "${hosts[@]}"; do grep -q "^$host " <<<"$unfit" || fit+=("$host"); done
+  if [ "$spare_nodes" != 0 ] && [ "${#fit[@]}" -ge "$nodes" ]; then start_over "$(joined "${fit[@]}")"; fi
+  give_up crashed
+}
+
+# The nodes in what Slurm tells of a job.
+nodes_in() {
+  sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1"
 }
 
 # Whether Slurm has taken crashed nodes from this job, which has spare ones, and goes on without them.
 has_lost_nodes() {
   [ "$spare_nodes" != 0 ] || return
   local left host
-  left=$(names_of "$(sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1")")
+  left=$(names_of "$(nodes_in "$1")")
   for host in $(names_of "$SLURM_JOB_NODELIST"); do grep -Fxq -e "$host" <<<"$left" || return 0; done
   return 1
 }
 
 # Starts over on the nodes that are left, or has Slurm find others where they are too few.
 start_over() {
-  local left
-  left=$(sed -n '1s/.* NodeList=\([^ (]*\).*/\1/p' <<<"$1")
+  local left=$1
   mapfile -t hosts < <(names_of "$left")
-  echo "trireme: nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
+  say "nodes have crashed: $left are left of $SLURM_JOB_NODELIST"
   if [ "${#hosts[@]}" -lt "$nodes" ]; then
-    start_again uncounted
+    start_again crashed
     exit "$unfinished"
   fi
   export SLURM_JOB_NODELIST=$left SLURM_JOB_NUM_NODES=${#hosts[@]} TRIREME_START_AGAIN=$((again + 1))
@@ -517,7 +574,7 @@ if [ "$is_alone" = yes ]; then export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=l
 if [ "$is_alone" = yes ] && flock -w 10 "$run/rendezvous" true 2>/dev/null; then
   export TRIREME_RENDEZVOUS_FILE=$run/rendezvous
   meet=(--rdzv-backend=trireme-one-host)
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
+  say "job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous in $run/rendezvous"
 else
   find_address
   find_port
@@ -525,7 +582,7 @@ else
   TRIREME_RENDEZVOUS_KEY=$(od -An -N16 -tx8 /dev/urandom | tr -d ' \n')
   export MASTER_ADDR MASTER_PORT TRIREME_RENDEZVOUS_KEY
   meet=(--rdzv-backend=static --rdzv-id="$rendezvous" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
-  echo "trireme: job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
+  say "job $SLURM_JOB_ID, restart $restart, by $starter: rendezvous $rendezvous at $MASTER_ADDR:$MASTER_PORT"
 fi
 
 # A start after the first resumes from a checkpoint; a folder with a suffix is an incomplete one.

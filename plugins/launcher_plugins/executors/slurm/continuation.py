@@ -38,6 +38,9 @@ class SlurmConfig:
     )
     """Largest number of starts of the ranks, without those after a preemption or a node's crash; of a chain,
     its jobs."""
+    max_node_failures: PositiveInt = field(default=5, metadata=read_while("executor.continuation", "requeue"))
+    """Most starts in a row that end, as by the crash of a node, with no new checkpoint and neither by the run
+    itself nor by a preemption; the run has failed then."""
     max_restarts: NonNegativeInt = 0
     """Restarts after a failure, from the newest intact checkpoint."""
     save_lead_s: Annotated[int, Range(minimum=0, maximum=65_535)] | None = field(
@@ -153,7 +156,9 @@ def continuation_notes(config: LaunchConfig) -> Iterator[str]:
         yield (
             f"Slurm requeues the job after a preemption and when a node fails{own}: at most "
             f"{settings.max_starts} starts, not counting those after a preemption or a node's failure "
-            "(executor.max_starts)."
+            "(executor.max_starts). The run has failed after "
+            f"{counted(settings.max_node_failures, 'start')} in a row that nodes ended before anything more "
+            "was saved (executor.max_node_failures)."
         )
         if not saves(config):
             yield (

@@ -21,8 +21,6 @@ from launcher_plugins.executors.slurm.continuation import SlurmConfig
 
 FIGURES = "exit/nodes.json"
 """What was measured on the nodes of a start, and which of them were unfit, in the run directory."""
-UNFIT = "exit/unfit"
-"""Written there by a job that had too few fit nodes to start on: a sentence."""
 SPARE_BYTES = 64 * 2**20
 """Bytes that have to be free on a disk beside a checkpoint: logs, temporary files."""
 _CLOCK_S = 5

@@ -145,11 +145,12 @@ def _settings(batch: Batch) -> Iterator[str]:
     yield f"plan_sha256={request.plan_sha256}"
     yield f"python={shlex.quote(site.python or request.python)}"
     yield f"start={shlex.quote(request.code)}/{START_FILE}"
-    if batch.config.run.notify:
-        yield "notify=yes"
+    if batch.config.run.notify or batch.config.run.prometheus:
+        yield "is_followed=yes"
     yield f"starter={settings.starter}"
     yield f"continuation={settings.continuation}"
     yield f"max_starts={settings.max_starts}"
+    yield f"max_node_failures={settings.max_node_failures}"
     yield f"max_restarts={settings.max_restarts}"
     yield f"saves={'yes' if saves(batch.config) else 'no'}"
     yield f"save_lead_s={first_lead_s(batch.config)}"

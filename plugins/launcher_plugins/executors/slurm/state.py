@@ -12,10 +12,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.contract.job import EXECUTOR_LOG, SECONDARY_EXIT_CODES, STOP_NOTE, JobState, Phase, RankEnd
+from launcher.contract.job import (
+    EXECUTOR_LOG,
+    NODE_NOTE,
+    SECONDARY_EXIT_CODES,
+    STOP_NOTE,
+    JobState,
+    Phase,
+    RankEnd,
+)
 from launcher_plugins.executors.slurm.commands import rows
 from launcher_plugins.executors.slurm.nodelist import expand
-from launcher_plugins.executors.slurm.nodes import UNFIT
 from launcher_plugins.executors.torchrun import ending, failed_by
 from launcher_plugins.executors.torchrun import failed_state as torchrun_state
 
@@ -41,14 +48,14 @@ SQUEUE_FIELDS = "JobArrayID:40|,State:20|,exit_code:12|,RestartCnt:8|,Reason:60"
 SACCT_FIELDS = "JobID,State,ExitCode"
 _WORST: tuple[Phase, ...] = ("running", "pending", "failed", "cancelled", "succeeded")
 """The phase of several jobs together is the first of these that any of them is in."""
-_STARTED = re.compile(r"^trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
-"""The line that each start of a job writes to its output."""
+_STARTED = re.compile(r"^(?:\S+Z )?trireme: job \d+, restart \d+, by (\w+): ", re.MULTILINE)
+"""The line that each start of a job writes to its output, of earlier versions without the time."""
 _ENDED = re.compile(
     r"^srun: error: (\S+): tasks? (\S+?): (Exited with exit code (\d+)|[A-Z][a-z ]+)", re.MULTILINE
 )
 _OUT_OF_MEMORY = re.compile(r"oom.kill event|: tasks? \S+: Out Of Memory", re.IGNORECASE)
 """What slurmstepd or srun says where a node's kernel ended tasks because their memory ran out."""
-_COMPONENT = re.compile(r"^trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
+_COMPONENT = re.compile(r"^(?:\S+Z )?trireme: ranks from (\d+) on (\S+)$", re.MULTILINE)
 """The line of each component of a heterogeneous job, whose tasks srun numbers from 0."""
 _SIGNALS = {
     "Killed": signal.SIGKILL,
@@ -124,7 +131,8 @@ def rank_ends(output: str) -> list[RankEnd]:
 
 
 def with_end(state: JobState, run_dir: str) -> JobState:
-    """A failed state with the outcome of the last start: that it has saved, or the rank that failed first."""
+    """A failed state with the outcome of the last start: that it has saved, that its nodes are unfit, or
+    the rank that failed first."""
     log, note = Path(run_dir) / EXECUTOR_LOG, Path(run_dir) / STOP_NOTE
     if state.phase != "failed" or not log.is_file():
         return state
@@ -132,13 +140,13 @@ def with_end(state: JobState, run_dir: str) -> JobState:
         step = json.loads(note.read_text(encoding="utf-8"))["step"]
         reason = f"interrupted, saved after step {step}: trireme submit --resume resumes it"
         return replace(state, reason=reason)
+    if (unfit := Path(run_dir, NODE_NOTE)).is_file():
+        return replace(state, reason=unfit.read_text(encoding="utf-8", errors="replace").strip())
     output = log.read_text(encoding="utf-8", errors="replace")
     *_, starter, newest = ["", *_STARTED.split(output)]
     if starter == "torchrun":
         return torchrun_state(newest, state.exit_code or 1)
     ends = rank_ends(newest)
-    if not ends and (unfit := Path(run_dir, UNFIT)).is_file():
-        return replace(state, reason=unfit.read_text(encoding="utf-8", errors="replace").strip())
     if not ends:
         is_late = (Path(run_dir) / "exit" / "late").is_file()
         late = " before its ranks had saved (executor.save_lead_s)"

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from launcher.base.errors import JobError
+from launcher.base.errors import PeerError
 from launcher.contract.heartbeat import SERVING, UPDATING
 from launcher.contract.model.checkpoint import first_step
 from launcher.contract.records import WINDOW_STEPS
@@ -167,7 +167,7 @@ class Server:
         """Continues without a worker that has ended or failed.
 
         Raises:
-            JobError: when it has failed and the run must not continue, or no worker is left.
+            PeerError: when it has failed and the run must not continue, or no worker is left.
         """
         self._channels.present.remove(worker)
         self._sums.pop(worker, None)
@@ -180,7 +180,7 @@ class Server:
                 fix = (
                     "" if may_continue else "; with architecture.on_worker_loss=continue the others continue"
                 )
-                raise JobError(f"worker {worker} (rank {worker}) has failed after {num_done} steps{fix}")
+                raise PeerError(f"worker {worker} (rank {worker}) has failed after {num_done} steps{fix}")
             self._writer.write(LossRecord(worker=worker, step=num_done))
             log(f"worker {worker} has failed after {num_done} steps; the others continue")
         self._reply_all()  # in the order in which the others wait: first a sum, then a step's norm

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.base.errors import JobError
+from launcher.base.errors import PeerError
 from launcher.contract.records import REPLICATED, SERVER
 from launcher.runtime.api import (
     FragmentReader,
@@ -275,7 +275,7 @@ class ParameterServerUpdate(BucketedUpdate):
         """Norm of this worker's gradient, and the factor that clips it."""
         norm = float(squared_norm([bucket.flat for bucket in self._buckets.all()]).sqrt())
         if not isfinite(norm):
-            raise not_finite(step, norm)
+            raise not_finite(step, norm, is_own=True)
         return norm, clip_factor(norm, self._ctx.config.optim.clip_norm)
 
     # Pull of parameters.
@@ -321,7 +321,7 @@ class ParameterServerUpdate(BucketedUpdate):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise JobError(
+            raise PeerError(
                 f"a parameter server does not answer, so this worker cannot continue: {error}. The server's "
                 "log has the reason; `trireme run ... --resume` continues from the newest checkpoint"
             ) from error
