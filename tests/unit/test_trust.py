@@ -453,7 +453,7 @@ def test_a_program_allows_what_it_wants(lab: Path) -> None:
 
 
 def test_the_glob_of_a_package_stays_in_it() -> None:
-    from launcher.contract.data_files import find_files
+    from launcher.contract.data.files import find_files
 
     for pattern in ("../*", "/etc/passwd"):
         with pytest.raises(LauncherError, match=r"leaves the package\. Name files below .*pydoc_data\."):
