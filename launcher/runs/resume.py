@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from launcher.base.errors import ConfigError, Fault, JobError, quoted
 from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.config import NOT_COMPUTED
+from launcher.contract.data.config import DataConfig
 from launcher.contract.data.files import PACKAGE, input_files
 from launcher.contract.inputs.record import INPUTS, read_inputs
 from launcher.contract.inputs.text import file_digests
@@ -36,6 +37,7 @@ from launcher.runs.store import (
     saved_steps,
 )
 from launcher.typed.differences import differences
+from launcher.typed.read import plain
 
 _TRAINING = (
     "seed",
@@ -51,6 +53,8 @@ _TRAINING = (
 """The settings that determine what is computed. The others may change: a checkpoint does not depend on
 how the run is distributed."""
 _FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches", "train.init_optimizer")
+_WITHOUT = plain({item.name: item.default for item in fields(DataConfig) if item.default is not MISSING})
+"""What plans say of their data that were stored before there were these settings."""
 _LENGTH = ("train.num_steps", "optim.decay_steps")
 
 
@@ -118,7 +122,9 @@ def began_with(run: RunConfig) -> tuple[str, ...]:
 def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The settings that change what is trained, with both values. More steps do not where every step before
     the old end keeps its learning rate, nor another architecture where both compute what one device does."""
-    before, after = old["config"], new["config"]
+    before, after = (
+        {**plan["config"], "data": _WITHOUT | plan["config"].get("data", {})} for plan in (old, new)
+    )
     parts = [part for part in _TRAINING if part != "architecture"]
     parts += [] if old.get("exact") and new.get("exact") else ["architecture"]
     yield from differences(before, after, parts, (*_FREE, *_LENGTH))

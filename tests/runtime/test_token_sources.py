@@ -146,7 +146,7 @@ def test_a_shard_that_leaves_out_a_range_is_noticed(tmp_path: Path, monkeypatch:
     (tmp_path / "a.jsonl").write_bytes(records(TEXTS))
     whole = ids_of(tmp_path / "a.jsonl")
     monkeypatch.setattr(shards, "_SMALLEST", 100)
-    cut = prepare.shards_of
+    cut = shards.shards_of
     monkeypatch.setattr(prepare, "shards_of", lambda *given: cut(*given)[1:])
     assert ids_of(tmp_path / "a.jsonl", cache_dir=str(tmp_path / "other")) != whole
 

@@ -13,7 +13,7 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.data.tokens import open_tokens
-from launcher.runtime.tokens import prepare
+from launcher.runtime.tokens import prepare, shards
 from tests.helpers.contexts import make_config, make_context
 from tests.helpers.plans import staged_plan
 
@@ -44,7 +44,7 @@ def test_the_token_file_is_made_once_and_follows_the_content(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = []
-    make = prepare.make_shard
+    make = shards.make_shard
 
     def noting(data: Any, setting: str, shard: Any, folder: Path) -> Any:
         written.append(folder / f"{shard.name}.bin")

@@ -312,7 +312,12 @@ def test_data_is_asked_about_where_it_leaves_the_folder(lab: Path, source: str, 
 
 
 @pytest.mark.parametrize(
-    "text", ["train: {init_from: /weights}", "report: {baseline: /run}", "device: {measured_in: /run}"]
+    "text",
+    [
+        *("train: {init_from: /weights}", "report: {baseline: /run}", "device: {measured_in: /run}"),
+        *("data: {tokenizer: /words}", "data: {eval_source: /texts}"),
+        "data: {source: ['package:pydoc_data/topics.py', /texts], weights: [1, 1]}",
+    ],
 )
 def test_other_settings_that_name_files_are_asked_about_too(lab: Path, text: str) -> None:
     (lab / "reads.yaml").write_text(HEAD.format("") + text + "\n")

@@ -10,7 +10,8 @@ from launcher.typed.read import Conditions, read_if, read_unless, read_where, re
 from launcher.typed.scalars import PositiveFloat, Probability, Range
 from launcher.typed.trust import OF_READER, READS_FILES, names_code
 
-BYTES, AUTO, FIELD, FORMAT = "bytes", "auto", "text", "uint16"
+BYTES, AUTO, FIELD = "bytes", "auto", "text"
+FORMAT: Literal["uint16"] = "uint16"
 """The defaults of ``tokenizer``, ``end_of_document``, ``text_field`` and ``bin_format``."""
 
 
@@ -75,4 +76,5 @@ class DataConfig:
     @property
     def all_sources(self) -> Mapping[str, str]:
         """With what is evaluated on."""
-        return self.sources | ({} if self.eval_source is None else {"data.eval_source": self.eval_source})
+        evaluated = {} if self.eval_source is None else {"data.eval_source": self.eval_source}
+        return {**self.sources, **evaluated}

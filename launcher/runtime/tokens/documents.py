@@ -89,14 +89,15 @@ def pieces_of(part: Range, field: str) -> Iterator[Piece]:
 @contextmanager
 def told(path: str, data: DataConfig, setting: str) -> Iterator[None]:
     """Tells what cannot be read in a file as a fault of its source."""
-    libraries: tuple[type[Exception], ...] = ()
+    libraries: tuple[Any, ...] = ()
     if path.endswith(ZSTD):
         from zstandard import ZstdError
 
         libraries = (ZstdError,)
+    known: Any = (ValueError, OSError, EOFError, *libraries)
     try:
         yield
-    except (ValueError, OSError, EOFError, *libraries) as error:
+    except known as error:
         rule, fix = f"{path} cannot be read: {error}", "Correct it, or leave it out."
         if isinstance(error, _WrongError):
             rule, fix = f"{path} {error}", error.fix
@@ -179,7 +180,7 @@ def _opened(part: Range) -> Iterator[BinaryIO]:
             from zstandard import ZstdDecompressor
 
             reader: Any = ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            yield io.BufferedReader(reader, 1 << 20)  # type: ignore[misc]
+            yield io.BufferedReader(reader, 1 << 20)
         else:
             yield file
 

@@ -47,7 +47,7 @@ class PairWriter:
         """Adds a document; one without ids is none."""
         if not len(ids):
             return
-        self._file.write(np.ascontiguousarray(ids, self._dtype))
+        self._file.write(np.ascontiguousarray(ids, self._dtype).data)
         self._lengths.append(len(ids))
         self.num_tokens += len(ids)
         self.highest = max(self.highest, int(ids.max()))

@@ -13,9 +13,9 @@ import numpy as np
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.contract.data.config import DataConfig
-from launcher.contract.data.files import SourceFile
+from launcher.contract.data.files import SourceFile, index_of
 from launcher.contract.data.prepared import Part, name_of
-from launcher.contract.data.token_files import INDEX_HEADER, TokenFile, index_of, token_file
+from launcher.contract.data.token_files import INDEX_HEADER, TokenFile, token_file
 from launcher.contract.data.tokenizer import read_tokenizer
 from launcher.runtime.process.supervise import end_with
 from launcher.runtime.tokens.documents import Piece, Range, pieces_of, ranges_of, told
