@@ -2,16 +2,17 @@
 
     python -m tests.bench.token_reading [--files 1000] [--megabytes 512] [--seq 2048] [--repeats 7]
 
-One process reads windows of ids of 2 bytes at random places, as int64 tensors: by `Tokens` from many files;
-by np.memmap from one file with the same ids; and by a DataLoader, in this process and with two workers, whose
-dataset is that memmap. In each repeat every reader takes the same windows, in turn, once after the kernel was
-told to drop the files from its cache (cold) and once again (warm). Printed are the medians in MB of ids per
-second, each as a share of np.memmap's, and the seconds that opening the files takes.
+One process reads windows of ids of 2 bytes at random places, as int64 tensors: by `Tokens`; by np.memmap, one
+for each file, made as the file is first read; and by a DataLoader, in this process and with two workers,
+whose dataset is those memmaps. In each repeat every reader takes the same windows, in turn, once after the
+kernel was told to drop the files from its cache (cold) and once again (warm). Printed are the medians in MB
+of ids per second, each as a share of np.memmap's, and the seconds that opening the files takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import tempfile
@@ -35,37 +36,42 @@ Read = Callable[[Sequence[int]], Iterator[Tensor]]
 
 
 class Windows(Dataset[Tensor]):
-    """Windows of a memmap, as a user would write them."""
+    """Windows of files by np.memmap, as a user would write them."""
 
-    def __init__(self, path: Path, starts: Sequence[int], length: int) -> None:
-        self._ids = np.memmap(path, np.uint16, "r")
-        self._starts, self._length = starts, length
+    def __init__(self, paths: Sequence[Path], per_file: int, length: int, starts: Sequence[int] = ()) -> None:
+        self._paths, self._per_file, self._length, self._starts = paths, per_file, length, starts
+        self._maps: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def __getitem__(self, index: int) -> Tensor:
-        start = self._starts[index]
-        return torch.from_numpy(self._ids[start : start + self._length].astype(np.int64))
+        return self.read(self._starts[index])
+
+    def read(self, start: int) -> Tensor:
+        """The window that begins at a place of all files."""
+        number, first = divmod(start, self._per_file)
+        if number not in self._maps:
+            self._maps[number] = np.memmap(self._paths[number], np.uint16, "r")
+        return torch.from_numpy(self._maps[number][first : first + self._length].astype(np.int64))
 
 
-def readers(tokens: Tokens, path: Path, length: int) -> dict[str, Read]:
-    """Every reader by its name."""
-    mapped = np.memmap(path, np.uint16, "r")
+def readers(tokens: Tokens, paths: Sequence[Path], per_file: int, length: int) -> dict[str, Read]:
+    """Every reader by its name, with nothing mapped."""
+    mapped = Windows(paths, per_file, length)
 
     def ours(starts: Sequence[int]) -> Iterator[Tensor]:
         return (torch.from_numpy(tokens.read(start, length)) for start in starts)
 
-    def memmap(starts: Sequence[int]) -> Iterator[Tensor]:
-        return (torch.from_numpy(mapped[start : start + length].astype(np.int64)) for start in starts)
+    def loader(num_processes: int) -> Read:
+        def read(starts: Sequence[int]) -> Iterator[Tensor]:
+            windows = Windows(paths, per_file, length, starts)
+            return iter(DataLoader(windows, batch_size=None, num_workers=num_processes))
 
-    def loader(workers: int) -> Read:
-        return lambda starts: iter(
-            DataLoader(Windows(path, starts, length), batch_size=None, num_workers=workers)
-        )
+        return read
 
     return {
-        "np.memmap": memmap,
+        "np.memmap": lambda starts: map(mapped.read, starts),
         "Tokens": ours,
         "DataLoader": loader(0),
         "DataLoader, 2 workers": loader(2),
@@ -109,12 +115,8 @@ def _measure(given: Any, folder: Path) -> None:
     generator = np.random.default_rng(0)
     per_file = given.megabytes * 1_000_000 // WIDTH // given.files
     parts = [folder / f"{number:05}.bin" for number in range(given.files)]
-    whole = folder / "whole"
-    with whole.open("wb") as out:
-        for part in parts:
-            content = generator.integers(0, 50_000, per_file, dtype=np.uint16).tobytes()
-            part.write_bytes(content)
-            out.write(content)
+    for part in parts:
+        part.write_bytes(generator.integers(0, 50_000, per_file, dtype=np.uint16).tobytes())
     os.sync()
     source = {"source": f"{folder}/*.bin", "tokenizer": None, "cache_dir": f"{folder}/cache"}
     data = make_config(data=source).data
@@ -125,14 +127,15 @@ def _measure(given: Any, folder: Path) -> None:
         tokens = open_tokens(data, "data.source", "runs")
         opening.append(time.perf_counter() - began)
     length, taken = given.seq + 1, dict[tuple[str, str], list[float]]()
+    names = readers(tokens, parts, per_file, length)
     for _ in range(given.repeats):
-        starts = generator.integers(0, len(tokens) - length, given.windows).tolist()
-        for name in readers(tokens, whole, length):
+        numbers = generator.integers(0, given.files, given.windows)
+        starts = (numbers * per_file + generator.integers(0, per_file - length, given.windows)).tolist()
+        for name in names:
+            gc.collect()  # a file that is mapped would stay in the cache
+            drop_from_cache(parts)
+            read = readers(open_tokens(data, "data.source", "runs"), parts, per_file, length)[name]
             for cache in ("cold", "warm"):
-                if cache == "cold":
-                    drop_from_cache([*parts, whole])
-                    tokens = open_tokens(data, "data.source", "runs")
-                read = readers(tokens, whole, length)[name]
                 taken.setdefault((name, cache), []).append(seconds(read, starts))
     size = given.windows * length * WIDTH / 1e6
     print(f"{cpu_model()}; {given.files} files of {per_file * WIDTH / 1e6:.3g} MB, windows of {given.seq}")

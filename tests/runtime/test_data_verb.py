@@ -173,6 +173,20 @@ def test_a_submission_prepares_too_but_not_what_is_in_a_container(
     assert [*data_module.data_rows(plan)] == []
 
 
+def test_a_sweep_prepares_before_its_first_point(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from launcher.app.sweep.run import run_sweep
+
+    def refused(*given: object) -> None:
+        raise LauncherError("as far as that")
+
+    monkeypatch.setattr(data_module, "run_command", refused)
+    out = Output(out=io.StringIO(), err=io.StringIO())
+    asked = Request(recipe="quickstart", overrides=(*words, "parallel.pp=1", "optim.lr=1e-3,2e-3"))
+    with pytest.raises(LauncherError, match="as far as that"):
+        run_sweep(asked, out)
+    assert not Path("runs").exists()
+
+
 def test_data_of_a_users_own_are_not_prepared() -> None:
     plan = make_plan("quickstart", []).plan
     words = ["data=custom", "data.target=a.b:c", "site.container_image=x", "executor=slurm"]

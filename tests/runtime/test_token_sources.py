@@ -202,6 +202,16 @@ def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == ids_of(tmp_path / "a.jsonl", cache_dir=str(tmp_path / "anew"))
 
 
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be")
+    ids_of(tmp_path / "a.txt")
+    left = next((tmp_path / "cache").iterdir()) / "name.abc.tmp"
+    left.touch()
+    (tmp_path / "a.txt").write_text("or not to be")
+    ids_of(tmp_path / "a.txt")
+    assert not left.exists()
+
+
 def test_progress_is_told_with_the_time_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "_TOLD_EVERY_S", 0.0)
     told: list[str] = []

@@ -90,10 +90,13 @@ def _make_folder(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    """Waits until no other process makes tokens in the folder, and removes what one left half written."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(folder / "lock", flags, 0o600), "wb") as lock:
         with suppress(OSError):  # two that write at once do no harm
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in folder.glob("*.tmp"):
+                left.unlink()
         yield
 
 
