@@ -130,16 +130,16 @@ def test_shards_of_many_cores_hold_what_one_holds(
     for size in (17, 64):
         monkeypatch.setattr(shards, "_SMALLEST", size)
         monkeypatch.setattr(shards, "_NUM_SHARDS", 10**9)
-        monkeypatch.setattr(prepare, "_each_made", lambda *given: _alone(made, *given))
+        monkeypatch.setattr(prepare, "in_all_cores", lambda *given: _alone(made, *given))
         cache = {"cache_dir": str(tmp_path / f"cache-{size}")}
         assert ids_of(tmp_path / name, **cache) == whole
     assert len(made) > 20
 
 
-def _alone(made: list[str], data: DataConfig, setting: str, missing: Any, folder: Path) -> Any:
-    for shard in missing:
-        made.append(shard.name)
-        yield shard, shards.make_shard(data, setting, shard, folder)
+def _alone(made: list[str], work: Callable[[Any], Any], items: Any) -> Any:
+    for item in items:
+        made.append(item.name)
+        yield item, work(item)
 
 
 def test_a_shard_that_leaves_out_a_range_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +172,15 @@ def test_cores_share_the_work_and_it_is_made_once(
     expected = ids_of(tmp_path / "a.jsonl", tokenizer=str(tokenizers[0]))
     folder = next((tmp_path / "cache").iterdir())
     assert len([*folder.glob("*.bin")]) > 1
-    monkeypatch.setattr(prepare, "_each_made", None)  # nothing is made again
+    monkeypatch.setattr(prepare, "in_all_cores", None)  # nothing is made again
     assert ids_of(tmp_path / "a.jsonl", tokenizer=str(tokenizers[0])) == expected
+
+
+def test_what_one_of_several_processes_cannot_read_is_told_as_by_one(tmp_path: Path) -> None:
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.array([1, -5]))
+    with pytest.raises(ConfigError, match=r"^data\.source=.*/[ab]\.npy holds the id -5, and none is below 0"):
+        ids_of(tmp_path / "*.npy", tokenizer=None)
 
 
 def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +194,12 @@ def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
                 raise KeyboardInterrupt
             yield pair
 
-    monkeypatch.setattr(prepare, "_each_made", interrupted)
+    monkeypatch.setattr(prepare, "in_all_cores", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ids_of(tmp_path / "a.jsonl")
     before, told = set(made[:2]), list[str]()
     made.clear()
-    monkeypatch.setattr(prepare, "_each_made", lambda *given: _alone(made, *given))
+    monkeypatch.setattr(prepare, "in_all_cores", lambda *given: _alone(made, *given))
     data = data_of(tmp_path / "a.jsonl")
     prepare.prepare(data, "data.source", "runs", told.append)
     assert made

@@ -46,9 +46,9 @@ def test_the_token_file_is_made_once_and_follows_the_content(
     written = []
     make = shards.make_shard
 
-    def noting(data: Any, setting: str, shard: Any, folder: Path) -> Any:
+    def noting(data: Any, setting: str, folder: Path, shard: Any) -> Any:
         written.append(folder / f"{shard.name}.bin")
-        return make(data, setting, shard, folder)
+        return make(data, setting, folder, shard)
 
     monkeypatch.setattr(prepare, "make_shard", noting)
     for _ in range(2):

@@ -7,12 +7,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
-from launcher.base.errors import LauncherError
+from launcher.base.errors import ConfigError, Fault, LauncherError
 from launcher.base.files import read_json, write_whole
 from launcher.base.units import format_bytes, format_count, format_duration
 from launcher.contract.data.config import DataConfig
@@ -32,6 +34,7 @@ from launcher.runtime.tokens.shards import Shard, look_at, make_shard, shards_of
 from launcher.typed.read import Reading, plain, read
 
 Tell = Callable[[str], None]
+Item = TypeVar("Item")
 _TOLD_EVERY_S = 5.0
 
 
@@ -111,32 +114,42 @@ def _parts(
     made = {shard.name: part for shard in shards if (part := _made(folder, shard)) is not None}
     progress.skip(sum(shard.size for shard in shards if shard.name in made))
     missing = [shard for shard in shards if shard.name not in made]
-    for shard, part in _each_made(data, setting, missing, folder):
+    for shard, part in in_all_cores(partial(make_shard, data, setting, folder), missing):
         write_whole(_note_path(folder, shard.name), json.dumps(plain(part)))
         made[shard.name] = part
         progress.add(shard.size, part.num_tokens)
-    looked_at = [look_at(data, setting, file, progress.add) for file in tokens]
-    return [*(made[shard.name] for shard in shards), *looked_at]
+    looked_at: dict[Path, Part] = {}
+    for file, part in in_all_cores(partial(look_at, data, setting), tokens):
+        looked_at[file.path] = part
+        progress.add(file.size)
+    return [*(made[shard.name] for shard in shards), *(looked_at[file.path] for file in tokens)]
 
 
-def _each_made(
-    data: DataConfig, setting: str, shards: Sequence[Shard], folder: Path
-) -> Iterator[tuple[Shard, Part]]:
-    """Makes shards, each on a core, and gives each as it is ready."""
-    num_processes = min(len(os.sched_getaffinity(0)), len(shards))
+def in_all_cores(work: Callable[[Item], Part], items: Sequence[Item]) -> Iterator[tuple[Item, Part]]:
+    """Works on items, each on a core, and gives each as it is ready."""
+    num_processes = min(len(os.sched_getaffinity(0)), len(items))
     if num_processes <= 1:
-        yield from ((shard, make_shard(data, setting, shard, folder)) for shard in shards)
+        yield from ((item, work(item)) for item in items)
         return
     context = get_context("spawn")  # not a fork: a rank has threads
     with ProcessPoolExecutor(num_processes, context, start_process, (os.getpid(),)) as pool:
-        waiting: dict[Future[Part], Shard] = {
-            pool.submit(make_shard, data, setting, shard, folder): shard for shard in shards
-        }
+        waiting = {pool.submit(_attempt, work, item): item for item in items}
         try:
             for future in as_completed(waiting):
-                yield waiting[future], future.result()
+                found = future.result()
+                if not isinstance(found, Part):
+                    raise ConfigError(found)
+                yield waiting[future], found
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _attempt(work: Callable[[Item], Part], item: Item) -> Part | tuple[Fault, ...]:
+    """What came of it, or the faults: an error with them does not pass between processes."""
+    try:
+        return work(item)
+    except ConfigError as error:
+        return error.faults
 
 
 def _note_path(folder: Path, name: str) -> Path:

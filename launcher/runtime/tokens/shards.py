@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def start_process(parent: int) -> None:
     end_with(parent)
 
 
-def make_shard(data: DataConfig, setting: str, shard: Shard, folder: Path) -> Part:
+def make_shard(data: DataConfig, setting: str, folder: Path, shard: Shard) -> Part:
     """Tokenises the texts of a shard and writes them into the folder.
 
     Raises:
@@ -118,7 +118,7 @@ def _encoded(pieces: Iterable[Piece], encoder: Encoder) -> Iterator[tuple[Piece,
     yield from zip(batch, encoder.encode([each.text for each in batch]), strict=True)
 
 
-def look_at(data: DataConfig, setting: str, file: SourceFile, tell: Callable[[int], None]) -> Part:
+def look_at(data: DataConfig, setting: str, file: SourceFile) -> Part:
     """Looks at the ids of a file once, and at where an index says that documents begin.
 
     Raises:
@@ -133,7 +133,6 @@ def look_at(data: DataConfig, setting: str, file: SourceFile, tell: Callable[[in
         for start in range(0, found.num_tokens, _BLOCK):
             block = ids[start : start + _BLOCK]
             lowest, highest = min(lowest, int(block.min())), max(highest, int(block.max()))
-            tell(block.nbytes)
     if lowest < 0:
         rule = f"{file.path} holds the id {lowest}, and none is below 0"
         fix = "Set data.bin_format or the suffix to what it is, or leave it out."
