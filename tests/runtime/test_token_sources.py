@@ -373,6 +373,20 @@ def test_an_id_below_zero_is_refused(tmp_path: Path) -> None:
         ids_of(tmp_path / "a.npy", tokenizer=None)
 
 
+def test_what_is_made_again_touches_no_file_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(struct.pack("<4H", *IDS))
+    write_hugging_face(tmp_path / "tokenizer.json")
+    (tmp_path / "b.jsonl").write_bytes(records(["to be"]))
+    (tmp_path / "a.bin.part").write_text("mine")
+    settings = {"tokenizer": str(tmp_path / "tokenizer.json"), "cache_dir": str(tmp_path / "cache")}
+    expected = ids_of(tmp_path / "[ab].*[nl]", **settings)
+    (made,) = (tmp_path / "cache").glob(".tokens-*/*.bin")
+    made.write_bytes(bytes(len(made.read_bytes())))
+    assert ids_of(tmp_path / "[ab].*[nl]", **settings) == expected
+    assert expected[-4:] == IDS
+    assert (tmp_path / "a.bin.part").read_text() == "mine"
+
+
 def test_a_thousand_files_are_opened_in_under_a_second(tmp_path: Path) -> None:
     import time
 

@@ -73,7 +73,8 @@ def _intact(path: Path, *, verify: bool, tell: Tell = lambda text: None) -> Prep
     if found is None or (verify and not is_intact(path.parent, found)):
         tell(f"{path} is damaged, or was not written by this user: it is passed over and made again")
         for part in found.parts if found else ():
-            _note_path(path.parent, part.path).unlink(missing_ok=True)
+            if part.is_made:
+                _note_path(path.parent, part.path).unlink(missing_ok=True)
         return None
     return found
 

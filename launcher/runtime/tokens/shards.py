@@ -151,14 +151,18 @@ def memory_map(found: TokenFile | Part) -> np.ndarray:
     """The ids of a file, read as they are used. Nothing is unpickled."""
     if not found.num_tokens:
         return np.empty(0, dtype=found.dtype)
-    with open(found.path, "rb") as file:  # np.memmap does the same, and takes five times as long
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(mapped, found.dtype, found.num_tokens, found.offset)
+    return np.frombuffer(_mapped(found.path), found.dtype, found.num_tokens, found.offset)
+
+
+def _mapped(path: str) -> mmap.mmap:
+    """A file in memory, read as it is used; np.memmap does the same, and takes five times as long."""
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _check_pointers(file: SourceFile, found: TokenFile) -> None:
     """Has the sequences of an index stand one after the other, as the ids are read."""
-    content = index_of(file.path).read_bytes()
+    content = _mapped(str(index_of(file.path)))
     count = INDEX_HEADER.unpack_from(content)[3]
     lengths = np.frombuffer(content, "<i4", count, INDEX_HEADER.size).astype(np.int64)
     pointers = np.frombuffer(content, "<i8", count, INDEX_HEADER.size + 4 * count)
