@@ -134,6 +134,9 @@ def test_shards_of_many_cores_hold_what_one_holds(
         cache = {"cache_dir": str(tmp_path / f"cache-{size}")}
         assert ids_of(tmp_path / name, **cache) == whole
     assert len(made) > 20
+    found = prepare.prepare(data_of(tmp_path / name, **cache), "data.source", "runs", print)
+    if name != "a.parquet":  # of which the bytes are those of the columns, unpacked
+        assert sum(part.num_source_bytes for part in found.parts) == (tmp_path / name).stat().st_size
 
 
 def _alone(made: list[str], work: Callable[[Any], Any], items: Any) -> Any:
@@ -223,7 +226,8 @@ def test_progress_is_told_with_the_time_to_go(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(prepare, "_TOLD_EVERY_S", 0.0)
     told: list[str] = []
     progress = prepare._Progress(4000, told.append)
-    progress.add(1000, 250)
+    progress.add(500, 125)
+    progress.add(500, 125)
     assert re.fullmatch(r"1\.00 KB of 4\.00 KB, 250 tokens, .*B/s, .*s to go", told[0])
 
 

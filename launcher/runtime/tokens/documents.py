@@ -67,11 +67,10 @@ def ranges_of(file: SourceFile, size: int) -> list[Range]:
     if file.compression or whole.size <= size:
         return [whole]
     starts = range(0, whole.size, size)
+    stops = [*starts[1:], whole.size]
     return [
-        replace(
-            whole, start=start, stop=min(start + size, whole.size), size=size, is_last=start == starts[-1]
-        )
-        for start in starts
+        replace(whole, start=start, stop=stop, size=stop - start, is_last=stop == whole.size)
+        for start, stop in zip(starts, stops, strict=True)
     ]
 
 

@@ -170,7 +170,7 @@ class _Progress:
     def __init__(self, num_bytes: int, tell: Tell) -> None:
         self._all, self._tell = num_bytes, tell
         self._done = self._skipped = self._num_tokens = 0
-        self._began = self._told = time.monotonic()
+        self._began, self._told = 0.0, time.monotonic()
 
     def skip(self, num_bytes: int) -> None:
         """Counts what was done before."""
@@ -179,10 +179,14 @@ class _Progress:
             self._tell(f"{format_bytes(num_bytes)} of {format_bytes(self._all)} are done already")
 
     def add(self, num_bytes: int, num_tokens: int = 0) -> None:
-        """Counts what is done now."""
-        self._done += num_bytes
+        """Counts what is done now. The speed is that after the first part, for which processes start."""
+        now = time.monotonic()
         self._num_tokens += num_tokens
-        now, done = time.monotonic(), self._done + self._skipped
+        if not self._began:
+            self._began, self._skipped = now, self._skipped + num_bytes
+            return
+        self._done += num_bytes
+        done = self._done + self._skipped
         if now - self._told < _TOLD_EVERY_S:
             return
         self._told, elapsed_s = now, max(now - self._began, 1e-6)
