@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.app.baseline import ensure_baseline, submit_baseline, train_baseline
+from launcher.app.data import prepare_data
 from launcher.app.lifecycle import (
     EndedRun,
     PreparedRun,
@@ -70,6 +71,7 @@ def launch(asked: Request, output: Output = TERMINAL) -> EndedRun:
     plan = planned.plan
     given.check(plan.config)
     refuse(start_faults(prepared(plan, resume=given.resume), is_here=True), planned.composed.sources)
+    prepare_data(plan, output, planned.composed.sources)
     directory, resumed = run_directory(plan, given, output)
     with stop_signals() as stop, failed_unless_ended(directory):
         run = prepared(plan, directory, resume=given.resume)
@@ -113,6 +115,7 @@ def submit(asked: Request, output: Output = TERMINAL) -> PreparedRun:
         _print_script(planned, run, output)
         return run
     refuse(start_faults(run, is_here=False), sources)
+    prepare_data(plan, output, sources, is_here=False)
     origin = submitted_origin(given, plan.source_roots, plan.config.site.secrets)
     directory, resumed = run_directory(plan, given, output)
     run = prepared(plan, directory, resume=given.resume)

@@ -15,6 +15,8 @@ from launcher.config.baseline import of_baseline
 from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.config import DEFAULT_ARCHITECTURE, LaunchConfig, PluginChoice
+from launcher.contract.data.config import BYTES
+from launcher.contract.data.tokenizer import is_here, read_tokenizer
 from launcher.contract.model.from_folder import settled
 from launcher.contract.plan import Plan
 from launcher.plan.build import build
@@ -92,9 +94,17 @@ def plan_inputs(
             measured = measured_run(config.device.measured_in)
         except LauncherError as error:
             measured = error
-    if code is None:
-        return PlanInputs(measured=measured)
-    return PlanInputs(shape=code.model, num_samples=code.num_samples, measured=measured)
+    inputs = PlanInputs(measured=measured, num_token_ids=_num_token_ids(config))
+    return inputs if code is None else replace(inputs, shape=code.model, num_samples=code.num_samples)
+
+
+def _num_token_ids(config: LaunchConfig) -> int | None:
+    """The vocabulary of a tokenizer's file that is on this machine; of a container's nothing is seen."""
+    data = config.data
+    if data.target is not None or data.tokenizer == BYTES or not is_here(data):
+        return None
+    tokenizer = None if config.site.container_image is not None else read_tokenizer(data)
+    return None if tokenizer is None else tokenizer.num_ids
 
 
 def measured_run(path: str) -> MeasuredRun:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from launcher.app.baseline import named_baseline
+from launcher.app.data import is_elsewhere
 from launcher.app.lifecycle import PreparedRun
 from launcher.base import registry
 from launcher.base.errors import LEFT_OUT, ConfigError, Fault, JobError, PlanError, offer
@@ -21,7 +22,7 @@ from launcher.base.machine import (
 )
 from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.config import LOCAL_EXECUTOR
-from launcher.contract.data_files import PACKAGE, text_faults
+from launcher.contract.data.samples import text_faults
 from launcher.contract.executor import Executor
 from launcher.contract.model.checkpoint import checkpoint_faults, first_step, source_checkpoint
 from launcher.contract.model.folder import initial_weights_faults
@@ -186,13 +187,9 @@ def room_faults(plan: Plan, run_dir: Path) -> Iterator[Fault]:
 
 
 def _data_faults(plan: Plan, *, is_here: bool) -> list[Fault]:
-    data, site = plan.config.data, plan.config.site
-    if not is_here and site.container_image is not None:
-        return []  # what the container holds is not seen from here
-    has_other_packages = not is_here and site.python is not None
-    if data.source is None or (data.source.startswith(PACKAGE) and has_other_packages):
-        return []  # a user's own dataset is measured when it is planned
-    return text_faults(plan.config, plan.batch)
+    # A user's own dataset is measured when it is planned.
+    is_unseen = plan.config.data.source is None or is_elsewhere(plan.config, is_here=is_here)
+    return [] if is_unseen else text_faults(plan.config, plan.batch)
 
 
 def _baseline_faults(plan: Plan) -> list[Fault]:

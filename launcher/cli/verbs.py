@@ -190,6 +190,12 @@ VERBS: Mapping[str, Verb] = {
             Flag("--json", "the same for programs"),
         ),
     ),
+    "data": Verb(
+        "recipes.data",
+        "make the tokens of a recipe's data, or show what is in them",
+        {"prepare": _RECIPE, "show": _RECIPE},
+        flags=(Flag(*_TRUST),),
+    ),
     "recipe": Verb(
         "recipes.recipe",
         "list the recipes, or show one composed, with the origin of every value",

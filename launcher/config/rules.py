@@ -12,7 +12,6 @@ from launcher.base.units import counted
 from launcher.config.paths import walk
 from launcher.config.site_rules import secret_variable_faults, site_faults
 from launcher.contract.config import (
-    DataConfig,
     DeviceConfig,
     FusionConfig,
     ModelConfig,
@@ -20,6 +19,7 @@ from launcher.contract.config import (
     ParallelConfig,
     TrainConfig,
 )
+from launcher.contract.data.config import DataConfig
 from launcher.contract.job import ReportConfig
 from launcher.contract.model.checkpoint import first_step, source_checkpoint
 from launcher.typed.read import plain
@@ -29,11 +29,12 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _AS_WRITTEN = ("site.setup", "site.node_env", "site.scratch", "site.env", "model.options", "data.options")
 """Settings whose texts others read: shells, and functions of the user."""
 _PATHS = (
-    *("run.dir", "run.root", "model.path", "train.init_from", "data.source", "data.cache_dir"),
+    *("run.dir", "run.root", "model.path", "train.init_from", "data.source", "data.eval_source"),
+    *("data.tokenizer", "data.cache_dir"),
     *("device.measured_in", "report.baseline"),
 )
-_NODE_PATHS = re.compile(r"site\.(python|container_mounts\[\d+\])")
-"""Settings that hold paths in which ~ stands for no folder, either."""
+_LISTED_PATHS = re.compile(r"site\.(python|container_mounts\[\d+\])|data\.source\[\d+\]")
+"""Settings that hold paths, and are told without a way out: of lists, or ~ stands for no folder."""
 _VARIABLE = re.compile(r"\$[A-Z_]{2}|(?<![^/:])\$[A-Za-z_]\w*(?![^/:])")
 """One in capitals anywhere, as ``$USER-runs``, or any that is a whole part of a path."""
 _AT_HOME = re.compile(r"\$HOME(?=/|$)")
@@ -54,7 +55,7 @@ def rule_faults(parts: Mapping[str, Any]) -> Iterator[Fault]:
             rule = "is taken as it is written here, and nothing expands its ${...}"
             yield Fault(path, value, rule, "Write what it stands for.")
         # A shell replaces it, unless the path stood in single quotes or in a file.
-        elif isinstance(value, str) and (path in _PATHS or _NODE_PATHS.fullmatch(path)):
+        elif isinstance(value, str) and (path in _PATHS or _LISTED_PATHS.fullmatch(path)):
             yield from _variable_faults(path, value)
     for names, rules in _RULES:
         if all(name in parts for name in names):
@@ -130,7 +131,7 @@ def _beginning_rules(train: TrainConfig) -> Iterator[Fault]:
 
 
 def _evaluation_rules(train: TrainConfig, data: DataConfig) -> Iterator[Fault]:
-    if train.eval_batches and not data.eval_fraction:
+    if train.eval_batches and not data.eval_fraction and data.eval_source is None:
         rule = "nothing is left to evaluate on while data.eval_fraction is 0"
         ways = ({"train.eval_batches": 0}, {"data.eval_fraction": 0.05})
         yield Fault("train.eval_batches", train.eval_batches, rule, ways=ways)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from launcher.contract.alarms.config import AlarmsConfig
+from launcher.contract.data.config import DataConfig
 from launcher.contract.job import ReportConfig, RunConfig
 from launcher.contract.model.rope import RopeScaling
 from launcher.contract.site import SiteConfig
@@ -311,30 +312,6 @@ class ModelConfig:
     """Standard deviation of the initial weights."""
     target: str | None = field(metadata=names_code("launcher.models"))
     """``package.module:function`` that builds a user's own layers (family ``custom``)."""
-    options: Mapping[str, Any]
-    """Passed to ``target`` as keyword arguments."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What is trained on."""
-
-    name: str
-    """Name shown in the report."""
-    source: str | None = field(metadata=READS_FILES)
-    """Text, neither compressed nor in records: ``package:NAME/glob`` inside an installed package, or a path
-    or glob of files."""
-    tokenizer: Literal["bytes"]
-    """``bytes``: one token per byte, vocabulary 256."""
-    eval_fraction: Probability
-    """Share of the text or the samples, taken from the end, that is only evaluated."""
-    prefetch_batches: Annotated[int, Range(minimum=0, maximum=1000)]
-    """Steps of data made ready in the background, which are kept in memory: at most 1000; 0 = none."""
-    cache_dir: str | None = field(metadata={**read_unless("data.source", None), **OF_READER})
-    """Folder of the token file, a copy of the text that only its user can read; null = ``run.root``."""
-    target: str | None = field(metadata=names_code("launcher.data"))
-    """``package.module:function`` that builds a user's own dataset, of pairs (input, target); excludes
-    ``source``."""
     options: Mapping[str, Any]
     """Passed to ``target`` as keyword arguments."""
 

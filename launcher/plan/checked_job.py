@@ -10,7 +10,8 @@ from launcher.base.errors import Fault, LauncherError
 from launcher.base.units import counted
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig
-from launcher.contract.data_files import own_data_faults
+from launcher.contract.data.samples import own_data_faults
+from launcher.contract.data.tokenizer import vocabulary_faults
 from launcher.contract.mesh import AXES, Cluster, Mesh
 from launcher.contract.model.shape import ModelShape
 from launcher.contract.plan import BatchPlan
@@ -45,6 +46,8 @@ class PlanInputs:
     """Of a user's own model, where `needs_measuring`."""
     num_samples: int | None = None
     """Of a user's own dataset; None where the plan does not see it."""
+    num_token_ids: int | None = None
+    """Of the tokenizer that the data name by its file; None where the plan does not see it."""
     measured: MeasuredRun | LauncherError | None = None
     """The run that `device.measured_in` names, or why it cannot be read; None where it names none."""
 
@@ -99,6 +102,7 @@ def examine(
         verdicts += [explained(fault, config, sizes, sources) for fault in rules]
         num_samples = inputs.num_samples
         verdicts += [] if num_samples is None else own_data_faults(config, sizes, num_samples)
+        verdicts += vocabulary_faults(config.model.vocab_size, inputs.num_token_ids)
         verdicts += _microbatch_faults(model, config.model.target, sizes)
     if sizes is None or early or late or verdicts:
         return (*early, *late, *verdicts)

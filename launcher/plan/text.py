@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import truediv
 
@@ -28,11 +28,13 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _COMPUTE = re.compile(r"(\d+)([FBW])(\d+)")
 
 
-def plan_text(plan: Plan, *, color: bool = False) -> str:
-    """The whole plan, section by section. ``color``: with the colours of a terminal."""
+def plan_text(plan: Plan, *, color: bool = False, data: Sequence[str] = ()) -> str:
+    """The whole plan, section by section. ``color``: with the colours of a terminal. ``data``: what is known
+    of the sources, which no plan depends on."""
     sections = {
         "Mesh": _mesh(plan),
         "Batch": _batch(plan),
+        "Data": [part for row in data for part in _folded(escaped(row), WIDTH - len(_INDENT))],
         "Stages": _stages(plan),
         f"Schedule  {plan.schedule.name}": _schedule(plan, color=color),
         "Fusion": columns(fusion_rows(plan.config), left=3),

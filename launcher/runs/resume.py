@@ -15,7 +15,7 @@ from launcher.base.errors import ConfigError, Fault, JobError, quoted
 from launcher.base.files import read_json
 from launcher.base.units import counted
 from launcher.contract.config import NOT_COMPUTED, LaunchConfig
-from launcher.contract.data_files import PACKAGE, find_files
+from launcher.contract.data.files import PACKAGE, input_files
 from launcher.contract.inputs.record import INPUTS, read_inputs
 from launcher.contract.inputs.text import file_digests
 from launcher.contract.inputs.user_code import code_digests
@@ -165,9 +165,11 @@ def changed_inputs(plan: Plan, run_dir: Path) -> list[str]:
     if old is None:
         return []
     config, data = plan.config, dict(old.data)
-    source, has_image, has_python = config.data.source, config.site.container_image, config.site.python
-    if source is not None and not (has_image or (has_python and source.startswith(PACKAGE))):
-        data = file_digests(find_files(source), old.num_blocks)
+    sources = config.data.all_sources.values()
+    has_image, has_python = config.site.container_image, config.site.python
+    is_packaged = any(source.startswith(PACKAGE) for source in sources)
+    if sources and not (has_image or (has_python and is_packaged)):
+        data = file_digests(input_files(config.data), old.num_blocks)
     found = code_digests(config, plan.source_roots, with_installed=not (has_image or has_python))
     code = {name: found.get(name, digest) for name, digest in old.code.items()}
     return old.changes(replace(old, data=data, code=code))

@@ -28,6 +28,7 @@ COMPOSE_MODULES = {
 }
 COMPOSE_LIBRARIES = {"hydra", "omegaconf", "yaml", "antlr4"}
 RUNTIME_LIBRARIES = {"torch", "numpy", "safetensors", "deepspeed"}
+TOKEN_LIBRARIES = {"tokenizers", "sentencepiece", "zstandard", "pyarrow"}
 TESTING_LIBRARIES = {"pytest"}
 MEASURES = {"runtime", "metrics", "bench"}
 PREDICTS = ("launcher.plan", "launcher.schedule.simulate")
@@ -106,6 +107,8 @@ def _libraries(module: str) -> frozenset[str]:
     always = sys.stdlib_module_names | {"launcher", "launcher_plugins"}
     if module in COMPOSE_MODULES:
         return always | COMPOSE_LIBRARIES
+    if module.startswith("launcher.runtime.tokens"):
+        return always | TOKEN_LIBRARIES | {"numpy"}
     if module.startswith("launcher.runtime") or is_runtime_half(module):
         return always | RUNTIME_LIBRARIES
     return always | TESTING_LIBRARIES if module.startswith("launcher.testing") else always

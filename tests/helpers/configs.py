@@ -16,7 +16,6 @@ from launcher.config.compose import Composed, compose
 from launcher.contract.config import (
     BatchConfig,
     ClusterConfig,
-    DataConfig,
     DeviceConfig,
     LaunchConfig,
     LinkConfig,
@@ -27,6 +26,7 @@ from launcher.contract.config import (
     PrecisionConfig,
     TrainConfig,
 )
+from launcher.contract.data.config import DataConfig
 from launcher.contract.job import ReportConfig, RunConfig
 from launcher.contract.strategy import JobShape
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine

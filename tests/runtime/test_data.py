@@ -108,8 +108,9 @@ def test_steps_may_begin_anywhere(source: str, prefetch: int) -> None:
 
 
 def test_targets_are_the_next_tokens(source: str, tmp_path: Path) -> None:
-    tokens = open_tokens(source, tmp_path)
-    windows = TokenWindows(tokens, SEQ)
+    config = make_config(data={"source": source, "cache_dir": str(tmp_path / "cache")})
+    opened = open_tokens(config.data, "data.source", config.run.root)
+    windows, tokens = TokenWindows(opened, SEQ), opened.read(0, len(opened))
     for index in range(len(windows)):
         inputs, targets = windows[index]
         start = index * SEQ

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from launcher.base.errors import ConfigError, JobError, PlanError
-from launcher.contract.config import DataConfig
+from launcher.contract.data.config import DataConfig
 from launcher.contract.model.shape import ModelShape, TensorShape
 from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs

@@ -82,6 +82,9 @@ CONTEXTS = {
     """,
     "Llama": f"parallel.pp=1 {LLAMA}",
     "weights of a folder": f"{GPT} train.init_from=FOLDER/gpt2",
+    "a blend": """
+        parallel.pp=1 data.source=[TEXT,TEXT] data.weights=[1,1] data.eval_source=TEXT
+    """,
     "several ranks": """
         parallel.dp=2 batch.global_size=8
         train.eval_batches=0 optim.decay=constant report.warmup_steps=2
@@ -132,6 +135,7 @@ TRAINED_AS = {
 VALUES: dict[str, tuple[Any, ...]] = {
     "batch.seq_length": (8,),
     "cluster.nodes": (1, 3),
+    "data.weights": ((1.0, 3.0),),
     "device.memory_bytes": (1,),
     "device.peak_flops": ({"fp32": 1e9, "bf16": 1e9},),
     "model.max_position_embeddings": (512,),

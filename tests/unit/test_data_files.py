@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import ConfigError
-from launcher.contract import data_files
-from launcher.contract.data_files import find_files, refuse_other_than_text, text_faults
+from launcher.contract.data import files as data_files
+from launcher.contract.data.files import find_files, refuse_other_than_text
+from launcher.contract.data.samples import text_faults
 
 
 def test_one_file_may_be_named_whatever_its_name(tmp_path: Path) -> None:
@@ -87,13 +88,11 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [
-        ("a.jsonl", b'{"text": "To be"}', "JSON records"),
         ("a.json", b'{"text": "To be"}\n{"text": "or not"}\n', "JSON records"),
         pytest.param("long.txt", b'{"text": "' + b"To be " * 2000 + b'"}\n{}\n', "JSON records", id="long"),
         ("babel.json", b'{"presets": ["env"]}\n', None),
         pytest.param("deep.json", b'{"a":' * 100_000 + b"\n", None, id="deep"),
-        ("tokens.BIN", b"To be", "binary"),
-        ("a.parquet", b"PAR1", "binary"),
+        ("a.npz", b"PK", "binary"),
         ("tokens", bytes([65, 0, 66, 0]), "binary"),
         ("a.txt.gz", b"To be", "compressed"),
         ("a.txt", gzip.compress(b"To be", mtime=0), "compressed"),
@@ -109,20 +108,21 @@ def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, k
     if kind is None:
         refuse_other_than_text(source, find_files(source))
         return
-    fix = "Decompress it" if kind == "compressed" else "Write its text to .txt files"
-    rule = f"{tmp_path / name} is {kind}, and data.tokenizer=bytes trains on the bytes of text"
+    fixes = {"compressed": "Decompress it", "JSON records": "Give it a name that ends in .jsonl"}
+    fix = fixes.get(kind, "Write its text to .txt files")
+    rule = f"{tmp_path / name} is {kind}, and only text is read as it is"
     expected = re.escape(f"{rule}. {fix} and set data.source to that,")
     with pytest.raises(ConfigError, match=expected):
         refuse_other_than_text(source, find_files(source))
 
 
 def test_what_is_no_text_is_counted(tmp_path: Path, make_plan) -> None:
-    for name in ("a.bin", "b.bin", "c.txt"):
+    for name in ("a.pt", "b.pt", "c.txt"):
         (tmp_path / name).write_bytes(b"To be" * 1000)
     plan = make_plan()
     config = replace(plan.config, data=replace(plan.config.data, source=f"{tmp_path}/*"))
     (fault,) = text_faults(config, plan.batch)
-    assert "a.bin is binary, and 1 more file of it no text either, and data.tokenizer" in str(fault)
+    assert "a.pt is binary, and 1 more file of it no text either, and only text" in str(fault)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.app.data import data_rows
 from launcher.base.errors import LauncherError
 from launcher.cli.main import run_verb
 from launcher.contract.plan import Plan
@@ -34,7 +35,7 @@ def test_json_and_text_show_one_plan(capsys):
     run_verb("plan", ["--json"])
     plan = Plan.from_json(capsys.readouterr().out)
     run_verb("plan", [])
-    assert capsys.readouterr().out == plan_text(plan)
+    assert capsys.readouterr().out == plan_text(plan, data=[*data_rows(plan)])
 
 
 def test_out_writes_the_file_and_nothing_on_the_screen(tmp_path: Path, capsys):

@@ -66,8 +66,9 @@ def refused(recipe: str = "./ours.yaml", words: list[str] | None = None) -> str:
 HARMLESS = {
     *("name", "model.name", "data.name", "device.name", "cluster.name", "cluster.device_name"),
     *("precision.name", "parallel.schedule", "parallel.rank_order", "architecture.name", "executor.name"),
+    *("data.end_of_document", "data.text_field"),
 }
-"""Labels, and names of installed plugins."""
+"""Labels, names of installed plugins, a token, a field of records."""
 CHECKED = {
     *("model.options", "data.options"),  # of code that is asked about
     *("parallel.schedule_options", "parallel.plugins", "parallel.zero_options"),  # each key is known

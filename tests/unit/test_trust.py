@@ -315,9 +315,9 @@ def test_data_is_asked_about_where_it_leaves_the_folder(lab: Path, source: str, 
     "text",
     [
         "model: {path: /m}",
-        "train: {init_from: /weights}",
-        "report: {baseline: /run}",
-        "device: {measured_in: /run}",
+        *("train: {init_from: /weights}", "report: {baseline: /run}", "device: {measured_in: /run}"),
+        *("data: {tokenizer: /words}", "data: {eval_source: /texts}"),
+        "data: {source: ['package:pydoc_data/topics.py', /texts], weights: [1, 1]}",
     ],
 )
 def test_other_settings_that_name_files_are_asked_about_too(lab: Path, text: str) -> None:
@@ -459,7 +459,7 @@ def test_a_program_allows_what_it_wants(lab: Path) -> None:
 
 
 def test_the_glob_of_a_package_stays_in_it() -> None:
-    from launcher.contract.data_files import find_files
+    from launcher.contract.data.files import find_files
 
     for pattern in ("../*", "/etc/passwd"):
         with pytest.raises(LauncherError, match=r"leaves the package\. Name files below .*pydoc_data\."):

@@ -61,6 +61,7 @@ ON: dict[str, tuple[str, ...]] = {
     ),
     "where batch.seq_length is above model.sliding_window": LLAMA,
     "unless run.notify is empty": ("run.notify=[cat]",),
+    "where data.source is a list": ("data.source=[x]",),
     "where a pipeline stage has several ranks": ("parallel.dp=2",),
     "where alarms.spike or alarms.not_finite is skip": ("alarms.spike=skip",),
     "where alarms.spike or alarms.not_finite is rewind": (
@@ -71,6 +72,8 @@ ON: dict[str, tuple[str, ...]] = {
 OFF: dict[str, tuple[str, ...]] = {
     "unless model.family is custom": ("model=custom", "model.target=a.b:c"),
     "unless data.source is null": ("data=custom", "data.target=a.b:c"),
+    "unless data.tokenizer is null": ("data.tokenizer=null",),
+    "while data.eval_source is null": ("data.eval_source=x",),
     "unless optim.decay is constant": ("optim.decay=constant",),
     "unless train.eval_batches is 0": ("train.eval_batches=0",),
     "unless executor.continuation is none": ("executor.continuation=none",),
@@ -98,6 +101,10 @@ VALUES = {
     "parallel.rank_order": "tp-dp-pp",
     "parallel.schedule_options.uneven_groups": "true",
     "data.cache_dir": "x",
+    "data.weights": "[1]",
+    "data.bin_format": "uint32",
+    "data.end_of_document": "x",
+    "data.eval_fraction": "0.25",
     "executor.check_nodes": "true",
     "site.gpu_type": "h100",
     "site.gpu_request": "gres",

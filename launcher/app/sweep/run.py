@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from launcher.app.baseline import Baseline, ensure_baseline, has_failed_baseline, train_baseline
+from launcher.app.data import prepare_data
 from launcher.app.lifecycle import (
     PreparedRun,
     failed_unless_ended,
@@ -70,6 +71,8 @@ def run_sweep(given: Request, output: Output = TERMINAL) -> SweepRun:
         else:
             say_scripts(planned, given, output)
         return SweepRun(sweep=None, exit_code=0)
+    for point in planned.points:
+        prepare_data(point.plan, output, is_here=is_here)
     if not is_here:
         sweep = submit_points(planned, given, output)
         return _submitted(sweep, sweep.points)

@@ -19,13 +19,14 @@ from launcher.config.compose import Composed
 from launcher.config.paths import value_at, walk
 from launcher.config.set_by_recipe import source_of
 from launcher.contract.config import LaunchConfig
-from launcher.contract.data_files import PACKAGE
+from launcher.contract.data.config import BYTES
+from launcher.contract.data.files import PACKAGE
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import plain
 from launcher.typed.trust import Mark, marked
 
-_NO_FILES = ("auto", "none")
-"""Words in the place of a path, for `report.baseline`."""
+_NO_FILES = ("auto", "none", BYTES)
+"""Words in the place of a path, for `report.baseline` and `data.tokenizer`."""
 
 
 class NotTrustedError(ConfigError):
@@ -108,8 +109,10 @@ def _named(composed: Composed, config: LaunchConfig) -> Iterator[Named]:
             options = written.get(f"{path.rpartition('.')[0]}.options")
             given = json.dumps(options, default=str) if options else ""
             yield Named(path=path, value=value, where=where, options=given, target=target)
-        elif mark.kind == "files" and _leaves(value, composed.folders):
-            yield Named(path=path, value=value, where=where)
+        elif mark.kind == "files":
+            for file in [value] if isinstance(value, str) else value:
+                if _leaves(file, composed.folders):
+                    yield Named(path=path, value=file, where=where)
 
 
 def _is_declared(target: str, mark: Mark, folders: Sequence[Path]) -> bool:

@@ -25,7 +25,16 @@ _PLUGINS = {
     "parallel.schedule_options": (_SCHEDULES, "parallel.schedule"),
 }
 """Groups of settings that are those of a plugin: its entry-point group, and the setting that names it."""
-_PATHS = ("run.dir", "run.root", "model.path", "train.init_from", "data.source", "data.cache_dir")
+_PATHS = (
+    "run.dir",
+    "run.root",
+    "model.path",
+    "train.init_from",
+    "data.source",
+    "data.eval_source",
+    "data.tokenizer",
+    "data.cache_dir",
+)
 _RUNS = {"report.baseline": ("auto", "none"), "device.measured_in": ("null",)}
 """Settings that name a run, with their other values."""
 

@@ -29,6 +29,7 @@ def plan(given: Namespace) -> int:
       trireme plan gpt_1t_3072xa100 --json --out plan.json
       trireme plan quickstart parallel.schedule=zb_h1 --draw schedule.svg
     """
+    from launcher.app.data import data_rows
     from launcher.app.planning import make_plan  # imports hydra, which the help does not need
     from launcher.app.preflight import refuse, seen_faults, unseen_notes
     from launcher.plan.text import plan_text
@@ -42,7 +43,11 @@ def plan(given: Namespace) -> int:
     planned = make_plan(given.recipe, settings_of(given), allow=asker(trusts=given.trust))
     refuse(seen_faults(planned.plan), planned.composed.sources)
     is_colored = "out" not in files and takes_color(sys.stdout)
-    text = planned.plan.to_json() if given.json else plan_text(planned.plan, color=is_colored)
+    text = (
+        planned.plan.to_json()
+        if given.json
+        else plan_text(planned.plan, color=is_colored, data=[*data_rows(planned.plan)])
+    )
     lineage = lineage_of(planned.plan.config.train)
     earlier = [f"It {lineage_text(lineage)}."] if len(lineage) > 1 else []
     for note in (*planned.composed.notes, *earlier, *unseen_notes(planned.plan)):

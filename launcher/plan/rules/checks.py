@@ -6,9 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from launcher.base.arithmetic import divisors, listed, multiples_around, nearest_first
-from launcher.base.errors import Fault
+from launcher.base.errors import Fault, left_out
+from launcher.base.units import counted
 from launcher.config.paths import blamed, value_at
 from launcher.contract.config import DeviceConfig, LaunchConfig, ModelConfig, PrecisionConfig
+from launcher.contract.data.blend import NUM_PARTS, smallest_share
+from launcher.contract.data.config import BYTES
+from launcher.contract.data.tokenizer import vocabulary_faults
 from launcher.contract.model.checkpoint import source_checkpoint
 from launcher.typed.read import Source
 
@@ -24,11 +28,8 @@ def config_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> list[F
     faults += [*_parallel_faults(config, sources), *_initial_faults(config)]
     faults += _custom_faults(config.model) if config.model.family == "custom" else _model_faults(config.model)
     faults += _position_faults(config.model, config.batch.seq_length)
-    vocab = config.model.vocab_size
-    if config.data.target is None and vocab is not None and vocab < BYTE_VOCABULARY:
-        rule = f"the bytes tokenizer gives {BYTE_VOCABULARY} different tokens, and each needs its row"
-        way = {"model.vocab_size": BYTE_VOCABULARY}
-        faults.append(Fault("model.vocab_size", vocab, rule, ways=(way,)))
+    if config.data.target is None and config.data.tokenizer == BYTES:
+        faults += vocabulary_faults(config.model.vocab_size, BYTE_VOCABULARY)
     return faults
 
 
@@ -48,6 +49,17 @@ def _source_faults(config: LaunchConfig) -> list[Fault]:
     if (data.source is None) == (data.target is None):
         rule = "exactly one of data.source (text) and data.target (your own dataset) is needed"
         return [Fault("data.source", data.source or "null", rule, "Set one and make the other null.")]
+    if isinstance(data.source, str) or data.source is None:
+        return [left_out("data.weights", data.weights, "is about a list of sources")] if data.weights else []
+    if not data.source:
+        return [Fault("data.source", data.source, "names no source", "Name at least one.")]
+    if len(data.source) != len(data.weights):
+        rule = f"a blend of {counted(len(data.source), 'source')} has as many weights"
+        ways = ({"data.weights": [1] * len(data.source)},)
+        return [Fault("data.weights", list(data.weights), rule, ways=ways)]
+    if smallest_share(data.weights) == 0:
+        rule = f"one of them is below 1/{NUM_PARTS:,} of their sum, to which they are kept"
+        return [Fault("data.weights", list(data.weights), rule, "Leave its source out, or give it more.")]
     return []
 
 

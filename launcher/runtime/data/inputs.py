@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.base.errors import ConfigError
-from launcher.contract.data_files import find_files
+from launcher.contract.data.files import input_files
 from launcher.contract.heartbeat import LOADING
 from launcher.contract.inputs.record import (
     UNKNOWN,
@@ -50,8 +50,7 @@ def _found(ctx: RankContext, loader: Loader, old: Inputs | None) -> Inputs:
     if ctx.config.data.target is not None:
         data = _items(loader, old)
     else:
-        assert ctx.config.data.source is not None, "data with neither source nor target"
-        files = find_files(ctx.config.data.source)
+        files = input_files(ctx.config.data)
         num_blocks = old.num_blocks if old else blocks_per_file(files)
         data = file_digests(files, num_blocks)
     code = code_digests(ctx.config, ctx.plan.plan.source_roots, with_installed=True)

@@ -10,23 +10,22 @@ belongs to microbatch i of replica d as its sample j where  s = (i * dp + d) * m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from launcher.contract.data.blend import Blend
 from launcher.contract.heartbeat import LOADING
 from launcher.runtime.api import IGNORE_INDEX, RankContext
 from launcher.runtime.data.agreement import compared_items
-from launcher.runtime.data.order import SampleOrder
+from launcher.runtime.data.order import BlendOrder, SampleOrder
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.data.prefetch import Prefetcher
 from launcher.runtime.data.reader import Reader
-from launcher.runtime.data.samples import NoSamples, Samples, item_of, open_samples
+from launcher.runtime.data.samples import Joined, NoSamples, Samples, item_of, open_samples
 from launcher.runtime.data.token_ids import check_ids
 
 
@@ -65,6 +64,8 @@ class Loader:
         self._is_last = any(stage.stage == len(ctx.plan.plan.stages) - 1 for stage in ctx.plan.stages)
         self._num_ahead = config.data.prefetch_batches
         self._num_eval_batches = config.train.eval_batches
+        weights = config.data.weights
+        self._blend = Blend(weights) if weights else None
         self._running: Prefetcher[list[Microbatch]] | None = None
         self._reader: Reader | None = None
         self.first_digests: dict[int, str] = {}
@@ -82,8 +83,7 @@ class Loader:
         if data.target is not None:
             self._reader = Reader(ctx.config)
             self.first_digests = compared_items(ctx.plan, self._reader, ctx.clock)
-        cache = Path(os.path.expanduser(data.cache_dir or ctx.config.run.root))
-        return open_samples(ctx.config, self._batch, cache, self._reader)
+        return open_samples(ctx.config, self._batch, self._reader)
 
     @property
     def num_samples(self) -> int:
@@ -99,7 +99,7 @@ class Loader:
         """The microbatches of ``first_step`` and of every step after it, without end, in the order of
         `RankContext.sample_order`."""
         self._end_thread()
-        order = SampleOrder(len(self._training), self._ctx.config.seed, self._ctx.sample_order)
+        order = self._order()
         batch_of = self.batch_of
         steps = (
             self._microbatches(self._training, order.pick, step, batch_of(step)) for step in count(first_step)
@@ -109,10 +109,24 @@ class Loader:
         self._running = Prefetcher(steps, self._num_ahead)
         return self._running
 
+    def _order(self) -> SampleOrder | BlendOrder:
+        """Which sample of the training stands where."""
+        seed, version, training = self._ctx.config.seed, self._ctx.sample_order, self._training
+        if isinstance(training, Joined) and self._blend is not None:
+            return BlendOrder(training.sizes, self._blend, seed, version)
+        return SampleOrder(len(training), seed, version)
+
     def evaluation(self) -> list[list[Microbatch]]:
         """The same global batches for every evaluation: the first ones of the evaluation part."""
         steps = range(self._num_eval_batches)
-        return [self._microbatches(self._evaluation, lambda index: (0, index), step, step) for step in steps]
+        return [self._microbatches(self._evaluation, self._evaluated, step, step) for step in steps]
+
+    def _evaluated(self, position: int) -> Pick:
+        """The sample at a position of an evaluation: the first ones, of a blend of each source."""
+        if not isinstance(self._evaluation, Joined) or self._blend is None:
+            return 0, position
+        source, number = self._blend.at(position)
+        return 0, sum(self._evaluation.sizes[:source]) + number
 
     def close(self) -> None:
         """Ends the background thread, and the process that reads a user's own dataset."""

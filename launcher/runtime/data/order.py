@@ -21,11 +21,13 @@ Source: Black and Rogaway, Ciphers with Arbitrary Finite Domains (CT-RSA 2002), 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from math import isqrt
 from typing import Protocol
 
+from launcher.contract.data.blend import Blend
 from launcher.runtime.api import NEWEST_ORDER
 from launcher.runtime.data.own_data import Pick
 from launcher.runtime.model.randomness import philox_generator
@@ -37,7 +39,7 @@ _LOW_64_BITS = (1 << 64) - 1
 class SampleOrder:
     """The sample at every position of a training."""
 
-    def __init__(self, num_samples: int, seed: int, version: int = NEWEST_ORDER) -> None:
+    def __init__(self, num_samples: int, seed: int | str, version: int = NEWEST_ORDER) -> None:
         """``version``: 1, a table that is shuffled, as trainings took it that began before version 2."""
         self._num_samples = num_samples
         make = {1: _shuffled_table, 2: Permutation}[version]
@@ -49,6 +51,23 @@ class SampleOrder:
         """The sample at a position."""
         epoch, index = divmod(position, self._num_samples)
         return epoch, int(self._permutation(epoch)[index])
+
+
+class BlendOrder:
+    """The sample at every position of a training on several sources, each in an order of its own, in which an
+    epoch of one begins where its last has ended. Samples are numbered one source after the other."""
+
+    def __init__(self, sizes: Sequence[int], blend: Blend, seed: int, version: int = NEWEST_ORDER) -> None:
+        """``sizes``: samples of each source. ``version``: as of `SampleOrder`."""
+        self._blend = blend
+        self._firsts = [0, *accumulate(sizes)]
+        self._orders = [SampleOrder(size, f"{seed}/{source}", version) for source, size in enumerate(sizes)]
+
+    def pick(self, position: int) -> Pick:
+        """The sample at a position."""
+        source, number = self._blend.at(position)
+        epoch, index = self._orders[source].pick(number)
+        return epoch, self._firsts[source] + index
 
 
 class _Indexed(Protocol):

@@ -28,7 +28,7 @@ from torch import Tensor
 import launcher
 from launcher.base.errors import ConfigError, Fault
 from launcher.base.registry import resolve
-from launcher.contract.config import DataConfig
+from launcher.contract.data.config import DataConfig
 
 Pick = tuple[int, int]
 """Epoch and index of a sample."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from launcher.base.errors import ConfigError, Fault
-from launcher.contract.config import DataConfig, ModelConfig
+from launcher.contract.config import ModelConfig
+from launcher.contract.data.config import DataConfig
 from launcher.contract.model.shape import Measured
 from launcher.runtime.api import DTYPES
 from launcher.runtime.data.own_data import OwnData, reason
