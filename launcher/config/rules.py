@@ -16,12 +16,12 @@ from launcher.contract.config import (
     DeviceConfig,
     FusionConfig,
     ModelConfig,
-    OptimConfig,
     ParallelConfig,
     TrainConfig,
 )
 from launcher.contract.job import ReportConfig
 from launcher.contract.model.checkpoint import first_step, source_checkpoint
+from launcher.contract.optim.config import OptimConfig
 from launcher.typed.read import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

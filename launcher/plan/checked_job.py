@@ -196,7 +196,8 @@ def _solve(
 def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[Fault]:
     """What the parallels find; the architecture judges a sound job alone. The executor is not asked:
     what it cannot start can still be planned."""
-    faults = [fault for parallel in chosen.parallels for fault in parallel.check(job)]
+    faults = [*chosen.optimizer.check(job.config, job.model.parameters)]
+    faults += [fault for parallel in chosen.parallels for fault in parallel.check(job)]
     if is_sound and not faults:
         faults += chosen.architecture.check(job)
         faults += alarm_faults(job, chosen.architecture)

@@ -165,7 +165,7 @@ def plain_torch(kind: str) -> Trained:
         {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": optim.weight_decay},
         {"params": [p for p in named.values() if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(groups, betas=optim.betas, eps=optim.eps)
+    adam = torch.optim.AdamW(groups, **optim.options)
     losses, norms, steps = [], [], Loader(ctx).steps(0)
     for step in range(NUM_STEPS):
         batches = next(steps)

@@ -332,6 +332,6 @@ def test_a_setting_that_is_not_declared_to_be_unread_would_be_found(
 
 
 def test_a_setting_that_no_rank_reads_would_be_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = read_by_ranks("one rank", folder) - {("OptimConfig", "eps")}
+    read = read_by_ranks("one rank", folder) - {("AdamWConfig", "eps")}
     monkeypatch.setattr(f"{__name__}.read_by_ranks", lambda name, folder: read)
     assert effects.__wrapped__("one rank", folder).none == {"optim.eps"}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.contract.config import OptimConfig
+from launcher.contract.optim.config import OptimConfig
 from launcher.runtime.train.optimizer import learning_rate
 
 
@@ -12,8 +12,6 @@ def optim(decay: str, warmup_steps: int = 4) -> OptimConfig:
     return OptimConfig(
         name="adamw",
         lr=1.0,
-        betas=(0.9, 0.95),
-        eps=1e-8,
         weight_decay=0.0,
         clip_norm=None,
         warmup_steps=warmup_steps,

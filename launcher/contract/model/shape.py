@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,17 @@ class TensorShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterShape:
+    """One parameter, whole."""
+
+    name: str
+    """Global name, the same under every layout, such as ``layers.3.attention.q.weight``; in a `LayerShape` of
+    ``layers`` without ``layers.3.``, so that equal layers are equal."""
+    shape: tuple[int, ...]
+    is_trained: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """One layer of the model, whole (before any split), per sample."""
 
@@ -26,6 +38,8 @@ class LayerShape:
     """All parameters."""
     num_replicated_parameters: int
     """Those that every tensor-parallel rank holds whole (norms, row-split biases)."""
+    parameters: tuple[ParameterShape, ...] = ()
+    """All of them by name."""
     forward_flops: float
     """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
     kept_elements: int = 0
@@ -96,6 +110,21 @@ class ModelShape:
     def parts(self) -> list[LayerShape]:
         """All that it consists of, in order."""
         return [part for part in (self.prologue, *self.layers, self.epilogue) if part]
+
+    @property
+    def parameters(self) -> tuple[ParameterShape, ...]:
+        """All parameters under their global names, tied ones once."""
+        return self.parameters_of(range(len(self.layers)), self.prologue, self.epilogue)
+
+    def parameters_of(self, layers: Iterable[int], *ends: LayerShape | None) -> tuple[ParameterShape, ...]:
+        """Those of some layers and ends, under their global names, tied ones once."""
+        found = [
+            replace(each, name=f"layers.{index}.{each.name}")
+            for index in layers
+            for each in self.layers[index].parameters
+        ]
+        found += [each for end in ends if end for each in end.parameters]
+        return tuple({each.name: each for each in found}.values())
 
     @property
     def num_parameters(self) -> int:

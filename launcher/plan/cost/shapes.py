@@ -33,6 +33,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.contract.config import ModelConfig
+from launcher.contract.model.parameters import embedding_parameters, head_parameters, layer_parameters
 from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.contract.model.sizes import Sizes
 
@@ -118,6 +119,7 @@ def _layer(model: ModelConfig, seq: int, norm_elements: int, *, keeps_scores: bo
     layer = LayerShape(
         name="decoder_layer",
         num_parameters=matrices + norms + split_biases + whole_biases,
+        parameters=layer_parameters(model, sizes),
         num_replicated_parameters=norms + whole_biases,
         forward_flops=matmul_flops + 4.0 * seq * seq * queries,
         weight_flops=matmul_flops,
@@ -148,6 +150,7 @@ def _embedding(model: ModelConfig, seq: int) -> LayerShape:
     return LayerShape(
         name="embedding",
         num_parameters=vocab * hidden + positions,
+        parameters=embedding_parameters(model, sizes),
         num_replicated_parameters=positions,
         forward_flops=0.0,
         kept_replicated_bytes=_mask_bytes(model, seq),
@@ -164,6 +167,7 @@ def _head(model: ModelConfig, seq: int, norm_elements: int) -> LayerShape:
     return LayerShape(
         name="head",
         num_parameters=norm + vocab * hidden,
+        parameters=head_parameters(model, Sizes.of(model, seq)),
         num_replicated_parameters=norm,
         forward_flops=matmul_flops,
         weight_flops=matmul_flops,

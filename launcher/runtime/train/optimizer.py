@@ -1,8 +1,8 @@
-"""AdamW for every update, its learning rate by step, gradient clipping, and the loss scale of fp16."""
+"""The optimizer of every update, its learning rate by step, gradient clipping, and the loss scale of fp16."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Any
@@ -11,32 +11,86 @@ import torch
 from torch import Tensor
 
 from launcher.base.errors import JobError
-from launcher.contract.config import LaunchConfig, OptimConfig
+from launcher.base.registry import resolve
+from launcher.contract.config import LaunchConfig
+from launcher.contract.model.shape import ParameterShape
+from launcher.contract.optim.config import OptimConfig
+from launcher.contract.optim.plugin import optimizer_of
+from launcher.runtime.api import GlobalSlice, RankContext
 
 _LARGEST = 2.0**24
 
 
-def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.optim.AdamW | None:
-    """The optimizer of some tensors, each given with the number of dims of its parameter.
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Tensors that are updated alike."""
 
-    Weight decay is for matrices only, as in GPT-3: not for biases and norms. None: there are no parameters.
+    tensors: tuple[Tensor, ...]
+    """What is updated: parameters, their fp32 copies, or flat parts of them."""
+    slices: tuple[GlobalSlice, ...]
+    """Of which parameter each is, in the same order."""
+    weight_decay: float
+
+    def torch(self, picks: Callable[[GlobalSlice], bool] = lambda where: True) -> list[dict[str, Any]]:
+        """As `torch.optim.Optimizer` takes it, of the tensors whose parameter is picked; none: empty."""
+        tensors = [tensor for tensor, where in zip(self.tensors, self.slices, strict=True) if picks(where)]
+        return [{"params": tensors, "weight_decay": self.weight_decay}] if tensors else []
+
+
+def make_optimizer(
+    tensors: Iterable[tuple[Tensor, GlobalSlice]], ctx: RankContext
+) -> torch.optim.Optimizer | None:
+    """The optimizer of some tensors, each with the parameter that it is of. None: there are none.
+
+    Weight decay is for matrices only, as in GPT-3: not for biases and norms.
     """
-    tensors, optim, kernels = list(params), config.optim, config.fusion.optimizer
-    groups: list[dict[str, Any]] = [
-        {"params": [tensor for tensor, dims in tensors if dims > 1], "weight_decay": optim.weight_decay},
-        {"params": [tensor for tensor, dims in tensors if dims <= 1], "weight_decay": 0.0},
+    decayed: dict[bool, list[tuple[Tensor, GlobalSlice]]] = {True: [], False: []}
+    for tensor, where in tensors:
+        decayed[len(where.shape) > 1].append((tensor, where))
+    groups = [
+        ParameterGroup(
+            tensors=tuple(tensor for tensor, _ in members),
+            slices=tuple(where for _, where in members),
+            weight_decay=ctx.config.optim.weight_decay if is_decayed else 0.0,
+        )
+        for is_decayed, members in decayed.items()
+        if members
     ]
-    groups = [group for group in groups if group["params"]]
     if not groups:
         return None
-    return torch.optim.AdamW(
-        groups,
-        lr=optim.lr,
-        betas=optim.betas,
-        eps=optim.eps,
-        fused=kernels == "fused",
-        foreach=kernels == "foreach",
-    )
+    make: Callable[..., torch.optim.Optimizer] = resolve(optimizer_of(ctx.config).runtime)
+    return make(groups, ctx)
+
+
+def state_shapes(
+    config: LaunchConfig, where: GlobalSlice, local: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor that the optimizer keeps of a parameter, of which a tensor of shape ``local``
+    is updated here."""
+    optimizer = optimizer_of(config)
+    states = optimizer.states(ParameterShape(name=where.name, shape=where.shape), config)
+    return {kind: tuple(local) if optimizer.is_elementwise else shape for kind, shape in states.items()}
+
+
+def state_tensors(
+    optimizer: torch.optim.Optimizer | None, tensor: Tensor, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
+    """What an optimizer keeps of a tensor that it updates, and the tensor itself as ``weight``, contiguous;
+    zeros before the first update."""
+    known = optimizer.state.get(tensor, {}) if optimizer is not None else {}
+    states = {kind: known.get(kind) for kind in shapes}
+    return {"weight": tensor.detach().contiguous()} | {
+        kind: tensor.new_zeros(tuple(shapes[kind])) if state is None else state.contiguous()
+        for kind, state in states.items()
+    }
+
+
+def set_state(
+    optimizer: torch.optim.Optimizer, tensor: Tensor, states: Mapping[str, Tensor], num_updates: int
+) -> None:
+    """Gives an optimizer what it keeps of a tensor, after so many updates."""
+    step = torch.tensor(float(num_updates), device=tensor.device)
+    optimizer.state[tensor] = {"step": step, **states}
 
 
 def not_finite(step: int, norm: float) -> JobError:
