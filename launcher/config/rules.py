@@ -105,6 +105,14 @@ def _decay_rules(optim: OptimConfig) -> Iterator[Fault]:
     yield Fault("optim.decay_steps", optim.decay_steps, rule, ways=ways)
 
 
+def _cooldown_rules(optim: OptimConfig, train: TrainConfig) -> Iterator[Fault]:
+    stable = (optim.decay_steps or train.num_steps) - optim.warmup_steps
+    if optim.decay == "wsd" and optim.cooldown_steps is not None and optim.cooldown_steps > stable > 0:
+        rule = f"is longer than the {counted(stable, 'step')} between the warm-up and the end of the decay"
+        ways = ({"optim.cooldown_steps": stable}, {"optim.cooldown_steps": None})
+        yield Fault("optim.cooldown_steps", optim.cooldown_steps, rule, ways=ways)
+
+
 def _keeping_rules(train: TrainConfig) -> Iterator[Fault]:
     interval, every = train.checkpoint_interval, train.keep_every
     if interval and every % interval:
@@ -171,6 +179,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (
     (("data",), _target_rules),
     (("device",), _device_rules),
     (("optim",), _decay_rules),
+    (("optim", "train"), _cooldown_rules),
     (("train",), _keeping_rules),
     (("train",), _beginning_rules),
     (("train", "data"), _evaluation_rules),

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.train.gradient_buckets import GradientBuckets
-from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.optimizers.adamw import AdamWConfig
 from tests.helpers.contexts import make_context
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.runtime.api import Handle, slice_of
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
-from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.optimizers.adamw import AdamWConfig
 from launcher_plugins.parallel.tensor.runtime.collectives import TensorParallelGroup
 from tests.helpers.equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train

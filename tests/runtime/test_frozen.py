@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from launcher.base.errors import PlanError
 from launcher.contract.model.shape import ModelShape
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.checkpoint.saving import restore
@@ -32,7 +33,6 @@ from launcher.runtime.model.deferred_weight_gradients import split_with
 from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
-from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
 from tests.helpers.contexts import make_config
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, train, train_each

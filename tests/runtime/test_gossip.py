@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
-from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.optimizers.adamw import AdamWConfig
 from tests.helpers.equality import Sabotage, _assemble, _weights, job
 from tests.helpers.objects import inside, there

@@ -86,7 +86,7 @@ CONTEXTS = {
         parallel.dp=2 batch.global_size=8
         train.eval_batches=0 optim.decay=constant report.warmup_steps=2
     """,
-    "gossip": "parallel.dp=2 parallel.pp=1 architecture=gossip",
+    "gossip": "parallel.dp=2 parallel.pp=1 architecture=gossip optim.decay=wsd",
     "servers": """
         parallel.dp=2 parallel.pp=1 architecture=parameter_server
         architecture.mode=bounded architecture.staleness=1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from launcher.typed.read import REST, read_or_raise, read_unless
+from launcher.typed.read import REST, read_or_raise, read_unless, read_while
 from launcher.typed.scalars import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Settings = TypeVar("Settings")
@@ -27,13 +27,17 @@ class OptimConfig:
     """Largest gradient norm over the whole model; null = no clipping."""
     warmup_steps: NonNegativeInt
     """Steps in which the learning rate grows linearly from 0 to ``lr``."""
-    decay: Literal["cosine", "linear", "constant"]
-    """How the learning rate falls after the warm-up."""
+    decay: Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
+    """How the learning rate falls after the warm-up: along a cosine, or linearly; not at all (``constant``);
+    linearly in the last ``cooldown_steps`` (``wsd``: warm-up, stable, decay), until which a resume may make
+    ``train.num_steps`` larger; or as 1 / sqrt(step), whatever the number of steps (``inverse_sqrt``)."""
     min_lr_fraction: Fraction = field(metadata=read_unless("optim.decay", "constant"))
-    """Learning rate at the end of the decay as a share of ``lr``."""
+    """Learning rate at the end of the decay as a share of ``lr``; the least one of ``inverse_sqrt``."""
     decay_steps: PositiveInt | None = field(default=None, metadata=read_unless("optim.decay", "constant"))
     """Number of steps after which the learning rate falls no more; null = ``train.num_steps``. One that is
     given leaves the learning rates as they are when a run goes on to more steps."""
+    cooldown_steps: PositiveInt | None = field(default=None, metadata=read_while("optim.decay", "wsd"))
+    """Steps of the decay of ``wsd``; null = a tenth of the steps up to its end."""
     options: Mapping[str, Any] = field(default_factory=dict, metadata=REST)
     """Every other key of the YAML node, checked against the optimizer's ``Config``."""
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.records import REPLICATED
 from launcher.runtime.api import (
     FragmentReader,
@@ -33,7 +34,6 @@ from launcher.runtime.train.gradient_buckets import BucketedUpdate
 from launcher.runtime.train.optimizer import (
     LossScale,
     clip_factor,
-    learning_rate,
     make_optimizer,
     set_state,
     squared_norm,

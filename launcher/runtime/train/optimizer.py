@@ -1,10 +1,9 @@
-"""The optimizer of every update, its learning rate by step, gradient clipping, and the loss scale of fp16."""
+"""The optimizer of every update, gradient clipping, and the loss scale of fp16."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, pi
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from launcher.base.errors import JobError
 from launcher.base.registry import resolve
 from launcher.contract.config import LaunchConfig
 from launcher.contract.model.shape import ParameterShape
-from launcher.contract.optim.config import OptimConfig
 from launcher.contract.optim.plugin import optimizer_of
 from launcher.runtime.api import GlobalSlice, RankContext
 
@@ -108,20 +106,6 @@ def squared_norm(tensors: Sequence[Tensor]) -> Tensor:
 def clip_factor(norm: float, clip_norm: float | None) -> float:
     """Factor of a gradient of this norm, as `torch.nn.utils.clip_grad_norm_` has it."""
     return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
-
-
-def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:
-    """Linear warm-up to ``lr`` at step ``warmup_steps``, then decay to ``lr * min_lr_fraction`` at the last
-    of ``decay_steps``, by default of ``num_steps``. ``step`` is 0-based; the first step has
-    lr / (warmup_steps + 1), so that none is 0.
-    """
-    if step < optim.warmup_steps:
-        return optim.lr * (step + 1) / (optim.warmup_steps + 1)
-    span = max(1, (optim.decay_steps or num_steps) - 1 - optim.warmup_steps)
-    progress = min(1.0, (step - optim.warmup_steps) / span)
-    remaining = {"cosine": 0.5 * (1 + cos(pi * progress)), "linear": 1 - progress, "constant": 1.0}
-    floor = optim.min_lr_fraction if optim.decay != "constant" else 1.0
-    return optim.lr * (floor + (1 - floor) * remaining[optim.decay])
 
 
 @dataclass

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.records import REPLICATED
 from launcher.runtime.api import (
     FragmentReader,
@@ -27,7 +28,7 @@ from launcher.runtime.checkpoint.fragments import (
     scalar_fragment,
 )
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
-from launcher.runtime.train.optimizer import learning_rate, make_optimizer
+from launcher.runtime.train.optimizer import make_optimizer
 from launcher.runtime.train.reductions import sum_gradients_of_copies
 from launcher_plugins.parallel.zero.plan import CONFIG_NAME
 from launcher_plugins.parallel.zero.runtime.engine import partitioner, placeholders, start_engine
