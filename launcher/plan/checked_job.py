@@ -32,6 +32,7 @@ from launcher.plan.plugins import (
 from launcher.plan.rules.alarms import alarm_faults
 from launcher.plan.rules.checks import config_faults
 from launcher.plan.rules.fusion import fusion_faults
+from launcher.plan.rules.groups import group_faults
 from launcher.plan.rules.unread import unread_faults
 from launcher.schedule.passes import schedule_faults
 from launcher.typed.read import Source
@@ -196,7 +197,8 @@ def _solve(
 def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[Fault]:
     """What the parallels find; the architecture judges a sound job alone. The executor is not asked:
     what it cannot start can still be planned."""
-    faults = [*chosen.optimizer.check(job.config, job.model.parameters)]
+    parameters = job.model.parameters
+    faults = [*group_faults(job.config.optim, parameters), *chosen.optimizer.check(job.config, parameters)]
     faults += [fault for parallel in chosen.parallels for fault in parallel.check(job)]
     if is_sound and not faults:
         faults += chosen.architecture.check(job)

@@ -28,6 +28,7 @@ from launcher.config.paths import changed, value_at, walk
 from launcher.config.rules import rule_faults
 from launcher.contract.config import LaunchConfig
 from launcher.contract.model.rope import RopeScaling
+from launcher.contract.optim.config import GroupConfig
 from launcher.contract.plan import Plan
 from launcher.contract.site import RoleSite
 from launcher.plan.build import build
@@ -143,6 +144,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "optim.betas": ((0.8, 0.9),),
     "optim.decay_steps": (50,),
+    "optim.groups": ({"head": GroupConfig(names=("*",), lr_factor=0.5)},),
     "parallel.layers_per_stage": ((1, 1), (2, 0)),
     "parallel.rank_order": ("tp-dp-pp", "dp-pp-tp"),
     "parallel.recompute": ("full",),

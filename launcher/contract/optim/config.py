@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
 from launcher.typed.read import REST, read_or_raise, read_unless, read_while
 from launcher.typed.scalars import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Parameters, by their names, that are updated in their own way."""
+
+    names: tuple[str, ...]
+    """Global names, such as ``embedding.weight`` and ``layers.3.mlp.up.weight``, with the wildcards ``*``
+    and ``?``; the same under every layout."""
+    lr_factor: PositiveFloat = 1.0
+    """What the learning rate of every step is multiplied by."""
+    weight_decay: NonNegativeFloat | None = None
+    """Decay of these weights, whatever their dims; null = as of other parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +52,18 @@ class OptimConfig:
     given leaves the learning rates as they are when a run goes on to more steps."""
     cooldown_steps: PositiveInt | None = field(default=None, metadata=read_while("optim.decay", "wsd"))
     """Steps of the decay of ``wsd``; null = a tenth of the steps up to its end."""
+    groups: Mapping[str, GroupConfig] = field(default_factory=dict)
+    """Groups of parameters by a label of yours; a parameter may be in one of them."""
     options: Mapping[str, Any] = field(default_factory=dict, metadata=REST)
     """Every other key of the YAML node, checked against the optimizer's ``Config``."""
+
+    def groups_of(self, name: str) -> list[str]:
+        """The labels of the groups that a parameter is in."""
+        return [
+            label
+            for label, group in self.groups.items()
+            if any(fnmatchcase(name, pattern) for pattern in group.names)
+        ]
 
     def settings(self, declared: type[Settings]) -> Settings:
         """The options as the optimizer's own ``Config``, once planning has checked them."""

@@ -35,6 +35,7 @@ from launcher.runtime.train.optimizer import (
     LossScale,
     clip_factor,
     make_optimizer,
+    set_learning_rate,
     set_state,
     squared_norm,
     state_shapes,
@@ -175,8 +176,7 @@ class NativeUpdate(BucketedUpdate):
             if factor != 1:
                 view.mul_(factor)
             master.grad = view.to(master.dtype)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self._optimizer.param_groups, lr)
         self._optimizer.step()
         for param, master in self._masters.items():
             if master.dtype != self._buckets.dtype:

@@ -13,10 +13,13 @@ from launcher.base.errors import JobError
 from launcher.base.registry import resolve
 from launcher.contract.config import LaunchConfig
 from launcher.contract.model.shape import ParameterShape
+from launcher.contract.optim.config import OptimConfig
 from launcher.contract.optim.plugin import optimizer_of
 from launcher.runtime.api import GlobalSlice, RankContext
 
 _LARGEST = 2.0**24
+LR_FACTOR = "lr_factor"
+"""The key of a group of torch's optimizers with `ParameterGroup.lr_factor`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +31,14 @@ class ParameterGroup:
     slices: tuple[GlobalSlice, ...]
     """Of which parameter each is, in the same order."""
     weight_decay: float
+    lr_factor: float = 1.0
+    """What the learning rate of a step is multiplied by, with `set_learning_rate`."""
 
     def torch(self, picks: Callable[[GlobalSlice], bool] = lambda where: True) -> list[dict[str, Any]]:
         """As `torch.optim.Optimizer` takes it, of the tensors whose parameter is picked; none: empty."""
         tensors = [tensor for tensor, where in zip(self.tensors, self.slices, strict=True) if picks(where)]
-        return [{"params": tensors, "weight_decay": self.weight_decay}] if tensors else []
+        settings = {"weight_decay": self.weight_decay, LR_FACTOR: self.lr_factor}
+        return [{"params": tensors, **settings}] if tensors else []
 
 
 def make_optimizer(
@@ -40,24 +46,39 @@ def make_optimizer(
 ) -> torch.optim.Optimizer | None:
     """The optimizer of some tensors, each with the parameter that it is of. None: there are none.
 
-    Weight decay is for matrices only, as in GPT-3: not for biases and norms.
+    Weight decay is for matrices only, as in GPT-3: not for biases and norms, where no group says otherwise.
     """
-    decayed: dict[bool, list[tuple[Tensor, GlobalSlice]]] = {True: [], False: []}
-    for tensor, where in tensors:
-        decayed[len(where.shape) > 1].append((tensor, where))
+    alike: dict[tuple[float, float], list[tuple[Tensor, GlobalSlice]]] = {}
+    for tensor, where in sorted(tensors, key=lambda pair: len(pair[1].shape) <= 1):
+        alike.setdefault(_settings(ctx.config.optim, where), []).append((tensor, where))
     groups = [
         ParameterGroup(
             tensors=tuple(tensor for tensor, _ in members),
             slices=tuple(where for _, where in members),
-            weight_decay=ctx.config.optim.weight_decay if is_decayed else 0.0,
+            weight_decay=weight_decay,
+            lr_factor=lr_factor,
         )
-        for is_decayed, members in decayed.items()
-        if members
+        for (weight_decay, lr_factor), members in alike.items()
     ]
     if not groups:
         return None
     make: Callable[..., torch.optim.Optimizer] = resolve(optimizer_of(ctx.config).runtime)
     return make(groups, ctx)
+
+
+def _settings(optim: OptimConfig, where: GlobalSlice) -> tuple[float, float]:
+    """Weight decay and factor of the learning rate of a parameter."""
+    decay = optim.weight_decay if len(where.shape) > 1 else 0.0
+    for label in optim.groups_of(where.name):
+        group = optim.groups[label]
+        return decay if group.weight_decay is None else group.weight_decay, group.lr_factor
+    return decay, 1.0
+
+
+def set_learning_rate(groups: Iterable[dict[str, Any]], lr: float) -> None:
+    """Sets that of a step in the ``param_groups`` of an optimizer."""
+    for group in groups:
+        group["lr"] = lr * group.get(LR_FACTOR, 1.0)
 
 
 def state_shapes(

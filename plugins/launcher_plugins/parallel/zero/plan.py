@@ -74,6 +74,7 @@ class ZeroParallel(Parallel):
         yield from _precision_faults(job)
         yield from _compile_faults(job.config)
         yield from _alarm_faults(job.config)
+        yield from _group_faults(job)
         why = "ZeRO splits all tensors of a rank in equal parts"
         yield from whole_tensor_faults(job.config, why, {"parallel.zero_stage": 0})
         if job.config.parallel.zero_offload and job.config.device.kind == "cpu":
@@ -143,6 +144,13 @@ def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
         rule = f"reduce-scatters gradients during the backward, and {late}"
         ways = ({"parallel.zero_stage": 1}, {"parallel.schedule": DEFAULT_SCHEDULE})
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
+
+
+def _group_faults(job: JobShape) -> Iterator[Fault]:
+    if job.config.optim.groups and job.pipeline.num_pp_ranks > 1:
+        rule = "DeepSpeed needs the same groups of parameters on every pipeline rank, and these are by name"
+        ways = ({"parallel.zero_stage": 0}, {"parallel.pp": 1})
+        yield Fault("optim.groups", ", ".join(job.config.optim.groups), rule, ways=ways)
 
 
 def _precision_faults(job: JobShape) -> Iterator[Fault]:

@@ -21,7 +21,13 @@ from launcher.runtime.checkpoint.fragments import (
     state_fragments,
     state_name,
 )
-from launcher.runtime.train.optimizer import make_optimizer, set_state, state_shapes, state_tensors
+from launcher.runtime.train.optimizer import (
+    make_optimizer,
+    set_learning_rate,
+    set_state,
+    state_shapes,
+    state_tensors,
+)
 from launcher_plugins.architectures.parameter_server.config import settings_of
 
 
@@ -115,8 +121,7 @@ class Piece:
             self.gradient.mul_(factor)
         for part in self.parts:
             part.master.grad = part.gradient
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self._optimizer.param_groups, lr)
         self._optimizer.step()
 
     def state(self) -> Iterator[GlobalFragment]:

@@ -28,7 +28,7 @@ from launcher.runtime.checkpoint.fragments import (
     scalar_fragment,
 )
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
-from launcher.runtime.train.optimizer import make_optimizer
+from launcher.runtime.train.optimizer import make_optimizer, set_learning_rate
 from launcher.runtime.train.reductions import sum_gradients_of_copies
 from launcher_plugins.parallel.zero.plan import CONFIG_NAME
 from launcher_plugins.parallel.zero.runtime.engine import partitioner, placeholders, start_engine
@@ -119,8 +119,7 @@ class _DeepSpeedUpdate(Update):
         """Norm, clipping and the update of this rank's part, then the exchange of the new weights."""
         config, engine = self._ctx.config, self._engine
         lr = learning_rate(config.optim, step, config.train.num_steps)
-        for group in engine.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(engine.optimizer.param_groups, lr)
         with self._ctx.clock.section(REPLICATED):
             engine.step()
         if engine.was_step_applied():
