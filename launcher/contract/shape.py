@@ -137,8 +137,12 @@ class JobShape:
 
     def num_trained_parameters(self, pp_rank: int) -> int:
         """Of them, those that are trained: with a gradient, moments, and what else an update needs."""
-        parts = [part for stage in self.stages_of(pp_rank) for part, _ in self.parts(stage)]
-        return self.num_local_parameters(pp_rank) - sum(part.num_frozen_parameters for part in parts)
+        stages = self.stages_of(pp_rank)
+        parts = [part for stage in stages for part, _ in self.parts(stage)]
+        frozen = sum(part.num_local_frozen_parameters(self.mesh.tp) for part in parts)
+        if any(stage.has_prologue for stage in stages) and any(stage.has_epilogue for stage in stages):
+            frozen -= -(-self.model.num_frozen_tied_parameters // self.mesh.tp)
+        return self.num_local_parameters(pp_rank) - frozen
 
     def local_activation_bytes(self, elements: int) -> int:
         """Bytes of one microbatch's activation that lies between the regions split by tp."""

@@ -19,7 +19,9 @@ from launcher.runtime.train.loop import Trainer
 from launcher.runtime.train.optimizer import LR_FACTOR, make_optimizer
 from tests.helpers.contexts import make_context
 from tests.helpers.equality import Trained, assert_equal, job, train, train_each
+from tests.helpers.halves import first_half, losses_of, second_half, uninterrupted
 from tests.helpers.objects import inside
+from tests.helpers.ranks import run_ranks
 from tests.helpers.servers import serve_and_train, servers_job
 
 STILL = 1e-30
@@ -124,3 +126,72 @@ def test_without_groups_matrices_decay_and_vectors_do_not() -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     dims = [{param.dim() for param in group["params"]} for group in optimizer.param_groups]
     assert dims == [{2}, {1}]
+
+
+FROZEN = {
+    "the norms": ("*norm.*",),
+    "the first layers": ("embedding.*", "positions.*", "layers.[01].*"),
+    "the tied embedding": ("embedding.weight",),
+    "one in the middle": ("layers.2.*",),
+}
+FROZEN_LAYOUTS: dict[str, dict[str, Any]] = {
+    **LAYOUTS,
+    "sequence parallel": {"tp": 2, "sequence_parallel": True},
+    "zero bubble": {"pp": 2, "schedule": "zb_h1"},
+    "recomputed": {"pp": 2, "recompute": "full"},
+    "selective": {"pp": 2, "recompute": "selective"},
+    "zero 2": {"dp": 2, "zero_stage": 2},
+    "tp2 recomputed": {"tp": 2, "recompute": "full"},
+}
+
+
+def frozen_plan(names: tuple[str, ...], parallel: dict[str, Any] | None = None) -> Plan:
+    groups = {"still": GroupConfig(names=names, frozen=True)}
+    return job(model={"vocab_size": 257}, parallel=parallel or {}, optim={"groups": groups})
+
+
+@pytest.mark.usefixtures("deepspeed_in_parent")
+@pytest.mark.parametrize("what", FROZEN)
+def test_a_layout_freezes_what_one_device_freezes(what: str) -> None:
+    expected = train(plan := frozen_plan(FROZEN[what]))
+    (model,) = build_chunks(make_context(plan))
+    still = {slice_of(param).name: param.detach() for param in model.parameters() if not param.requires_grad}
+    assert still
+    assert all(torch.equal(expected.weights[name], weight) for name, weight in still.items())
+    assert not {name.partition("/")[2] for name in expected.moments} & still.keys()
+    for found in train_each([frozen_plan(FROZEN[what], parallel) for parallel in FROZEN_LAYOUTS.values()]):
+        assert_equal(found, expected)
+
+
+def thaw(trainer: Trainer, loader: Loader) -> None:
+    for param in trainer.part.modules[0].parameters():
+        param.requires_grad_(True)
+        param.register_post_accumulate_grad_hook(step_along)
+
+
+def step_along(param: torch.Tensor) -> None:
+    if slice_of(param).name.startswith("positions"):
+        with torch.no_grad():
+            param.sub_(0.01)
+
+
+def test_frozen_weights_that_move_are_told_apart() -> None:
+    plan = frozen_plan(("positions.weight",))
+    expected = train(plan)
+    with pytest.raises(AssertionError):
+        assert_equal(train(plan, thaw), expected)
+
+
+@pytest.mark.usefixtures("deepspeed_in_parent")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"tp": 2}, {"pp": 2}), ({"pp": 2}, {"tp": 2}), ({"tp": 2}, {"dp": 2, "zero_stage": 3})],
+)
+@pytest.mark.parametrize("what", ["the norms", "the first layers"])
+def test_frozen_weights_go_on_under_another_layout(
+    what: str, before: dict[str, Any], after: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = losses_of(run_ranks(1, uninterrupted, frozen_plan(FROZEN[what])))
+    found = losses_of(run_ranks(2, first_half, frozen_plan(FROZEN[what], before), tmp_path))
+    found += losses_of(run_ranks(2, second_half, frozen_plan(FROZEN[what], after), tmp_path))
+    assert found == pytest.approx(expected, rel=2e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class ParameterShape:
     ``layers`` without ``layers.3.``, so that equal layers are equal."""
     shape: tuple[int, ...]
     is_trained: bool = True
+    is_split: bool = False
+    """Whether tensor-parallel ranks hold different parts of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class LayerShape:
     num_fp32_parameters: int = 0
     """Parameters that stay in fp32 whatever the compute format."""
     num_frozen_parameters: int = 0
-    """Of all parameters, those that are not trained; every tensor-parallel rank holds them whole."""
+    """Of all parameters, those that are not trained."""
     has_backward: bool = True
     """Whether a gradient reaches it; False where nothing is trained up to it."""
     backward_flops: float | None = None
@@ -79,6 +82,11 @@ class LayerShape:
     """The same layer under selective recomputation, which keeps less; None where it has no such form."""
     again_flops: float = 0.0
     """In such a form, the operations of the matmuls that are computed again."""
+
+    def num_local_frozen_parameters(self, tp: int) -> int:
+        """Those that are not trained on each of ``tp`` tensor-parallel ranks."""
+        split = sum(prod(each.shape) for each in self.parameters if each.is_split and not each.is_trained)
+        return self.num_frozen_parameters - split + -(-split // tp)
 
     @property
     def num_trained_parameters(self) -> int:
@@ -139,7 +147,14 @@ class ModelShape:
     @property
     def num_trained_parameters(self) -> int:
         """Of its parameters, those that are trained."""
-        return self.num_parameters - sum(part.num_frozen_parameters for part in self.parts)
+        frozen = sum(part.num_frozen_parameters for part in self.parts)
+        return self.num_parameters - frozen + self.num_frozen_tied_parameters
+
+    @property
+    def num_frozen_tied_parameters(self) -> int:
+        """Tied parameters, if they are not trained: each end counts them as frozen."""
+        first = self.prologue.parameters[0] if self.prologue and self.prologue.parameters else None
+        return 0 if first is None or first.is_trained else self.num_tied_parameters
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ class GroupConfig:
     """What the learning rate of every step is multiplied by."""
     weight_decay: NonNegativeFloat | None = None
     """Decay of these weights, whatever their dims; null = as of other parameters."""
+    frozen: bool = False
+    """Keep the values of these parameters: they have neither gradient nor optimizer state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,10 @@ class OptimConfig:
             for label, group in self.groups.items()
             if any(fnmatchcase(name, pattern) for pattern in group.names)
         ]
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a parameter keeps its values."""
+        return any(self.groups[label].frozen for label in self.groups_of(name))
 
     def settings(self, declared: type[Settings]) -> Settings:
         """The options as the optimizer's own ``Config``, once planning has checked them."""

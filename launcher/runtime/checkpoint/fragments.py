@@ -65,10 +65,17 @@ def state_fragments(
 
 
 def frozen_weights(params: Iterable[nn.Parameter]) -> Iterator[GlobalFragment]:
-    """The weights, as views, of parameters that are not trained; none of them is split."""
+    """The weights, as views without padding, of parameters that are not trained; no replica splits them."""
     for where, param in ((slice_of(param), param) for param in params if not param.requires_grad):
         named = replace(where, name=state_name(WEIGHT, where.name))
-        yield GlobalFragment(slice=named, tensor=param.detach())
+        kept = where.unpadded_shape(param.shape)
+        if 0 not in kept:
+            yield GlobalFragment(slice=named, tensor=param.detach()[tuple(map(slice, kept))])
+
+
+def owned(fragments: Iterable[GlobalFragment], tp_rank: int) -> Iterator[GlobalFragment]:
+    """Those of which this tp_rank saves the copy."""
+    return (fragment for fragment in fragments if fragment.slice.is_owned_by(tp_rank))
 
 
 class NotSavedError(JobError):

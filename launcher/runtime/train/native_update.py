@@ -27,6 +27,7 @@ from launcher.runtime.checkpoint.fragments import (
     fill,
     fill_frozen,
     frozen_weights,
+    owned,
     scalar_fragment,
     whole_state,
 )
@@ -112,7 +113,7 @@ class NativeUpdate(BucketedUpdate):
         """Master weights and moments, and the weights that are not trained, from the first replica."""
         if self._ctx.groups.dp.rank == 0:
             yield from self._replica_state()
-            yield from frozen_weights(self._params)
+            yield from owned(frozen_weights(self._params), self._ctx.groups.tp.rank)
 
     def _replica_state(self) -> Iterator[GlobalFragment]:
         """This replica's, without copies that another of its ranks owns."""

@@ -25,6 +25,7 @@ from launcher.runtime.checkpoint.fragments import (
     NUM_GOOD_STEPS,
     STEP,
     fill_frozen,
+    owned,
     scalar_fragment,
 )
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
@@ -83,7 +84,8 @@ class _DeepSpeedUpdate(Update):
         parts = [part for part in self._parts() if part.where.is_owned_by(tp_rank)]
         for part in parts:
             yield from part.fragments(self._engine.optimizer, self._ctx.config)
-        yield from frozen_parts(self._model_params, is_first=self._ctx.groups.dp.rank == 0)
+        frozen = frozen_parts(self._model_params, is_first=self._ctx.groups.dp.rank == 0)
+        yield from owned(frozen, tp_rank)
         if self._ctx.groups.model.rank == 0 and self._ctx.groups.dp.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)
             if (scaler := self._scaler) is not None:
