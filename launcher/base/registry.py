@@ -12,7 +12,13 @@ from typing import Any, ClassVar, TypeVar
 
 from launcher.base.errors import PluginError, did_you_mean
 
-GROUPS = ("launcher.schedules", "launcher.parallels", "launcher.architectures", "launcher.executors")
+GROUPS = (
+    "launcher.schedules",
+    "launcher.parallels",
+    "launcher.architectures",
+    "launcher.optimizers",
+    "launcher.executors",
+)
 DISTRIBUTION = "trireme-launcher"
 """The distribution whose plugins come with the launcher."""
 

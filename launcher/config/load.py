@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,9 +18,17 @@ from launcher.config.rules import rule_faults
 from launcher.config.site_rules import secret_faults
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
+from launcher.contract.optim.config import OptimConfig
+from launcher.contract.optim.plugin import Optimizer
 from launcher.contract.strategy import Architecture, Parallel, Schedule
-from launcher.typed.read import MISSING, Reading, Source, field_types, read, read_fields
+from launcher.typed.read import MISSING, UNKNOWN, Reading, Source, field_types, read, read_fields
 
+_OWN_KEYS: Mapping[type[Plugin], Collection[str]] = {
+    Architecture: ("name",),
+    Executor: ("name",),
+    Optimizer: tuple(OptimConfig.__dataclass_fields__),
+}
+"""Keys of a group that are not settings of the plugin that it names."""
 _TEXT_OR_NULL = re.compile(r"name|report\.baseline|(model|data)\.options\..+")
 
 
@@ -37,6 +45,7 @@ def load(
     """
     values, reading = as_read(values, sources), Reading(sources)
     parts = read_fields(LaunchConfig, values, reading)
+    reading.faults += _option_faults(values, sources)
     known = {fault.path for fault in faults}
     found = [
         *faults,
@@ -54,6 +63,15 @@ def load(
     if found:
         raise ConfigError(found)
     return LaunchConfig(**parts)
+
+
+def _option_faults(values: Mapping[str, Any], sources: Mapping[str, Source]) -> list[Fault]:
+    """Faults of the values of plugins' options; an unknown option is told with the plugins that have it,
+    where plans are made."""
+    reading = Reading(sources)
+    for path, declared, options in plugin_options(values):
+        read(declared, options, reading, path)
+    return [fault for fault in reading.faults if fault.allowed != UNKNOWN]
 
 
 def as_read(values: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
@@ -74,6 +92,7 @@ def plugin_options(values: Mapping[str, Any]) -> Iterator[tuple[str, type, Mappi
     named: list[tuple[type[Plugin], Any, str]] = [
         (Schedule, found.get("parallel.schedule"), "parallel.schedule_options"),
         (Architecture, found.get("architecture.name"), "architecture"),
+        (Optimizer, found.get("optim.name"), "optim"),
         (Executor, found.get("executor.name"), "executor"),
     ]
     named += [(Parallel, name, f"parallel.plugins.{name}") for name in found.get("parallel.plugins") or ()]
@@ -81,8 +100,20 @@ def plugin_options(values: Mapping[str, Any]) -> Iterator[tuple[str, type, Mappi
         with suppress(LauncherError):
             declared, group = getattr(registry.load(kind, str(name)), "Config", None), found.get(path)
             if declared and isinstance(group, Mapping):
-                is_choice = kind in (Architecture, Executor)
-                yield path, declared, {key: group[key] for key in group if not (is_choice and key == "name")}
+                own = _OWN_KEYS.get(kind, ())
+                yield path, declared, {key: group[key] for key in group if key not in own}
+
+
+def option_types(path: str) -> list[Any]:
+    """The types of the option at a path, of every plugin that a group could name; none: no plugin has it."""
+    group, _, name = path.partition(".")
+    kinds = {"architecture": Architecture, "executor": Executor, "optim": Optimizer}
+    found = []
+    for plugin in registry.plugins(kinds[group].entry_group) if group in kinds else ():
+        with suppress(LauncherError):
+            config = getattr(registry.load(kinds[group], plugin), "Config", None)
+            found += [kind for own, kind in field_types(config).items() if own == name] if config else []
+    return found
 
 
 def _read_faults(

@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from launcher.base.errors import LEFT_OUT, AsTyped, Fault, as_override, did_you_mean, nearest
+from launcher.config.load import option_types
 from launcher.contract.config import LaunchConfig
 from launcher.typed.read import REST, Source, field_types, join
 from launcher.typed.scalars import scalar
@@ -117,15 +118,21 @@ def _key_fault(word: str, path: str, value: str) -> Fault | None:
 
 
 def _takes(path: str, kind: type) -> bool:
-    """Whether a setting may be of a type, as far as this is known before the plugins are."""
+    """Whether a setting may be of a type; an option, of any plugin that its group could name."""
     found: Any = LaunchConfig
     for name in re.split(r"[./]", path):
         items = getattr(found, "__dataclass_fields__", None)
         if items is None:
             return True  # below a plugin's options
         if name not in items:
-            return any(item.metadata == REST for item in items.values())
+            has_options = any(item.metadata == REST for item in items.values())
+            options = option_types(path.replace("/", ".")) if has_options else []
+            return any(_is_of(option, kind) for option in options) if options else has_options
         found = field_types(found)[name]
+    return _is_of(found, kind)
+
+
+def _is_of(found: Any, kind: type) -> bool:
     kinds = get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
     return any(kind is (get_origin(one) or one) or kind in get_args(one) for one in kinds)
 

@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import Any
 
 from launcher.base.errors import LEFT_OUT
-from launcher.contract.config import LaunchConfig, PluginChoice
-from launcher.typed.read import Source, join
+from launcher.contract.config import LaunchConfig
+from launcher.typed.read import REST, Source, join
 from launcher.typed.scalars import scalar
 
 
@@ -109,11 +109,18 @@ def blamed(paths: Sequence[str], sources: Mapping[str, Source]) -> str:
 def _inner(owner: Any, name: str) -> Any:
     if isinstance(owner, Mapping):
         return owner.get(name)
-    if isinstance(owner, PluginChoice) and name != "name":
+    if _is_option(owner, name):
         return owner.options.get(name)
     if name not in getattr(owner, "__dataclass_fields__", ()):
         raise KeyError(name)
     return getattr(owner, name)
+
+
+def _is_option(owner: Any, name: str) -> bool:
+    """Whether a setting is one of the plugin that its group names."""
+    fields = getattr(owner, "__dataclass_fields__", {})
+    rest = {other for other, item in fields.items() if item.metadata == REST}
+    return bool(rest) and (name in rest or name not in fields)
 
 
 def _with(owner: Any, names: Sequence[str], value: Any) -> Any:
@@ -123,7 +130,7 @@ def _with(owner: Any, names: Sequence[str], value: Any) -> Any:
     if isinstance(owner, Mapping):
         others = {key: item for key, item in owner.items() if key != name}
         return others if new == LEFT_OUT else {**others, name: new}
-    if isinstance(owner, PluginChoice) and name != "name":
+    if _is_option(owner, name):
         return dataclasses.replace(owner, options=_with(owner.options, names, value))
     if new == LEFT_OUT:
         item = owner.__dataclass_fields__[name]

@@ -15,13 +15,13 @@ from launcher.contract.config import (
     DeviceConfig,
     FusionConfig,
     ModelConfig,
-    OptimConfig,
     ParallelConfig,
     TrainConfig,
 )
 from launcher.contract.data.config import DataConfig
 from launcher.contract.job import ReportConfig
 from launcher.contract.model.checkpoint import first_step, source_checkpoint
+from launcher.contract.optim.config import OptimConfig
 from launcher.typed.read import plain
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -106,6 +106,14 @@ def _decay_rules(optim: OptimConfig) -> Iterator[Fault]:
     yield Fault("optim.decay_steps", optim.decay_steps, rule, ways=ways)
 
 
+def _cooldown_rules(optim: OptimConfig, train: TrainConfig) -> Iterator[Fault]:
+    stable = (optim.decay_steps or train.num_steps) - optim.warmup_steps
+    if optim.decay == "wsd" and optim.cooldown_steps is not None and optim.cooldown_steps > stable > 0:
+        rule = f"is longer than the {counted(stable, 'step')} between the warm-up and the end of the decay"
+        ways = ({"optim.cooldown_steps": stable}, {"optim.cooldown_steps": None})
+        yield Fault("optim.cooldown_steps", optim.cooldown_steps, rule, ways=ways)
+
+
 def _keeping_rules(train: TrainConfig) -> Iterator[Fault]:
     interval, every = train.checkpoint_interval, train.keep_every
     if interval and every % interval:
@@ -172,6 +180,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Fault]]], ...] = (
     (("data",), _target_rules),
     (("device",), _device_rules),
     (("optim",), _decay_rules),
+    (("optim", "train"), _cooldown_rules),
     (("train",), _keeping_rules),
     (("train",), _beginning_rules),
     (("train", "data"), _evaluation_rules),

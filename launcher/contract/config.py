@@ -13,6 +13,7 @@ from launcher.contract.alarms.config import AlarmsConfig
 from launcher.contract.data.config import DataConfig
 from launcher.contract.job import ReportConfig, RunConfig
 from launcher.contract.model.rope import RopeScaling
+from launcher.contract.optim.config import OptimConfig
 from launcher.contract.site import SiteConfig
 from launcher.typed.read import REST, read_if, read_or_raise, read_unless, read_where, read_while
 from launcher.typed.scalars import (
@@ -242,8 +243,8 @@ class FusionConfig:
     """Which operations run as one kernel in place of several. What is computed differs by rounding alone."""
 
     optimizer: Literal["fused", "foreach", "loop"] = "fused"
-    """AdamW as one kernel (``fused``), as one kernel per operation over all tensors (``foreach``), or
-    tensor by tensor (``loop``)."""
+    """The update as one kernel (``fused``), as one kernel per operation over all tensors (``foreach``), or
+    tensor by tensor (``loop``). An optimizer without such kernels takes the next of them that it has."""
     attention: Literal["fused", "plain"] = "fused"
     """``fused``: torch's scaled_dot_product_attention, which keeps no scores; ``plain``: two matrix
     products and a softmax, which keep seq_length x seq_length weights of every head."""
@@ -328,33 +329,6 @@ class BatchConfig:
     """Forward passes per step (m)."""
     seq_length: PositiveInt
     """Tokens per sample, by which speeds are counted; 1 where a sample is no sequence: they count samples."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimConfig:
-    """AdamW and its learning-rate schedule."""
-
-    name: Literal["adamw"]
-    """The optimizer."""
-    lr: PositiveFloat
-    """Peak learning rate."""
-    betas: tuple[Probability, Probability]
-    """Decay of the first and of the second moment, per step."""
-    eps: PositiveFloat
-    """Added to the root of the second moment."""
-    weight_decay: NonNegativeFloat
-    """Decoupled decay; applied to tensors of two and more dims."""
-    clip_norm: PositiveFloat | None
-    """Largest gradient norm over the whole model; null = no clipping."""
-    warmup_steps: NonNegativeInt
-    """Steps in which the learning rate grows linearly from 0 to ``lr``."""
-    decay: Literal["cosine", "linear", "constant"]
-    """How the learning rate falls after the warm-up."""
-    min_lr_fraction: Fraction = field(metadata=read_unless("optim.decay", "constant"))
-    """Learning rate at the end of the decay as a share of ``lr``."""
-    decay_steps: PositiveInt | None = field(default=None, metadata=read_unless("optim.decay", "constant"))
-    """Number of steps after which the learning rate falls no more; null = ``train.num_steps``. One that is
-    given leaves the learning rates as they are when a run goes on to more steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

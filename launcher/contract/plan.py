@@ -244,6 +244,8 @@ class Plan:
     """As of `ModelShape`: every integer in the inputs is below it."""
     num_frozen_parameters: int = 0
     """Of all parameters, those that are not trained."""
+    num_state_elements: int | None = None
+    """Numbers that the optimizer keeps of the whole model; None in older plans: two per parameter."""
     num_update_copies: int = 1
     """How many replicas make the same update; 1 where they share it out among them."""
     program: str = "launcher.runtime.process.rank:run"
@@ -280,9 +282,10 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of a checkpoint, about: of every parameter the weight and Adam's two moments in fp32; 0 where
-        none is written."""
-        return 12 * self.num_parameters if self.config.train.checkpoint_interval else 0
+        """Bytes of a checkpoint, about: the weights and the optimizer's states in fp32; 0 where none is
+        written."""
+        states = 2 * self.num_parameters if self.num_state_elements is None else self.num_state_elements
+        return 4 * (self.num_parameters + states) if self.config.train.checkpoint_interval else 0
 
     def node_memory_bytes(self, ranks_per_node: int) -> int:
         """Predicted bytes of all ranks of the node that holds the most; ranks fill nodes in their order."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 from launcher.contract.actions import PipelineShape
 from launcher.contract.config import LaunchConfig, Recompute
 from launcher.contract.mesh import Cluster, Mesh
-from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.model.shape import LayerShape, ModelShape, ParameterShape
+from launcher.contract.optim.plugin import Optimizer, optimizer_of
 from launcher.contract.plan import Role, StagePlan
 
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -55,16 +57,45 @@ class JobShape:
 
     def unsharded_states(self, pp_rank: int) -> ModelStates:
         """Model states of such a rank where nothing splits them: weights, and of those that are trained the
-        gradients and Adam's two moments in the format that is updated, an fp32 copy where there is one."""
+        gradients and the optimizer's states in the format that is updated, an fp32 copy where there is
+        one."""
         precision, number = self.config.precision, self.num_trained_parameters(pp_rank)
         has_copy = precision.compute != "fp32" and precision.master_weights
         num_saved = self.num_local_parameters(pp_rank) - (number if has_copy else 0)
-        optimizer = number * (3 * FP32_BYTES if has_copy else 2 * self.compute_bytes)
+        optimizer = self.num_state_elements(pp_rank) * (FP32_BYTES if has_copy else self.compute_bytes)
+        optimizer += number * FP32_BYTES if has_copy else 0
         return ModelStates(
             weights_bytes=self.num_local_parameters(pp_rank) * self.compute_bytes,
             gradients_bytes=number * self.gradient_bytes,
             optimizer_bytes=optimizer,
             saved_bytes=optimizer + num_saved * self.compute_bytes,
+        )
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that updates the parameters."""
+        return optimizer_of(self.config)
+
+    @property
+    def states_per_parameter(self) -> int:
+        """Elements that an elementwise optimizer keeps of every element."""
+        return len(self.optimizer.states(ParameterShape(name="", shape=(1,)), self.config))
+
+    def num_state_elements(self, pp_rank: int | None = None) -> int:
+        """Elements that the optimizer keeps of the parameters of such a rank, or of the whole model.
+
+        One that needs whole tensors finds none of them split.
+        """
+        if self.optimizer.is_elementwise:
+            whole = self.model.num_trained_parameters
+            number = whole if pp_rank is None else self.num_trained_parameters(pp_rank)
+            return number * self.states_per_parameter
+        stages = self.stages if pp_rank is None else self.stages_of(pp_rank)
+        layers = (index for stage in stages for index in stage.layers)
+        ends = (end for stage in stages for end in self.ends(stage))
+        trained = (each for each in self.model.parameters_of(layers, *ends) if each.is_trained)
+        return sum(
+            prod(shape) for each in trained for shape in self.optimizer.states(each, self.config).values()
         )
 
     def stages_of(self, pp_rank: int) -> tuple[StagePlan, ...]:
@@ -106,8 +137,12 @@ class JobShape:
 
     def num_trained_parameters(self, pp_rank: int) -> int:
         """Of them, those that are trained: with a gradient, moments, and what else an update needs."""
-        parts = [part for stage in self.stages_of(pp_rank) for part, _ in self.parts(stage)]
-        return self.num_local_parameters(pp_rank) - sum(part.num_frozen_parameters for part in parts)
+        stages = self.stages_of(pp_rank)
+        parts = [part for stage in stages for part, _ in self.parts(stage)]
+        frozen = sum(part.num_local_frozen_parameters(self.mesh.tp) for part in parts)
+        if any(stage.has_prologue for stage in stages) and any(stage.has_epilogue for stage in stages):
+            frozen -= -(-self.model.num_frozen_tied_parameters // self.mesh.tp)
+        return self.num_local_parameters(pp_rank) - frozen
 
     def local_activation_bytes(self, elements: int) -> int:
         """Bytes of one microbatch's activation that lies between the regions split by tp."""

@@ -93,6 +93,7 @@ def _built(
             for section in plugin.describe(job)
         ),
         num_input_ids=checked.model.num_input_ids,
+        num_state_elements=job.num_state_elements(),
         num_update_copies=1 if states_of(job, 0, costs[0]).is_sharded else job.mesh.dp,
     )
     return replace(plan, notes=(*notes, *_start_notes(plan, chosen.executor)))

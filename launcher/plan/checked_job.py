@@ -20,6 +20,7 @@ from launcher.plan.cost.measured import MeasuredRun, measured_faults, with_measu
 from launcher.plan.cost.shapes import has_sizes, model_shape, padded_vocabulary, resolve_model
 from launcher.plan.layout.balance import balanced_split, layer_costs
 from launcher.plan.layout.batch import explained, length_faults, solve
+from launcher.plan.layout.frozen import with_frozen
 from launcher.plan.layout.partition import layer_faults, make_stages, recompute_faults
 from launcher.plan.layout.world_size import rank_order_faults, solve_dp, world_faults
 from launcher.plan.plugins import (
@@ -33,6 +34,7 @@ from launcher.plan.plugins import (
 from launcher.plan.rules.alarms import alarm_faults
 from launcher.plan.rules.checks import config_faults
 from launcher.plan.rules.fusion import fusion_faults
+from launcher.plan.rules.groups import group_faults
 from launcher.plan.rules.unread import unread_faults
 from launcher.schedule.passes import schedule_faults
 from launcher.typed.read import Source
@@ -163,6 +165,10 @@ def _training_faults(job: JobShape) -> list[Fault]:
     """Says that nothing of a user's own model is trained."""
     if job.model.num_trained_parameters:
         return []
+    if any(group.frozen for group in job.config.optim.groups.values()):
+        frozen = [label for label, group in job.config.optim.groups.items() if group.frozen]
+        rule = "leaves nothing to train: no other parameter gets a gradient"
+        return [Fault("optim.groups", ", ".join(frozen), rule, "Leave some parameter out of what is frozen.")]
     counted_layers = counted(len(job.model.layers), "layer")
     rule = f"there is nothing to train: no parameter of its {counted_layers} gets a gradient"
     fix = "Let at least one have requires_grad, behind every layer whose forward is under no_grad."
@@ -200,7 +206,9 @@ def _solve(
 def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[Fault]:
     """What the parallels find; the architecture judges a sound job alone. The executor is not asked:
     what it cannot start can still be planned."""
-    faults = [fault for parallel in chosen.parallels for fault in parallel.check(job)]
+    parameters = job.model.parameters
+    faults = [*group_faults(job.config.optim, parameters), *chosen.optimizer.check(job.config, parameters)]
+    faults += [fault for parallel in chosen.parallels for fault in parallel.check(job)]
     if is_sound and not faults:
         faults += chosen.architecture.check(job)
         faults += alarm_faults(job, chosen.architecture)
@@ -208,6 +216,10 @@ def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[F
 
 
 def _shape(config: LaunchConfig, measured: ModelShape | None) -> ModelShape:
+    return with_frozen(_built_shape(config, measured), config.optim)
+
+
+def _built_shape(config: LaunchConfig, measured: ModelShape | None) -> ModelShape:
     if config.model.family != "custom":
         is_fused = config.device.kind == "cuda"
         keeps_scores = config.fusion.attention == "plain"

@@ -9,10 +9,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from launcher.base import registry
-from launcher.base.errors import Fault, LauncherError, PluginError, did_you_mean, left_out, nearest
+from launcher.base.errors import LEFT_OUT, Fault, LauncherError, PluginError, did_you_mean, left_out, nearest
 from launcher.base.registry import Plugin, PluginRecord
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
+from launcher.contract.optim.config import OptimConfig
+from launcher.contract.optim.plugin import Optimizer, optimizer_of
 from launcher.contract.strategy import Architecture, Parallel, Schedule
 from launcher.typed.read import UNKNOWN, Reading, Source, plain, read
 
@@ -20,6 +22,8 @@ _AXES = ("tp", "pp", "dp")
 """In order of application."""
 _HAS_NONE = " has no options"
 _EXTRAS = "parallel.plugins"
+_COMMON = tuple(name for name in OptimConfig.__dataclass_fields__ if name != "options")
+"""Settings of every optimizer, beside which its own stand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,7 @@ class Chosen:
 
     schedule: Schedule
     architecture: Architecture
+    optimizer: Optimizer
     executor: Executor
     parallels: tuple[Parallel, ...]
     """Those that apply, in order of application."""
@@ -53,6 +58,7 @@ def choose(config: LaunchConfig) -> Chosen:
     return Chosen(
         schedule=_configured(registry.load(Schedule, config.parallel.schedule), config),
         architecture=registry.load(Architecture, config.architecture.name),
+        optimizer=optimizer_of(config),
         executor=registry.load(Executor, config.executor.name),
         parallels=tuple(applying.values()),
         candidates=tuple(candidate_parallels(config).values()),
@@ -159,7 +165,7 @@ def plugin_faults(config: LaunchConfig, sources: Mapping[str, Source]) -> tuple[
             faults.append(Fault(path, name, rule, did_you_mean(name, known), ways=ways))
         else:
             found = _option_faults(registry.load(kind, name), name, options_path, options, sources)
-            faults += [_with_owner(fault, path, kind) for fault in found]
+            faults += [_with_owner(fault, path, kind, name) for fault in found]
     return tuple(faults)
 
 
@@ -169,6 +175,7 @@ def _choices(config: LaunchConfig) -> Iterator[tuple[str, type[Plugin], str, str
     options_path = "parallel.schedule_options"
     yield "parallel.schedule", Schedule, parallel.schedule, options_path, parallel.schedule_options
     yield "architecture.name", Architecture, architecture.name, "architecture", architecture.options
+    yield "optim.name", Optimizer, config.optim.name, "optim", config.optim.options
     yield "executor.name", Executor, executor.name, "executor", executor.options
     for name, options in parallel.plugins.items():
         yield f"{_EXTRAS}.{name}", Parallel, name, f"{_EXTRAS}.{name}", options
@@ -185,11 +192,15 @@ def _option_faults(
     return reading.faults
 
 
-def _with_owner(fault: Fault, choice: str, kind: type[Plugin]) -> Fault:
-    """The fault of an option that is not there, with the plugins of the group that have one of its name."""
+def _with_owner(fault: Fault, choice: str, kind: type[Plugin], name: str) -> Fault:
+    """The fault of an option that is not there, with the setting that is meant, or the plugins of the group
+    that have one of its name."""
     if fault.allowed != UNKNOWN and not fault.allowed.endswith(_HAS_NONE):
         return fault
     key = fault.path.rpartition(".")[2]
+    if kind is Optimizer and (near := nearest(key, (*_option_names(kind, name), *_COMMON))):
+        ways = ({fault.path: LEFT_OUT, f"{choice.removesuffix('.name')}.{near}": fault.given},)
+        return replace(fault, fix=f"Did you mean {near}?", ways=ways)
     owners = [name for name in registry.plugins(kind.entry_group) if key in _option_names(kind, name)]
     if not owners or kind is Parallel:
         return fault

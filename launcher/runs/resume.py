@@ -21,6 +21,8 @@ from launcher.contract.inputs.text import file_digests
 from launcher.contract.inputs.user_code import code_digests
 from launcher.contract.job import CHECKPOINTS, RunConfig, checkpoint_name
 from launcher.contract.moved import with_current_names
+from launcher.contract.optim.config import OptimConfig
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.runs.claim import Say
 from launcher.runs.store import (
@@ -36,7 +38,7 @@ from launcher.runs.store import (
     saved_steps,
 )
 from launcher.typed.differences import differences
-from launcher.typed.read import field_types, plain
+from launcher.typed.read import Reading, field_types, plain, read
 
 _TRAINING = (
     "seed",
@@ -52,7 +54,7 @@ _TRAINING = (
 """The settings that determine what is computed. The others may change: a checkpoint does not depend on
 how the run is distributed."""
 _FREE = (*NOT_COMPUTED, "train.eval_interval", "train.eval_batches", "train.init_optimizer")
-_LENGTH = ("train.num_steps", "optim.decay_steps")
+_LENGTH = ("train.num_steps", "optim.decay_steps", "optim.cooldown_steps")
 
 
 def resumed_directory(
@@ -86,8 +88,10 @@ def _prepare(
     """Refuses a start that does not go on with the same training, and moves aside what is of the last one."""
     old = _old_plan(directory, run.dir)
     new = json.loads(plan_text)
+    num_done = max(saved_steps(directory.path), default=0) if step is None else step
     changed = [
-        f"{path} ({_text(before)} -> {_text(after)})" for path, before, after in _changed_settings(old, new)
+        f"{path} ({_text(before)} -> {_text(after)})"
+        for path, before, after in _changed_settings(old, new, num_done)
     ]
     faults = [*others]
     if changed:
@@ -116,9 +120,12 @@ def began_with(run: RunConfig) -> tuple[str, ...]:
     return ()
 
 
-def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _changed_settings(
+    old: dict[str, Any], new: dict[str, Any], num_done: int
+) -> Iterator[tuple[str, Any, Any]]:
     """The settings that change what is trained, with both values. More steps do not where every step before
-    the old end keeps its learning rate, nor another architecture where both compute what one device does."""
+    the old end, or each of the ``num_done`` that were made, keeps its learning rate, nor another architecture
+    where both compute what one device does."""
     before, after = _with_defaults(old["config"]), new["config"]
     parts = [part for part in _TRAINING if part != "architecture"]
     parts += [] if old.get("exact") and new.get("exact") else ["architecture"]
@@ -128,10 +135,14 @@ def _changed_settings(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tupl
         yield "train.init_optimizer", took, takes
     num_steps, more = before["train"]["num_steps"], after["train"]["num_steps"]
     end, new_end = _decay_end(before), _decay_end(after)
+    cooldowns = [config.get("optim", {}).get("cooldown_steps") for config in (before, after)]
     if more < num_steps:
         yield "train.num_steps", num_steps, more
-    elif None in (end, new_end) or end == new_end:
+    elif None in (end, new_end) or _have_same_rates(before, after, num_done):
         return  # a decay in place of a constant rate is told by its own setting
+    elif end == new_end:
+        if cooldowns[0] != cooldowns[1]:
+            yield "optim.cooldown_steps", *cooldowns
     elif new_end == more > num_steps:
         yield "train.num_steps", num_steps, f"{more}; optim.decay_steps={end} keeps the learning rates"
     else:
@@ -150,10 +161,26 @@ def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _have_same_rates(before: dict[str, Any], after: dict[str, Any], num_done: int) -> bool:
+    """Whether each of the steps that were made has the same learning rate under both configurations."""
+    found = [read(OptimConfig, config.get("optim", {}), Reading()) for config in (before, after)]
+    lengths = [config["train"]["num_steps"] for config in (before, after)]
+    if None in found:
+        return False
+    rates = [
+        [learning_rate(optim, step, length) for step in range(num_done)]
+        for optim, length in zip(found, lengths, strict=True)
+        if optim
+    ]
+    return rates[0] == rates[1]
+
+
 def _decay_end(config: dict[str, Any]) -> int | None:
     """The number of steps after which the learning rate falls no more; None: it does not fall."""
     optim = config.get("optim", {})
     if optim.get("decay") == "constant":
+        return None
+    if optim.get("decay") == "inverse_sqrt" and not optim.get("decay_steps"):
         return None
     return int(optim.get("decay_steps") or config["train"]["num_steps"])
 
@@ -240,9 +267,8 @@ def _check_unfinished(
     has_finished = directory.status().phase == "succeeded" and not is_longer and step is None
     if has_finished or (max(saved, default=0) if step is None else step) >= num_steps:
         if step is None and directory.status().phase != "succeeded":
-            directory.write_status(
-                "succeeded"
-            )  # whatever ended its last start, which had saved the last step
+            # Whatever ended its last start, that had saved the last step.
+            directory.write_status("succeeded")
         steps = f"{num_steps} of {counted(num_steps, 'step')}"
         raise JobError(f"{given} is finished: {steps}. See it with: trireme report {shlex.quote(given)}")
     if not saved:

@@ -13,13 +13,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
 from launcher.base import registry
 from launcher.base.errors import Fault
+from launcher.base.registry import Plugin
+from launcher.config.compose import compose
+from launcher.config.load import load
 from launcher.contract.actions import compute_kinds
+from launcher.contract.config import LaunchConfig
+from launcher.contract.optim.plugin import Optimizer, ParameterShape
 from launcher.contract.strategy import Action, PipelineShape, Schedule
 from launcher.schedule.passes import lower
 from launcher.schedule.simulate import simulate, textbook_costs
@@ -31,7 +37,32 @@ SHAPES = tuple(
 """Small shapes, valid and invalid, that every schedule is tested with."""
 
 
-class ScheduleConformance:
+class PluginConformance:
+    """What the launcher requires of the planning half of every plugin."""
+
+    plugin: ClassVar[type[Plugin]]
+    """The plugin's class."""
+    name: ClassVar[str]
+    """The name under which its entry point is registered."""
+
+    def test_entry_point_leads_to_the_plugin(self) -> None:
+        """The installed entry point of this name is this class."""
+        found = registry.load(self._kind, self.name)
+        assert isinstance(found, self.plugin), f"{self.name!r} is {type(found)}, not {self.plugin}"
+
+    def test_import_needs_no_torch(self) -> None:
+        """Planning must not import torch."""
+        program = f"import sys, {self.plugin.__module__}; sys.exit('torch' in sys.modules)"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        ended = subprocess.run([sys.executable, "-c", program], env=environment, check=False)  # noqa: S603
+        assert ended.returncode == 0, f"importing {self.plugin.__module__} fails or imports torch"
+
+    @property
+    def _kind(self) -> type[Plugin]:
+        return next(kind for kind in (Schedule, Optimizer) if issubclass(self.plugin, kind))
+
+
+class ScheduleConformance(PluginConformance):
     """What the launcher requires of every schedule plugin.
 
     A shape may be refused, with a fault that says how to fix it; every other must run.
@@ -39,8 +70,6 @@ class ScheduleConformance:
 
     plugin: ClassVar[type[Schedule]]
     """The schedule's class."""
-    name: ClassVar[str]
-    """The name under which its entry point is registered."""
     shapes: ClassVar[Sequence[PipelineShape]] = SHAPES
     """Override where the schedule needs other shapes to be tested."""
 
@@ -58,18 +87,6 @@ class ScheduleConformance:
     def accepts(self, shape: PipelineShape) -> bool:
         """Whether the schedule runs this shape."""
         return not tuple(self.plugin().check(shape))
-
-    def test_entry_point_leads_to_the_plugin(self) -> None:
-        """The installed entry point of this name is this class."""
-        found = registry.load(Schedule, self.name)
-        assert isinstance(found, self.plugin), f"{self.name!r} is {type(found)}, not {self.plugin}"
-
-    def test_import_needs_no_torch(self) -> None:
-        """Planning must not import torch."""
-        program = f"import sys, {self.plugin.__module__}; sys.exit('torch' in sys.modules)"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        ended = subprocess.run([sys.executable, "-c", program], env=environment, check=False)  # noqa: S603
-        assert ended.returncode == 0, f"importing {self.plugin.__module__} fails or imports torch"
 
     def test_some_shape_is_accepted(self) -> None:
         """At least one of the shapes runs, or the suite would show nothing."""
@@ -118,3 +135,59 @@ class ScheduleConformance:
     def _actions(self, shape: PipelineShape) -> list[list[Action]]:
         plugin = self.plugin()
         return [list(plugin.actions(shape, pp_rank)) for pp_rank in range(shape.num_pp_ranks)]
+
+
+PARAMETERS = (
+    ParameterShape(name="embedding.weight", shape=(11, 4)),
+    ParameterShape(name="layers.0.mlp.up.weight", shape=(8, 4)),
+    ParameterShape(name="layers.0.kernel", shape=(3, 2, 5, 7)),
+    ParameterShape(name="norm.weight", shape=(4,)),
+    ParameterShape(name="layers.0.scale", shape=()),
+)
+"""Parameters of several shapes that every optimizer is asked about."""
+
+
+class OptimizerConformance(PluginConformance):
+    """What the launcher requires of the planning half of every optimizer plugin."""
+
+    plugin: ClassVar[type[Optimizer]]
+    """The optimizer's class."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Settings of it to be tested with; without them its defaults."""
+
+    @property
+    def config(self) -> LaunchConfig:
+        """A configuration that names it."""
+        composed = compose("quickstart")
+        config = load(composed.values, composed.sources)
+        return replace(config, optim=replace(config.optim, name=self.name, options=self.options))
+
+    def test_the_defaults_of_its_options_are_sound(self) -> None:
+        """Without any of its options it is made and finds no fault."""
+        assert not tuple(self.plugin().check(self.config, PARAMETERS))
+
+    def test_runs_as_something_whatever_is_asked_for(self) -> None:
+        """Each value of ``fusion.optimizer`` leads to a kernel that it has."""
+        config, plugin = self.config, self.plugin()
+        for asked in ("fused", "foreach", "loop"):
+            kernel = plugin.kernel(replace(config, fusion=replace(config.fusion, optimizer=asked)))
+            assert kernel in plugin.kernels, f"{kernel} is none of {plugin.kernels}"
+            assert plugin.scratch_elements(kernel, 100, 10) >= 0, f"{kernel}: less than nothing"
+
+    def test_states_of_an_elementwise_one_can_be_cut_as_their_parameters(self) -> None:
+        """Its states have the shape of their parameter, and the same names for all."""
+        if not self.plugin.is_elementwise:
+            return
+        config, plugin = self.config, self.plugin()
+        names = {tuple(plugin.states(each, config)) for each in PARAMETERS}
+        assert len(names) == 1, f"states depend on the parameter: {names}"
+        for each in PARAMETERS:
+            shapes = set(plugin.states(each, config).values())
+            assert shapes <= {each.shape}, f"{each.name} of shape {each.shape} has states of {shapes}"
+
+    def test_names_of_states_are_no_others(self) -> None:
+        """``weight`` and ``step`` are the launcher's own."""
+        config, plugin = self.config, self.plugin()
+        for each in PARAMETERS:
+            taken = {"weight", "step", "optimizer"} & {*plugin.states(each, config)}
+            assert not taken, f"{taken} cannot be the name of a state"

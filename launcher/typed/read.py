@@ -22,7 +22,7 @@ MISSING: Final = "(missing)"
 """Shown in a fault as the value of a missing setting."""
 UNKNOWN: Final = "not a setting here"
 """The rule in the fault of an unknown key."""
-REST: Final = {"rest": True}
+REST: Final[Mapping[str, bool]] = {"rest": True}
 """Metadata of the field that collects every key without a field of its own."""
 
 

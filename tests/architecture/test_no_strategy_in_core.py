@@ -20,6 +20,7 @@ ALLOWED = {
         (*SCHEDULES, "zero_", "zero", "deepspeed", "decentralized", "torchrun", "slurm"),
         "the schema of what users type, and the names of the defaults",
     ),
+    "contract/optim/config.py": (("adamw",), "an example of a name"),
     "contract/site.py": (("slurm", "sbatch", "srun", "parameter server", "server"), "the schema of a site"),
     "contract/moved.py": (
         ("decentralized", "gossip", "parameter_server", "server", "worker", "zero", "slurm"),

@@ -31,7 +31,11 @@ PAGE = ROOT / "conf" / "README.md"
 START = "\n## Every setting\n"
 """Where the part that is made begins; what stands before it is written by hand."""
 WIDTH = 108
-PLUGINS = {"architecture": "launcher.architectures", "executor": "launcher.executors"}
+PLUGINS = {
+    "optim": "launcher.optimizers",
+    "architecture": "launcher.architectures",
+    "executor": "launcher.executors",
+}
 """Groups whose choices are plugins: each declares its settings in its ``Config``."""
 
 
@@ -55,10 +59,10 @@ def settings_part() -> Iterator[str]:
             yield from wrap(markdown(f"{inspect.getdoc(kind) or ''} {mark_of(item) or ''}".strip()))
             yield ""
         yield from choices(name)
+        if kind is not PluginChoice:
+            yield from entries(kind, name, base())
         if name in PLUGINS:
             yield from plugin_choices(name)
-        else:
-            yield from entries(kind, name, base())
         if name == "parallel":
             yield from schedules()
 
@@ -83,7 +87,7 @@ def choices(group: str) -> Iterator[str]:
 
 def plugin_choices(group: str) -> Iterator[str]:
     """The settings of every choice of a group of plugins."""
-    yield from ("Settings of each choice:", "")
+    yield from ("", "Settings of each choice:", "")
     for path in sorted((ROOT / "conf" / group).glob("*.yaml")):
         config = config_class(PLUGINS[group], path.stem)
         yield from (f"### {group}={path.stem}", "")

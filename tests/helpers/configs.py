@@ -20,7 +20,6 @@ from launcher.contract.config import (
     LaunchConfig,
     LinkConfig,
     ModelConfig,
-    OptimConfig,
     ParallelConfig,
     PluginChoice,
     PrecisionConfig,
@@ -28,6 +27,7 @@ from launcher.contract.config import (
 )
 from launcher.contract.data.config import DataConfig
 from launcher.contract.job import ReportConfig, RunConfig
+from launcher.contract.optim.config import OptimConfig
 from launcher.contract.strategy import JobShape
 from launcher.plan.checked_job import CheckedJob, PlanInputs, examine
 
@@ -98,8 +98,14 @@ def job_shape(config: LaunchConfig) -> JobShape:
 
 
 def with_settings(config: LaunchConfig, sections: Mapping[str, Settings]) -> LaunchConfig:
-    """A configuration with some settings of some groups changed."""
-    return replace(config, **{name: replace(getattr(config, name), **sections[name]) for name in sections})
+    """A configuration with some settings of some groups changed; of ``optim`` also the optimizer's own. With
+    another ``optim.name`` it has the defaults of those."""
+    found = {name: dict(settings) for name, settings in sections.items()}
+    if optim := found.get("optim"):
+        before = config.optim.options if optim.get("name", config.optim.name) == config.optim.name else {}
+        own = {name: optim.pop(name) for name in [*optim] if name not in OptimConfig.__dataclass_fields__}
+        found["optim"] = {"options": {**before, **own}, **optim}
+    return replace(config, **{name: replace(getattr(config, name), **found[name]) for name in found})
 
 
 GPT2 = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "vocab_size": 50257, "tied_embeddings": True}
@@ -146,8 +152,7 @@ _BATCH = BatchConfig(global_size=16, micro_size=1, num_microbatches=None, seq_le
 _OPTIM = OptimConfig(
     name="adamw",
     lr=1e-3,
-    betas=(0.9, 0.95),
-    eps=1e-8,
+    options={"betas": (0.9, 0.95), "eps": 1e-8},
     weight_decay=0.1,
     clip_norm=1.0,
     warmup_steps=0,

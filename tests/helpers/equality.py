@@ -17,7 +17,6 @@ from launcher.contract.plan import Plan
 from launcher.plan.build import build
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.api import slice_of
-from launcher.runtime.checkpoint.fragments import MOMENTS
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train import reductions
@@ -28,6 +27,8 @@ from tests.helpers.ranks import TIMEOUT_S, run_ranks
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
+STATES = ("exp_avg", "momentum_buffer", "row_var", "col_var", "variance")
+"""How the names of what some optimizer keeps begin."""
 Sabotage = Callable[[Trainer, Loader], None]
 """Breaks one rank's trainer or loader before the first step."""
 
@@ -72,6 +73,8 @@ def job(inputs: PlanInputs | None = None, **sections: dict[str, Any]) -> Plan:
         "optim": {"lr": 1e-2, "eps": 1e-4, "warmup_steps": 1, "clip_norm": 0.5},
         "parallel": {"bucket_bytes": 4096},
     }
+    if "name" in sections.get("optim", {}):
+        del settings["optim"]["eps"]
     for name, changes in sections.items():
         settings[name] = settings.get(name, {}) | changes
     return build(make_config(**settings), inputs=inputs or PlanInputs())
@@ -185,7 +188,7 @@ def _whole(param: nn.Parameter) -> Any:
 def _moments(trainer: Trainer) -> Iterator[_Piece]:
     for fragment in trainer.update.state():
         where, tensor = fragment.slice, fragment.tensor.detach().float().clone()
-        if where.name.startswith(MOMENTS):
+        if where.name.startswith(STATES):
             yield _Piece(name=where.name, global_shape=where.shape, offset=where.offset, tensor=tensor)
 
 

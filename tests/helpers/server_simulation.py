@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.train.gradient_buckets import GradientBuckets
-from launcher.runtime.train.optimizer import learning_rate
+from launcher_plugins.optimizers.adamw import AdamWConfig
 from tests.helpers.contexts import make_context
 
 
@@ -100,10 +101,11 @@ class Simulation:
             gradient = gradient / len(workers)
             gradient = gradient * min(1.0, _clip_norm(self.plan) / float(gradient.norm()))
         own, count = gradient[part.places], len(part.versions)
-        beta1, beta2 = optim.betas
+        adam = optim.settings(AdamWConfig)
+        beta1, beta2 = adam.betas
         part.first = part.first * beta1 + own * (1 - beta1)
         part.second = part.second * beta2 + own**2 * (1 - beta2)
-        root = (part.second / (1 - beta2**count)).sqrt() + optim.eps
+        root = (part.second / (1 - beta2**count)).sqrt() + adam.eps
         before = part.versions[-1] * (1 - lr * optim.weight_decay * self.decays[part.places])
         part.versions.append(before - lr * part.first / (1 - beta1**count) / root)
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from launcher.base.registry import resolve
+from launcher.contract.model.shape import ParameterShape
+from launcher.contract.optim.plugin import optimizer_of
 from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
-from launcher.runtime.checkpoint.fragments import MOMENTS, state_name
+from launcher.runtime.checkpoint.fragments import state_name
 from launcher.runtime.checkpoint.saving import restore
 from launcher.runtime.checkpoint.store import Checkpoint, folder_of
 from launcher.runtime.data.microbatches import Loader
@@ -69,11 +71,12 @@ def serve_and_train(
     for name in shapes:  # what the workers have in the end is what the servers hold
         for _, weights, _ in workers:
             torch.testing.assert_close(weights[name], whole("weight", name).to(weights[name].dtype))
+    kinds = optimizer_of(plan.config).states(ParameterShape(name="", shape=(1,)), plan.config)
     trained = Trained(
         losses=losses.tolist(),
         norms=[step.outcome.grad_norm for step in workers[0][0]],
         weights={name: whole("weight", name) for name in shapes},
-        moments={state_name(kind, name): whole(kind, name) for kind in MOMENTS for name in workers[0][2]},
+        moments={state_name(kind, name): whole(kind, name) for kind in kinds for name in workers[0][2]},
     )
     servers = range(plan.mesh.num_ranks, plan.world_size)
     return Served(trained=trained, updates=tuple(records(run_dir, rank, "update") for rank in servers))

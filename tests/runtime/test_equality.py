@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.runtime.api import Handle, slice_of
 from launcher.runtime.data.microbatches import Loader, Microbatch
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
-from launcher.runtime.train.optimizer import learning_rate
+from launcher_plugins.optimizers.adamw import AdamWConfig
 from launcher_plugins.parallel.tensor.runtime.collectives import TensorParallelGroup
 from tests.helpers.equality import NUM_STEPS, Sabotage, assert_equal, job, reference, skip_sums_over, train
 from tests.helpers.objects import inside, substitute, there
@@ -132,11 +133,12 @@ def plain_training(rank: int, plan: Plan) -> dict[str, Any]:
         lr = learning_rate(optim, step, plan.config.train.num_steps)
         with torch.no_grad():
             for param, gradient, (first, second) in zip(params, gradients, moments, strict=True):
-                beta1, beta2 = optim.betas
+                adam = optim.settings(AdamWConfig)
+                (beta1, beta2), eps = adam.betas, adam.eps
                 first.mul_(beta1).add_(gradient * clip, alpha=1 - beta1)
                 second.mul_(beta2).add_((gradient * clip) ** 2, alpha=1 - beta2)
                 decay = optim.weight_decay if param.dim() > 1 else 0.0
-                root = (second / (1 - beta2 ** (step + 1))).sqrt() + optim.eps
+                root = (second / (1 - beta2 ** (step + 1))).sqrt() + eps
                 param.mul_(1 - lr * decay).sub_(lr * first / (1 - beta1 ** (step + 1)) / root)
         losses.append(float(loss))
     return {"losses": losses, "weights": {slice_of(param).name: param.detach() for param in params}}

@@ -20,6 +20,8 @@ from torch.nn import functional
 
 from launcher.base.errors import PlanError
 from launcher.contract.model.shape import ModelShape
+from launcher.contract.optim.config import GroupConfig
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.plan.checked_job import PlanInputs
 from launcher.runtime.checkpoint.saving import restore
@@ -32,7 +34,6 @@ from launcher.runtime.model.deferred_weight_gradients import split_with
 from launcher.runtime.model.measure_shape import describe
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
-from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.parallel.zero.deepspeed_json import deepspeed_json
 from tests.helpers.contexts import make_config
 from tests.helpers.equality import CPU, NUM_STEPS, Trained, assert_equal, job, train, train_each
@@ -112,6 +113,7 @@ def layers_of(kind: str, width: int) -> list[nn.Module]:
         "no grad first": lambda: [NoGrad(table), *body, head],
         "no grad middle": lambda: [table, NoGrad(body[0]), body[1], head],
         "detached": lambda: [table, body[0], Detached(width, width), head],
+        "none": lambda: [table, *body, head],
         "all": lambda: [frozen(table), *map(frozen, body), frozen(head)],
     }
     return made[kind]()
@@ -165,7 +167,7 @@ def plain_torch(kind: str) -> Trained:
         {"params": [p for p in named.values() if p.dim() > 1], "weight_decay": optim.weight_decay},
         {"params": [p for p in named.values() if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    adam = torch.optim.AdamW(groups, betas=optim.betas, eps=optim.eps)
+    adam = torch.optim.AdamW(groups, **optim.options)
     losses, norms, steps = [], [], Loader(ctx).steps(0)
     for step in range(NUM_STEPS):
         batches = next(steps)
@@ -501,3 +503,25 @@ def double_what_is_not_trained(trainer: Trainer) -> None:
         for param in module.parameters():
             if not param.requires_grad:
                 param.mul_(2)
+
+
+BY_NAME = {
+    "first": ("layers.0.*", "layers.1.*"),
+    "middle": ("layers.1.*",),
+    "biases": ("layers.[03].*", "layers.[12].weight"),
+}
+"""Groups that freeze what a model of the kind freezes itself."""
+
+
+@pytest.mark.parametrize("parallel", [{"dp": 2}, {"pp": 2}, {"dp": 2, "zero_stage": 3}], ids=str)
+def test_layers_that_are_frozen_by_name_are_as_if_they_were_built_so(parallel: dict[str, Any]) -> None:
+    plans = {}
+    for kind, names in BY_NAME.items():
+        groups = {"still": GroupConfig(names=names, frozen=True)}
+        plans[kind] = plan_of("none", parallel, optim={"groups": groups})
+        built = plan_of(kind, parallel)
+        for name in ("num_frozen_parameters", "num_state_elements"):
+            assert getattr(plans[kind], name) == getattr(built, name)
+        assert [each.num_frozen for each in plans[kind].stages] == [each.num_frozen for each in built.stages]
+    for kind, found in zip(plans, train_each([*plans.values()]), strict=True):
+        assert_equal(found, plain_torch(kind))

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.plan import Plan
 from launcher.runtime.api import slice_of
 from launcher.runtime.data.microbatches import Loader
 from launcher.runtime.model.build import build_chunks
 from launcher.runtime.process.rank import make_context
 from launcher.runtime.train.loop import Trainer
-from launcher.runtime.train.optimizer import learning_rate
+from launcher_plugins.optimizers.adamw import AdamWConfig
 from tests.helpers.equality import Sabotage, _assemble, _weights, job
 from tests.helpers.objects import inside, there
 from tests.helpers.ranks import RankError, run_ranks
@@ -78,11 +79,12 @@ def simulate(rank: int, plan: Plan, num_replicas: int) -> Weights:
             for weight, gradient, (first, second) in zip(
                 weights[replica], gradients[replica], moments[replica], strict=True
             ):
-                beta1, beta2 = optim.betas
+                adam = optim.settings(AdamWConfig)
+                (beta1, beta2), eps = adam.betas, adam.eps
                 first.mul_(beta1).add_(gradient * clip, alpha=1 - beta1)
                 second.mul_(beta2).add_((gradient * clip) ** 2, alpha=1 - beta2)
                 decay = optim.weight_decay if weight.dim() > 1 else 0.0
-                root = (second / (1 - beta2 ** (step + 1))).sqrt() + optim.eps
+                root = (second / (1 - beta2 ** (step + 1))).sqrt() + eps
                 weight.mul_(1 - lr * decay).sub_(lr * first / (1 - beta1 ** (step + 1)) / root)
             for param, weight in zip(model.parameters(), weights[replica], strict=True):
                 param.data.copy_(weight)

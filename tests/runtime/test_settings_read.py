@@ -28,6 +28,7 @@ from launcher.config.paths import changed, value_at, walk
 from launcher.config.rules import rule_faults
 from launcher.contract.config import LaunchConfig
 from launcher.contract.model.rope import RopeScaling
+from launcher.contract.optim.config import GroupConfig
 from launcher.contract.plan import Plan
 from launcher.contract.site import RoleSite
 from launcher.plan.build import build
@@ -89,7 +90,7 @@ CONTEXTS = {
         parallel.dp=2 batch.global_size=8
         train.eval_batches=0 optim.decay=constant report.warmup_steps=2
     """,
-    "gossip": "parallel.dp=2 parallel.pp=1 architecture=gossip",
+    "gossip": "parallel.dp=2 parallel.pp=1 architecture=gossip optim.decay=wsd",
     "servers": """
         parallel.dp=2 parallel.pp=1 architecture=parameter_server
         architecture.mode=bounded architecture.staleness=1
@@ -147,6 +148,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "optim.betas": ((0.8, 0.9),),
     "optim.decay_steps": (50,),
+    "optim.groups": ({"head": GroupConfig(names=("*",), lr_factor=0.5)},),
     "parallel.layers_per_stage": ((1, 1), (2, 0)),
     "parallel.rank_order": ("tp-dp-pp", "dp-pp-tp"),
     "parallel.recompute": ("full",),
@@ -336,6 +338,6 @@ def test_a_setting_that_is_not_declared_to_be_unread_would_be_found(
 
 
 def test_a_setting_that_no_rank_reads_would_be_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = read_by_ranks("one rank", folder) - {("OptimConfig", "eps")}
+    read = read_by_ranks("one rank", folder) - {("AdamWConfig", "eps")}
     monkeypatch.setattr(f"{__name__}.read_by_ranks", lambda name, folder: read)
     assert effects.__wrapped__("one rank", folder).none == {"optim.eps"}

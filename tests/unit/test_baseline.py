@@ -6,11 +6,11 @@ import pytest
 from launcher.app.baseline import _what, find_baseline, named_baseline
 from launcher.app.planning import one_device
 from launcher.base.errors import ConfigError
+from launcher.contract.optim.rates import learning_rate
 from launcher.plan.build import build
 from launcher.plan.text import plan_text
 from launcher.runs.fingerprint import code_sha256, fingerprint
 from launcher.runs.store import RunDirectory
-from launcher.runtime.train.optimizer import learning_rate
 
 FACTS = {"python": "3.11.7", "torch": "2.13.0", "cpu_model": "a", "num_cores": 2, "hostname": "here"}
 

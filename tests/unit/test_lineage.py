@@ -143,6 +143,15 @@ def test_a_model_of_llama_with_other_biases_or_norms_is_refused(runs: Path, refu
     ]
 
 
+def test_the_state_of_another_optimizer_is_not_taken_over(refused: Refused) -> None:
+    words = ("optim=lion", "train.num_steps=80")
+    told = "optim.name=lion: train.init_optimizer takes over the state of adamw, which train.init_from was "
+    assert refused(*words, "train.init_optimizer=true") == [
+        f"{told}trained with. Set train.init_optimizer=false."
+    ]
+    assert refused(*words) == []
+
+
 def test_a_longer_table_of_positions_is_refused_with_the_rows_that_it_has(refused: Refused) -> None:
     (fault,) = refused("batch.seq_length=32")
     assert fault.startswith("model.max_position_embeddings=null: train.init_from holds a model with ")

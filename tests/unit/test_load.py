@@ -41,7 +41,7 @@ def faults(composed: Composed, path: str, value: Any) -> list[str]:
 
 def test_quickstart_loads(quickstart: Composed) -> None:
     config = load(quickstart.values, quickstart.sources)
-    assert (config.name, config.parallel.pp, config.optim.betas) == ("quickstart", 2, (0.9, 0.95))
+    assert (config.name, config.parallel.pp, config.optim.options["betas"]) == ("quickstart", 2, [0.9, 0.95])
     assert config.executor.name == "torchrun"
     assert config.executor.options == {"max_restarts": 0, "save_wait_s": 600}
 

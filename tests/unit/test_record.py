@@ -63,7 +63,7 @@ def test_every_yaml_reader_reads_the_settings_as_they_were(make_plan, directory)
     write_job(directory, plan, render(plan, directory.path), origin())
     settings = yaml.safe_load((directory.path / "config.yaml").read_text())
     assert settings["optim"]["lr"] == 1e-05
-    assert settings["optim"]["betas"] == list(plan.config.optim.betas)
+    assert settings["optim"]["betas"] == list(plan.config.optim.options["betas"])
     assert settings["parallel"]["schedule"] == "1f1b"
 
 

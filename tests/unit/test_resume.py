@@ -262,6 +262,36 @@ def test_steps_that_change_the_learning_rates_before_are_another_training(
         resume(interrupted.path, num_steps=num_steps, optim=after)
 
 
+WSD = {
+    **{"name": "adamw", "lr": 1.0, "weight_decay": 0.0, "clip_norm": None, "warmup_steps": 2, "decay": "wsd"},
+    **{"min_lr_fraction": 0.0, "decay_steps": None, "cooldown_steps": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("after", "num_steps"),
+    [(WSD, 50), (WSD | {"cooldown_steps": 9}, 40), (WSD | {"decay_steps": 45}, 60)],
+    ids=["more steps", "a longer cooldown", "another end"],
+)
+def test_a_decay_that_has_not_begun_may_be_moved(interrupted, after, num_steps):
+    interrupted.write("plan.json", json.dumps(plan(optim=WSD)))
+    assert resume(interrupted.path, num_steps=num_steps, optim=after) == interrupted
+
+
+@pytest.mark.parametrize(
+    ("cooldown", "after", "num_steps", "told"),
+    [
+        (35, {"cooldown_steps": 35}, 50, "train.num_steps (40 -> 50; optim.decay_steps=40 keeps"),
+        (35, {"cooldown_steps": 12}, 40, "optim.cooldown_steps (35 -> 12)"),
+        (5, {"cooldown_steps": 36}, 40, "optim.cooldown_steps (5 -> 36)"),
+    ],
+)
+def test_a_decay_that_has_begun_stays_where_it_is(interrupted, cooldown, after, num_steps, told):
+    interrupted.write("plan.json", json.dumps(plan(optim=WSD | {"cooldown_steps": cooldown})))
+    with pytest.raises(ConfigError, match=rf"is trained differ: .*{re.escape(told)}"):
+        resume(interrupted.path, num_steps=num_steps, optim=WSD | after)
+
+
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_the_architecture_may_change_where_both_compute_what_one_device_computes(interrupted, is_exact):
     old = plan(architecture={"name": "decentralized"}) | {"exact": True}

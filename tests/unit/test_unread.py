@@ -52,6 +52,7 @@ ON: dict[str, tuple[str, ...]] = {
     "while site.group_access is read": ("site.group_access=read",),
     "unless train.init_from is null": ("train.init_from=run/checkpoints/step-00000040",),
     "unless parallel.dp is 1": ("parallel.dp=2",),
+    "while optim.decay is wsd": ("optim.decay=wsd",),
     "unless precision.compute is fp32": ("precision=bf16",),
     "while device.kind is cuda": ("device=h100", "cluster=dgx_h100", "cluster.devices_per_node=2"),
     "where ranks are on several nodes": TWO_NODES,

@@ -21,6 +21,7 @@ from launcher.typed.trust import groups_of_reader
 _SCHEDULES = "launcher.schedules"
 _PLUGINS = {
     "architecture": ("launcher.architectures", "architecture"),
+    "optim": ("launcher.optimizers", "optim"),
     "executor": ("launcher.executors", "executor"),
     "parallel.schedule_options": (_SCHEDULES, "parallel.schedule"),
 }
@@ -84,22 +85,24 @@ def _keys(key: str, chosen: Mapping[str, str], recipe: str, end: str) -> Iterato
 
 def _fields(path: str, chosen: Mapping[str, str]) -> Mapping[str, Any]:
     """The settings in a group by name, each with its type."""
-    if path in _PLUGINS:
-        group, setting = _PLUGINS[path]
-        return _options(group, chosen.get(setting))
     fields = field_types(LaunchConfig)
     for name in filter(None, path.split(".")):
         kind = fields.get(name)
         fields = field_types(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
+    if path in _PLUGINS:
+        group, setting = _PLUGINS[path]
+        own = {name: kind for name, kind in fields.items() if name not in ("name", "options")}
+        return {**own, **_options(group, chosen.get(setting))}
     return fields
 
 
 def _options(group: str, name: str | None) -> Mapping[str, Any]:
     """The options of the plugin of that name, or of every plugin of the group."""
     from launcher.contract.executor import Executor  # as the plugins themselves, which few completions load
+    from launcher.contract.optim.plugin import Optimizer
     from launcher.contract.strategy import Architecture, Schedule
 
-    kinds: tuple[type[registry.Plugin], ...] = (Schedule, Architecture, Executor)
+    kinds: tuple[type[registry.Plugin], ...] = (Schedule, Architecture, Optimizer, Executor)
     kind = next(kind for kind in kinds if kind.entry_group == group)
     found: dict[str, Any] = {}
     for known in registry.plugins(group):

@@ -111,11 +111,19 @@ def checkpoint_faults(config: LaunchConfig, num_parameters: int, *, is_needed: b
     if model is None:
         rule = "is of a run whose plan.json is missing or damaged, so that its model is not known"
         return [Fault(SETTING, given, rule, "Give a checkpoint inside the directory of its run.")]
+    optimizer = list(_optimizer_faults(config, stored.get("optim", {}).get("name")))
     if model.family != config.model.family:
-        return [_other("family", config.model.family, model.family)]
+        return [*optimizer, _other("family", config.model.family, model.family)]
     if model.family == "custom":
-        return list(_own_model_faults(config.model, model, num_parameters, stored_parameters))
-    return list(_size_faults(config, model, seq_length))
+        return [*optimizer, *_own_model_faults(config.model, model, num_parameters, stored_parameters)]
+    return [*optimizer, *_size_faults(config, model, seq_length)]
+
+
+def _optimizer_faults(config: LaunchConfig, stored: str | None) -> Iterator[Fault]:
+    """The state of another optimizer cannot be taken over."""
+    if config.train.init_optimizer and stored != config.optim.name:
+        rule = f"train.init_optimizer takes over the state of {stored}, which {SETTING} was trained with"
+        yield Fault("optim.name", config.optim.name, rule, ways=({"train.init_optimizer": False},))
 
 
 def _size_faults(config: LaunchConfig, model: ModelConfig, seq_length: int) -> Iterator[Fault]:

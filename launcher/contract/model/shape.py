@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,19 @@ class TensorShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterShape:
+    """One parameter, whole."""
+
+    name: str
+    """Global name, the same under every layout, such as ``layers.3.attention.q.weight``; in a `LayerShape` of
+    ``layers`` without ``layers.3.``, so that equal layers are equal."""
+    shape: tuple[int, ...]
+    is_trained: bool = True
+    is_split: bool = False
+    """Whether tensor-parallel ranks hold different parts of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """One layer of the model, whole (before any split), per sample."""
 
@@ -29,6 +44,8 @@ class LayerShape:
     num_region_parameters: int = 0
     """Of the replicated ones, those that are used inside a split region (norms of queries and keys): each
     rank has the gradient of its own heads alone."""
+    parameters: tuple[ParameterShape, ...] = ()
+    """All of them by name."""
     forward_flops: float
     """Floating-point operations of one sample's forward (a multiply-add counts 2)."""
     kept_elements: int = 0
@@ -46,7 +63,7 @@ class LayerShape:
     num_fp32_parameters: int = 0
     """Parameters that stay in fp32 whatever the compute format."""
     num_frozen_parameters: int = 0
-    """Of all parameters, those that are not trained; every tensor-parallel rank holds them whole."""
+    """Of all parameters, those that are not trained."""
     has_backward: bool = True
     """Whether a gradient reaches it; False where nothing is trained up to it."""
     backward_flops: float | None = None
@@ -68,6 +85,11 @@ class LayerShape:
     """The same layer under selective recomputation, which keeps less; None where it has no such form."""
     again_flops: float = 0.0
     """In such a form, the operations of the matmuls that are computed again."""
+
+    def num_local_frozen_parameters(self, tp: int) -> int:
+        """Those that are not trained on each of ``tp`` tensor-parallel ranks."""
+        split = sum(prod(each.shape) for each in self.parameters if each.is_split and not each.is_trained)
+        return self.num_frozen_parameters - split + -(-split // tp)
 
     @property
     def num_trained_parameters(self) -> int:
@@ -104,6 +126,21 @@ class ModelShape:
         return [part for part in (self.prologue, *self.layers, self.epilogue) if part]
 
     @property
+    def parameters(self) -> tuple[ParameterShape, ...]:
+        """All parameters under their global names, tied ones once."""
+        return self.parameters_of(range(len(self.layers)), self.prologue, self.epilogue)
+
+    def parameters_of(self, layers: Iterable[int], *ends: LayerShape | None) -> tuple[ParameterShape, ...]:
+        """Those of some layers and ends, under their global names, tied ones once."""
+        found = [
+            replace(each, name=f"layers.{index}.{each.name}")
+            for index in layers
+            for each in self.layers[index].parameters
+        ]
+        found += [each for end in ends if end for each in end.parameters]
+        return tuple({each.name: each for each in found}.values())
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied ones counted once."""
         return sum(part.num_parameters for part in self.parts) - self.num_tied_parameters
@@ -116,7 +153,14 @@ class ModelShape:
     @property
     def num_trained_parameters(self) -> int:
         """Of its parameters, those that are trained."""
-        return self.num_parameters - sum(part.num_frozen_parameters for part in self.parts)
+        frozen = sum(part.num_frozen_parameters for part in self.parts)
+        return self.num_parameters - frozen + self.num_frozen_tied_parameters
+
+    @property
+    def num_frozen_tied_parameters(self) -> int:
+        """Tied parameters, if they are not trained: each end counts them as frozen."""
+        first = self.prologue.parameters[0] if self.prologue and self.prologue.parameters else None
+        return 0 if first is None or first.is_trained else self.num_tied_parameters
 
 
 @dataclass(frozen=True, kw_only=True)

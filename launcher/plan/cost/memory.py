@@ -2,7 +2,7 @@
 
     weights      its parameters in the compute format
     gradients    one per trained parameter in the gradient format
-    optimizer    two Adam moments and, where weights are not fp32, their fp32 master copy
+    optimizer    its states and, where weights are not fp32, their fp32 master copy
     activations  what every microbatch in flight keeps, followed through the rank's own action list
     other        receives posted ahead, sends under way, the mask of a window, the logits, the layer under
                  recomputation, gradients converted for the update, scratch of an optimizer that is not fused,
@@ -197,15 +197,12 @@ def _converted_bytes(job: JobShape, pp_rank: int) -> int:
 
 
 def _scratch_bytes(job: JobShape, pp_rank: int) -> int:
-    """What the optimizer makes beside its state while it runs: the denominators of all weights at once
-    (``foreach``), or twice those of one tensor (``loop``), of which a whole layer is the upper bound."""
-    precision, kernels = job.config.precision, job.config.fusion.optimizer
-    if kernels == "fused":
-        return 0
-    number = job.num_trained_parameters(pp_rank)
-    if kernels == "loop":
-        parts = [part for stage in job.stages_of(pp_rank) for part, _ in job.parts(stage)]
-        number = 2 * min(number, max(part.num_trained_parameters for part in parts))
+    """What the optimizer makes beside its state while it runs, of all weights at once or of one tensor, of
+    which a whole layer is the upper bound."""
+    precision, number = job.config.precision, job.num_trained_parameters(pp_rank)
+    parts = [part for stage in job.stages_of(pp_rank) for part, _ in job.parts(stage)]
+    largest = min(number, max(part.num_trained_parameters for part in parts))
+    number = job.optimizer.scratch_elements(job.optimizer.kernel(job.config), number, largest)
     return number * DTYPE_BYTES["fp32" if precision.master_weights else precision.compute]
 
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.contract.config import ModelConfig
+from launcher.contract.model.parameters import embedding_parameters, head_parameters, layer_parameters
 from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.contract.model.sizes import Sizes
 
@@ -123,6 +124,7 @@ def _layer(model: ModelConfig, seq: int, norm_copies: int, *, keeps_scores: bool
     layer = LayerShape(
         name="decoder_layer",
         num_parameters=matrices + norms + split_biases + whole_biases,
+        parameters=layer_parameters(model, sizes),
         num_replicated_parameters=norms + whole_biases,
         num_region_parameters=norms_of_heads,
         forward_flops=matmul_flops + 4.0 * seq * seq * queries,
@@ -155,6 +157,7 @@ def _embedding(model: ModelConfig, seq: int) -> LayerShape:
     return LayerShape(
         name="embedding",
         num_parameters=vocab * hidden + positions,
+        parameters=embedding_parameters(model, sizes),
         num_replicated_parameters=positions,
         forward_flops=0.0,
         kept_replicated_bytes=_mask_bytes(model, seq),
@@ -171,6 +174,7 @@ def _head(model: ModelConfig, seq: int, norm_copies: int) -> LayerShape:
     return LayerShape(
         name="head",
         num_parameters=norm + vocab * hidden,
+        parameters=head_parameters(model, Sizes.of(model, seq)),
         num_replicated_parameters=norm,
         forward_flops=matmul_flops,
         weight_flops=matmul_flops,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from launcher.base.errors import Fault
 from launcher.contract.config import DEFAULT_SCHEDULE, LaunchConfig
+from launcher.contract.optim.plugin import optimizer_of
 from launcher.contract.strategy import JobShape, Schedule
 
 NOT_COMPILED = ({"fusion.compile": "none"},)
@@ -54,6 +55,7 @@ def fusion_rows(config: LaunchConfig) -> list[list[str]]:
     values = {name: getattr(config.fusion, name) for name in _MEANINGS}
     if config.model.family == "custom":
         del values["attention"]  # the layers are the user's
+    values["optimizer"] = optimizer_of(config).kernel(config)
     return [[name, value, _MEANINGS[name][value]] for name, value in values.items()]
 
 

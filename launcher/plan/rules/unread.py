@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from launcher.base.errors import Fault, offer
+from launcher.base.errors import Fault, PluginError, offer
 from launcher.config.load import plugin_options
 from launcher.config.paths import value_at
 from launcher.contract.config import LaunchConfig
+from launcher.contract.optim.plugin import optimizer_of
 from launcher.contract.shape import JobShape, RankCost
 from launcher.contract.strategy import RoleGroup
 from launcher.typed.read import (
@@ -100,6 +102,10 @@ def _unread(
     if roles is not None and all(role.trains for role in roles):
         (absent,) = read_unless("architecture.name", config.architecture.name, neutral={})["read"]
         declared.append(("site.roles", absent))
+    with suppress(PluginError):  # an unknown one is told as such
+        if len(optimizer_of(config).kernels) == 1:
+            (alone,) = read_unless("optim.name", config.optim.name)["read"]
+            declared.append(("fusion.optimizer", alone))
     told: set[str] = set()
     for path, condition in declared:
         others = {other: values.get(other, value_at(config, other)) for other in condition.paths}

@@ -14,10 +14,8 @@ from launcher.base.units import counted
 from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, slice_of
 from launcher.runtime.process.log import log
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's two moments, by torch's names."""
-KINDS = ("weight", *MOMENTS)
-"""What is saved of every parameter."""
+WEIGHT = "weight"
+"""The kind of state that every parameter has; the others are those of its optimizer."""
 STEP, LOSS_SCALE, NUM_GOOD_STEPS = "optimizer/step", "optimizer/loss_scale", "optimizer/num_good_steps"
 
 
@@ -35,11 +33,13 @@ def scalar_fragment(name: str, value: float) -> GlobalFragment:
     return GlobalFragment(slice=GlobalSlice.unsharded(name, ()), tensor=torch.tensor(value))
 
 
-def adam_state(optimizer: torch.optim.Optimizer, master: Tensor) -> dict[str, Tensor]:
-    """A master weight and Adam's moments of it, by kind; the moments are zero before the first update."""
-    known = optimizer.state.get(master, {})
-    moments = {kind: known[kind] if kind in known else torch.zeros_like(master) for kind in MOMENTS}
-    return {"weight": master.detach(), **moments}
+def whole_state(where: GlobalSlice, state: Mapping[str, Tensor]) -> Iterator[GlobalFragment]:
+    """All states of a parameter, each a view. One that has not the shape of the parameter (a mean of its
+    rows) is of no split one, and a global tensor of its own."""
+    shape = state[WEIGHT].shape
+    for kind, tensor in state.items():
+        own = where if tensor.shape == shape else GlobalSlice.unsharded(where.name, tensor.shape)
+        yield from state_fragments(own, tensor.shape, {kind: tensor})
 
 
 def state_fragments(
@@ -65,10 +65,17 @@ def state_fragments(
 
 
 def frozen_weights(params: Iterable[nn.Parameter]) -> Iterator[GlobalFragment]:
-    """The weights, as views, of parameters that are not trained; none of them is split."""
+    """The weights, as views without padding, of parameters that are not trained; no replica splits them."""
     for where, param in ((slice_of(param), param) for param in params if not param.requires_grad):
-        named = replace(where, name=state_name("weight", where.name))
-        yield GlobalFragment(slice=named, tensor=param.detach())
+        named = replace(where, name=state_name(WEIGHT, where.name))
+        kept = where.unpadded_shape(param.shape)
+        if 0 not in kept:
+            yield GlobalFragment(slice=named, tensor=param.detach()[tuple(map(slice, kept))])
+
+
+def owned(fragments: Iterable[GlobalFragment], tp_rank: int) -> Iterator[GlobalFragment]:
+    """Those of which this tp_rank saves the copy."""
+    return (fragment for fragment in fragments if fragment.slice.is_owned_by(tp_rank))
 
 
 class NotSavedError(JobError):

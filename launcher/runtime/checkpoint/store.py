@@ -32,10 +32,12 @@ from launcher.base.errors import JobError
 from launcher.base.files import bring_to_disk, write_whole
 from launcher.contract.job import checkpoint_name
 from launcher.runtime.api import NEWEST_ORDER
-from launcher.runtime.checkpoint.fragments import KINDS, NotSavedError, state_name
+from launcher.runtime.checkpoint.fragments import WEIGHT, NotSavedError, state_name
 from launcher.runtime.checkpoint.shard import FAILED, VERSION, sha256_of
 
 _MARKER, _FOLDERS, _INDICES = "complete.json", "step-????????", "shard-*.json"
+_MOMENT = "exp_avg"
+"""The kind of state that a checkpoint of earlier versions has of every parameter that is trained."""
 DAMAGE = (JobError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What opening a damaged checkpoint raises."""
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"
@@ -227,12 +229,11 @@ class Checkpoint:
         return box
 
     def _has_frozen(self) -> bool:
-        """Whether it holds weights without moments, those that are not trained, as earlier versions did not
-        save them."""
-        weight, moment, _ = KINDS
-        names = (name.removeprefix(state_name(weight, "")) for name in self._pieces)
+        """Whether it holds weights without moments, those that are not trained, as earlier versions
+        did not save them."""
+        names = (name.removeprefix(state_name(WEIGHT, "")) for name in self._pieces)
         return any(
-            state_name(weight, name) in self._pieces and state_name(moment, name) not in self._pieces
+            state_name(WEIGHT, name) in self._pieces and state_name(_MOMENT, name) not in self._pieces
             for name in names
         )
 

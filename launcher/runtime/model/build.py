@@ -20,10 +20,19 @@ Part = TypeVar("Part", bound=nn.Module)
 
 
 def build_chunks(ctx: RankContext) -> list[nn.Module]:
-    """The modules of this rank's stages, in chunk order, with their initial weights.
+    """The modules of this rank's stages, in chunk order, with their initial weights. Parameters that
+    ``optim.groups`` freezes require no gradient.
 
     Two stages on one rank with tied embeddings share one parameter.
     """
+    chunks = _built_chunks(ctx)
+    for param in nn.ModuleList(chunks).parameters():
+        if ctx.config.optim.is_frozen(slice_of(param).name):
+            param.requires_grad_(False)
+    return chunks
+
+
+def _built_chunks(ctx: RankContext) -> list[nn.Module]:
     model = ctx.config.model
     if model.family == "custom":
         return build_custom_chunks(ctx)

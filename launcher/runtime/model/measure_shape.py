@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from launcher.base.errors import ConfigError, Fault
 from launcher.contract.config import ModelConfig
-from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.model.shape import LayerShape, ModelShape, ParameterShape
 from launcher.runtime.model.deferred_weight_gradients import SplitBackward, split_with
 from launcher.runtime.model.repeatable import (
     backward,
@@ -116,6 +116,10 @@ def _measured(
         name="",
         num_parameters=sum(param.numel() for param in params),
         num_replicated_parameters=sum(param.numel() for param in params),
+        parameters=tuple(
+            ParameterShape(name=name, shape=tuple(param.shape), is_trained=param.requires_grad)
+            for name, param in layer.named_parameters()
+        ),
         num_frozen_parameters=sum(param.numel() for param in params if not param.requires_grad),
         num_fp32_parameters=sum(param.numel() for param in fp32_parameters(layer)),
         forward_flops=float(counter.get_total_flops()),
@@ -160,6 +164,7 @@ def _untrained(shape: LayerShape) -> LayerShape:
     """The layer where no gradient reaches it."""
     return replace(
         shape,
+        parameters=tuple(replace(each, is_trained=False) for each in shape.parameters),
         num_frozen_parameters=shape.num_parameters,
         has_backward=False,
         backward_flops=0.0,

@@ -1,4 +1,4 @@
-"""The native update: accumulate in buckets, exchange, clip by the whole model's norm, AdamW."""
+"""The native update: accumulate in buckets, exchange, clip by the whole model's norm, update."""
 
 from __future__ import annotations
 
@@ -9,27 +9,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.records import REPLICATED
-from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, StepOutcome, slice_of
+from launcher.runtime.api import (
+    FragmentReader,
+    GlobalFragment,
+    GlobalSlice,
+    RankContext,
+    StepOutcome,
+    slice_of,
+)
 from launcher.runtime.checkpoint.fragments import (
-    KINDS,
     LOSS_SCALE,
     NUM_GOOD_STEPS,
     STEP,
-    adam_state,
+    WEIGHT,
     fill,
     fill_frozen,
     frozen_weights,
+    owned,
     scalar_fragment,
-    state_fragments,
+    whole_state,
 )
 from launcher.runtime.train.gradient_buckets import BucketedUpdate
 from launcher.runtime.train.optimizer import (
     LossScale,
-    adamw,
     clip_factor,
-    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+    set_state,
     squared_norm,
+    state_shapes,
+    state_tensors,
 )
 from launcher.runtime.train.reductions import sum_gradients_of_copies
 
@@ -54,16 +65,16 @@ class NativeUpdate(BucketedUpdate):
             for param in chunk.parameters():
                 if param.requires_grad and param not in self._masters:
                     self._masters[param] = self._master(param)
-        masters = ((master, param.dim()) for param, master in self._masters.items())
+        masters = ((master, slice_of(param)) for param, master in self._masters.items())
         self._optimizer = self.make_optimizer(masters)
         return chunks
 
-    def make_optimizer(self, tensors: Iterable[tuple[Tensor, int]]) -> torch.optim.Optimizer | None:
-        """The optimizer of some tensors, each with the number of dims of its parameter; None: there are none.
+    def make_optimizer(self, tensors: Iterable[tuple[Tensor, GlobalSlice]]) -> torch.optim.Optimizer | None:
+        """The optimizer of some tensors, each with the slice of its parameter; None: there are none.
 
-        One that a subclass makes keeps AdamW's state by tensor in ``state``.
+        One that a subclass makes keeps by tensor in ``state`` what the configured one does.
         """
-        return adamw(tensors, self._ctx.config)
+        return make_optimizer(tensors, self._ctx)
 
     def apply(self, step: int) -> StepOutcome:
         """Finishes the gradient exchange, clips, updates the parameters, clears the gradients."""
@@ -102,7 +113,7 @@ class NativeUpdate(BucketedUpdate):
         """Master weights and moments, and the weights that are not trained, from the first replica."""
         if self._ctx.groups.dp.rank == 0:
             yield from self._replica_state()
-            yield from frozen_weights(self._params)
+            yield from owned(frozen_weights(self._params), self._ctx.groups.tp.rank)
 
     def _replica_state(self) -> Iterator[GlobalFragment]:
         """This replica's, without copies that another of its ranks owns."""
@@ -110,9 +121,8 @@ class NativeUpdate(BucketedUpdate):
             where = slice_of(param)
             if not where.is_owned_by(self._ctx.groups.tp.rank):
                 continue
-            assert self._optimizer is not None, "a parameter without an optimizer"
-            state = adam_state(self._optimizer, master).items()
-            yield from state_fragments(where, param.shape, {kind: each.contiguous() for kind, each in state})
+            shapes = state_shapes(self._ctx.config, where, master.shape)
+            yield from whole_state(where, state_tensors(self._optimizer, master, shapes))
         if self._ctx.groups.model.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)
             if self._scale is not None:
@@ -131,15 +141,15 @@ class NativeUpdate(BucketedUpdate):
             self._scale.value = float(read(LOSS_SCALE, (), ()))
             self._scale.num_good_steps = int(read(NUM_GOOD_STEPS, (), ()))
         for param, master in self._masters.items():
-            state = {kind: torch.zeros_like(master, memory_format=torch.contiguous_format) for kind in KINDS}
-            fill(state_fragments(slice_of(param), param.shape, state), read)
+            shapes = {WEIGHT: master.shape, **state_shapes(self._ctx.config, slice_of(param), master.shape)}
+            state = {kind: master.new_zeros(tuple(shape)) for kind, shape in shapes.items()}
+            fill(whole_state(slice_of(param), state), read)
             with torch.no_grad():
-                master.copy_(state.pop("weight"))
+                master.copy_(state.pop(WEIGHT))
                 if master is not param:
                     param.copy_(master)
-            if self._optimizer is not None:
-                step = torch.tensor(float(self._num_updates), device=master.device)
-                self._optimizer.state[master] = {"step": step, **state}
+            assert self._optimizer is not None, "a parameter without an optimizer"
+            set_state(self._optimizer, master, state, self._num_updates)
 
     def _master(self, param: nn.Parameter) -> Tensor:
         if param.dtype == torch.float32 or not self._ctx.config.precision.master_weights:
@@ -167,8 +177,7 @@ class NativeUpdate(BucketedUpdate):
             if factor != 1:
                 view.mul_(factor)
             master.grad = view.to(master.dtype)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self._optimizer.param_groups, lr)
         self._optimizer.step()
         for param, master in self._masters.items():
             if master.dtype != self._buckets.dtype:

@@ -42,6 +42,10 @@ class ShardedAdamW(Parallel):
         if precision.compute != "fp32":
             rule = f"splits the moments of fp32 weights, and precision.compute is {precision.compute}"
             yield Fault(path, "{}", rule, ways=({"precision.compute": "fp32"},))
+        if job.config.optim.name != "adamw":
+            rule = f"splits AdamW's moments, and optim.name is {job.config.optim.name}"
+            fix = "Leave it out, or set optim=adamw."
+            yield Fault(path, "{}", rule, fix, ways=({"optim": "adamw"},))
         if job.config.architecture.name != DEFAULT_ARCHITECTURE:
             rule = f"the update is {job.config.architecture.name}'s own"
             yield Fault(path, "{}", rule, ways=({"architecture.name": DEFAULT_ARCHITECTURE},))

@@ -8,7 +8,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import AdamW
 from trireme_example_parallel import NAME, ShardedConfig
 
-from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, Update, slice_of
+from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, RankContext, Update, slice_of
 from launcher.runtime.train.native_update import NativeUpdate
 from launcher.typed.read import read_or_raise
 
@@ -25,7 +25,7 @@ def update(ctx: RankContext) -> Update:
 class ShardedUpdate(NativeUpdate):
     """The launcher's own update, whose optimizer updates a part and receives the rest."""
 
-    def make_optimizer(self, tensors: Iterable[tuple[Tensor, int]]) -> Any:
+    def make_optimizer(self, tensors: Iterable[tuple[Tensor, GlobalSlice]]) -> Any:
         """AdamW in torch's wrapper. Its state is that of the part."""
         plain = super().make_optimizer(tensors)
         assert plain is not None, "the plan refuses a model without parameters"

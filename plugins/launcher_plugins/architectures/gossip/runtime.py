@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from launcher.contract.records import REPLICATED
 from launcher.runtime.api import FragmentReader, GlobalFragment, RankContext, StepOutcome, Update
-from launcher.runtime.checkpoint.fragments import fill_frozen, frozen_weights, scalar_fragment
+from launcher.runtime.checkpoint.fragments import fill_frozen, frozen_weights, owned, scalar_fragment
 from launcher.runtime.process.groups import new_group
 from launcher.runtime.process.heartbeat import message_timeout_s
 from launcher.runtime.process.log import log
@@ -76,7 +76,7 @@ class GossipUpdate(NativeUpdate):
             if rank == 0:
                 yield GlobalFragment(slice=where, tensor=own)
         if rank == 0:
-            yield from frozen_weights(self._params)
+            yield from owned(frozen_weights(self._params), self._ctx.groups.tp.rank)
             if self._ctx.groups.model.rank == 0:
                 yield scalar_fragment(NUM_REPLICAS, num_replicas)
 

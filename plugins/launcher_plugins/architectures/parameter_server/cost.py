@@ -153,10 +153,11 @@ def packed_bytes(job: JobShape) -> float:
 
 
 def state_bytes(job: JobShape) -> int:
-    """Bytes of a parameter on its server: the master weight, its moments, and the gradient of an update."""
+    """Bytes of a parameter on its server: the master weight, the optimizer's states, and the gradient of an
+    update."""
     precision = job.config.precision
     master = FP32_BYTES if precision.master_weights else job.compute_bytes
-    return 4 * master
+    return (2 + job.states_per_parameter) * master
 
 
 def server_bytes(job: JobShape) -> int:

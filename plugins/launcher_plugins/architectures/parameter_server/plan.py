@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from launcher.base.units import format_bytes
+from launcher.contract.config import DEFAULT_ARCHITECTURE
+from launcher.contract.optim.plugin import whole_tensor_faults
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import (
     Architecture,
@@ -58,6 +60,8 @@ class ParameterServer(Architecture):
         yield from _layout_faults(job)
         yield from _setting_faults(settings_of(job.config))
         yield from _memory_faults(job)
+        why = "servers hold ranges of elements that begin and end anywhere"
+        yield from whole_tensor_faults(job.config, why, {"architecture.name": DEFAULT_ARCHITECTURE})
         if job.config.precision.compute == "fp16":
             rule = "a loss scale that follows overflows belongs to one optimizer, and each server has its own"
             yield Fault("precision.compute", "fp16", rule, ways=({"precision.compute": "bf16"},))

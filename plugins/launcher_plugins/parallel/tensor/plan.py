@@ -21,6 +21,7 @@ from math import gcd
 from typing import Literal
 
 from launcher.base.arithmetic import divisors, nearest_first
+from launcher.contract.optim.plugin import whole_tensor_faults
 from launcher.contract.shape import Operation
 from launcher.contract.strategy import FP32_BYTES, Collective, Fault, JobShape, Parallel, RankCost, StagePlan
 
@@ -37,6 +38,8 @@ class TensorParallel(Parallel):
 
     def check(self, job: JobShape) -> Iterable[Fault]:
         """The split sizes must be multiples of tp; a user's own layers cannot be split."""
+        why = f"parallel.tp={job.mesh.tp} leaves a part of each matrix on a rank"
+        yield from whole_tensor_faults(job.config, why, {"parallel.tp": 1})
         model, tp = job.config.model, job.mesh.tp
         if model.family == "custom":
             rule = "the layers that model.target builds are whole: they spread along dp and pp alone"

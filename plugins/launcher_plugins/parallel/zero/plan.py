@@ -22,6 +22,7 @@ from typing import Any
 from launcher.base import registry
 from launcher.base.errors import left_out
 from launcher.contract.config import DEFAULT_ARCHITECTURE, DEFAULT_SCHEDULE, LaunchConfig
+from launcher.contract.optim.plugin import whole_tensor_faults
 from launcher.contract.plan import Plan
 from launcher.contract.strategy import (
     FP32_BYTES,
@@ -73,6 +74,9 @@ class ZeroParallel(Parallel):
         yield from _precision_faults(job)
         yield from _compile_faults(job.config)
         yield from _alarm_faults(job.config)
+        yield from _group_faults(job)
+        why = "ZeRO splits all tensors of a rank in equal parts"
+        yield from whole_tensor_faults(job.config, why, {"parallel.zero_stage": 0})
         if job.config.parallel.zero_offload and job.config.device.kind == "cpu":
             rule = "the devices are CPUs, so the optimizer state is in the memory of the CPU already"
             yield Fault("parallel.zero_offload", "true", rule, ways=({"parallel.zero_offload": False},))
@@ -140,6 +144,13 @@ def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
         rule = f"reduce-scatters gradients during the backward, and {late}"
         ways = ({"parallel.zero_stage": 1}, {"parallel.schedule": DEFAULT_SCHEDULE})
         yield Fault("parallel.zero_stage", parallel.zero_stage, rule, ways=ways)
+
+
+def _group_faults(job: JobShape) -> Iterator[Fault]:
+    if job.config.optim.groups and job.pipeline.num_pp_ranks > 1:
+        rule = "DeepSpeed needs the same groups of parameters on every pipeline rank, and these are by name"
+        ways = ({"parallel.zero_stage": 0}, {"parallel.pp": 1})
+        yield Fault("optim.groups", ", ".join(job.config.optim.groups), rule, ways=ways)
 
 
 def _precision_faults(job: JobShape) -> Iterator[Fault]:

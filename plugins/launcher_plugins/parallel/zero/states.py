@@ -15,11 +15,17 @@ NAME = "zero"
 
 
 def split_states(
-    num_parameters: int, precision: PrecisionConfig, dp: int, stage: int, num_frozen: int = 0
+    num_parameters: int,
+    precision: PrecisionConfig,
+    dp: int,
+    stage: int,
+    num_frozen: int = 0,
+    states_per_parameter: int = 2,
 ) -> ModelStates:
     """The model states on one of ``dp`` replicas from stage 1 on. The optimizer always has fp32 weights.
 
     ``num_frozen``: parameters that are not trained; weights that are not split are saved by one replica.
+    ``states_per_parameter``: what the optimizer keeps beside them, as of AdamW two moments.
 
     7.5 billion parameters over 64 replicas, 16-bit weights and gradients: 31.4, 16.6 and 1.9 GB.
     Source: Rajbhandari et al., ZeRO (2020), table 1.
@@ -34,7 +40,7 @@ def split_states(
         return -(-number // dp) if is_split else number
 
     num_trained, weight_bytes = num_parameters - num_frozen, DTYPE_BYTES[precision.compute]
-    optimizer = held(num_trained, is_split=True) * 3 * FP32_BYTES
+    optimizer = held(num_trained, is_split=True) * (1 + states_per_parameter) * FP32_BYTES
     return ModelStates(
         weights_bytes=held(num_parameters, is_split=stage >= 3) * weight_bytes,
         gradients_bytes=held(num_trained, is_split=stage >= 2) * DTYPE_BYTES[precision.gradients],
@@ -51,13 +57,11 @@ def states_of(job: JobShape, pp_rank: int) -> ModelStates:
 
 
 def scratch_bytes(job: JobShape, pp_rank: int) -> int:
-    """What the optimizer makes beside its state while it runs, of all weights of a rank in one tensor: their
-    denominators (``foreach``), or twice those (``loop``)."""
-    kernels = job.config.fusion.optimizer
-    if kernels == "fused" or job.config.parallel.zero_offload:
+    """What the optimizer makes beside its state while it runs, of all weights of a rank in one tensor."""
+    if job.config.parallel.zero_offload:
         return 0
     part = -(-job.num_trained_parameters(pp_rank) // job.mesh.dp)
-    return part * FP32_BYTES * (2 if kernels == "loop" else 1)
+    return job.optimizer.scratch_elements(job.optimizer.kernel(job.config), part, part) * FP32_BYTES
 
 
 def section(job: JobShape) -> Section:
@@ -83,4 +87,5 @@ def _at_stage(job: JobShape, pp_rank: int, stage: int) -> ModelStates:
         return job.unsharded_states(pp_rank)
     number = job.num_local_parameters(pp_rank)
     num_frozen = number - job.num_trained_parameters(pp_rank)
-    return split_states(number, job.config.precision, job.mesh.dp, stage, num_frozen)
+    each, precision = job.states_per_parameter, job.config.precision
+    return split_states(number, precision, job.mesh.dp, stage, num_frozen, each)

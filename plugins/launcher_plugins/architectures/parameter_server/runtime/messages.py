@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.contract.heartbeat import PEERS
+from launcher.contract.optim.rates import learning_rate
 from launcher.runtime.api import RankContext
-from launcher.runtime.train.optimizer import learning_rate
 from launcher_plugins.architectures.parameter_server.config import settings_of
 from launcher_plugins.architectures.parameter_server.runtime.codec import codec_of
 from launcher_plugins.architectures.parameter_server.runtime.shard import ParameterLayout, Shard

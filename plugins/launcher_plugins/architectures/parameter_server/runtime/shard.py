@@ -13,16 +13,21 @@ from torch import Tensor
 
 from launcher.runtime.api import DTYPES, FragmentReader, GlobalFragment, GlobalSlice, RankContext
 from launcher.runtime.checkpoint.fragments import (
-    KINDS,
     STEP,
-    adam_state,
+    WEIGHT,
     fill,
     fill_frozen,
     scalar_fragment,
     state_fragments,
     state_name,
 )
-from launcher.runtime.train.optimizer import adamw
+from launcher.runtime.train.optimizer import (
+    make_optimizer,
+    set_learning_rate,
+    set_state,
+    state_shapes,
+    state_tensors,
+)
 from launcher_plugins.architectures.parameter_server.config import settings_of
 
 
@@ -101,7 +106,8 @@ class Piece:
         self.master = torch.empty(self.numel, dtype=dtype)
         self.gradient = torch.zeros(self.numel, dtype=dtype)
         self.parts = tuple(self._parts(layout.buckets[bucket], start, stop))
-        optimizer = adamw(((part.master, len(part.param.shape)) for part in self.parts), ctx.config)
+        self._config = ctx.config
+        optimizer = make_optimizer(((part.master, part.param) for part in self.parts), ctx)
         assert optimizer is not None, "a piece without parameters"
         self._optimizer = optimizer
 
@@ -115,23 +121,26 @@ class Piece:
             self.gradient.mul_(factor)
         for part in self.parts:
             part.master.grad = part.gradient
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self._optimizer.param_groups, lr)
         self._optimizer.step()
 
     def state(self) -> Iterator[GlobalFragment]:
         """Weights and moments under their global names."""
         for part in self.parts:
-            state = adam_state(self._optimizer, part.master)
+            state = state_tensors(self._optimizer, part.master, self._shapes(part))
             yield from state_fragments(part.param, part.param.shape, state, part.start)
 
     def load(self, read: FragmentReader, num_updates: int) -> None:
         """Restores what `state` returned, under any layout."""
         for part in self.parts:
-            tensors = {kind: torch.empty_like(part.master) for kind in KINDS}
+            kinds = (WEIGHT, *self._shapes(part))
+            tensors = {kind: torch.empty_like(part.master) for kind in kinds}
             fill(state_fragments(part.param, part.param.shape, tensors, part.start), read)
-            part.master.copy_(tensors.pop("weight"))
-            self._optimizer.state[part.master] = {"step": torch.tensor(float(num_updates)), **tensors}
+            part.master.copy_(tensors.pop(WEIGHT))
+            set_state(self._optimizer, part.master, tensors, num_updates)
+
+    def _shapes(self, part: Part) -> dict[str, tuple[int, ...]]:
+        return state_shapes(self._config, part.param, part.master.shape)
 
     def _parts(self, bucket: tuple[GlobalSlice, ...], start: int, stop: int) -> Iterator[Part]:
         first = 0

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.base.errors import PeerError
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.records import REPLICATED, SERVER
 from launcher.runtime.api import (
     FragmentReader,
@@ -37,7 +38,7 @@ from launcher.runtime.api import (
 )
 from launcher.runtime.checkpoint.fragments import fill_frozen, frozen_weights, state_name
 from launcher.runtime.train.gradient_buckets import Bucket, BucketedUpdate, unflatten
-from launcher.runtime.train.optimizer import clip_factor, learning_rate, not_finite, squared_norm
+from launcher.runtime.train.optimizer import clip_factor, not_finite, squared_norm
 from launcher_plugins.architectures.parameter_server.config import settings_of
 from launcher_plugins.architectures.parameter_server.runtime.codec import ErrorFeedback, codec_of
 from launcher_plugins.architectures.parameter_server.runtime.messages import (

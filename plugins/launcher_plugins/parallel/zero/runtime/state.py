@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from launcher.contract.config import LaunchConfig
 from launcher.runtime.api import FragmentReader, GlobalFragment, GlobalSlice, slice_of
-from launcher.runtime.checkpoint.fragments import MOMENTS, fill, frozen_weights, state_fragments
+from launcher.runtime.checkpoint.fragments import fill, frozen_weights, state_fragments
+from launcher.runtime.train.optimizer import set_state, state_shapes, state_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +34,12 @@ class OwnedPart:
     flat_start: int
     """First element of this range in it."""
 
-    def fragments(self, optimizer: Any) -> Iterator[GlobalFragment]:
-        """Its weights and moments, as views; moments of zeros before the first update."""
-        state = optimizer.optimizer.state.get(self.flat, {})
-        tensors = {"weight": self.flat.detach(), **{kind: state.get(kind) for kind in MOMENTS}}
-        ranges = {
-            kind: torch.zeros(self.numel) if tensor is None else tensor.narrow(0, self.flat_start, self.numel)
-            for kind, tensor in tensors.items()
-        }
+    def fragments(self, optimizer: Any, config: LaunchConfig) -> Iterator[GlobalFragment]:
+        """Its weights and the optimizer's states, as views; states of zeros before the first update."""
+        tensors = state_tensors(
+            optimizer.optimizer, self.flat, state_shapes(config, self.where, self.flat.shape)
+        )
+        ranges = {kind: tensor.narrow(0, self.flat_start, self.numel) for kind, tensor in tensors.items()}
         yield from state_fragments(self.where, self.shape, ranges, self.start)
 
 
@@ -92,14 +92,16 @@ def frozen_parts(params: Sequence[Any], *, is_first: bool) -> Iterator[GlobalFra
             yield from state_fragments(slice_of(param), tuple(param.ds_shape), weight, start)
 
 
-def load(optimizer: Any, parts: Sequence[OwnedPart], num_updates: int, read: FragmentReader) -> None:
+def load(
+    optimizer: Any, parts: Sequence[OwnedPart], num_updates: int, read: FragmentReader, config: LaunchConfig
+) -> None:
     """Restores the `fragments` of some parts, under any layout."""
-    for flat in {id(part.flat): part.flat for part in parts}.values():
-        step = torch.tensor(float(num_updates), device=flat.device)
-        moments = {kind: torch.zeros_like(flat.detach()) for kind in MOMENTS}
-        optimizer.optimizer.state[flat] = {"step": step, **moments}
+    for part in {id(part.flat): part for part in parts}.values():
+        shapes = state_shapes(config, part.where, part.flat.shape)
+        states = {kind: part.flat.new_zeros(shape) for kind, shape in shapes.items()}
+        set_state(optimizer.optimizer, part.flat, states, num_updates)
     for part in parts:
-        fill(part.fragments(optimizer), read)
+        fill(part.fragments(optimizer, config), read)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.contract.optim.rates import learning_rate
 from launcher.contract.records import REPLICATED
 from launcher.runtime.api import (
     FragmentReader,
@@ -24,10 +25,11 @@ from launcher.runtime.checkpoint.fragments import (
     NUM_GOOD_STEPS,
     STEP,
     fill_frozen,
+    owned,
     scalar_fragment,
 )
 from launcher.runtime.model.deferred_weight_gradients import DeferredWeightGradient
-from launcher.runtime.train.optimizer import adamw, learning_rate
+from launcher.runtime.train.optimizer import make_optimizer, set_learning_rate
 from launcher.runtime.train.reductions import sum_gradients_of_copies
 from launcher_plugins.parallel.zero.plan import CONFIG_NAME
 from launcher_plugins.parallel.zero.runtime.engine import partitioner, placeholders, start_engine
@@ -81,8 +83,9 @@ class _DeepSpeedUpdate(Update):
         tp_rank = self._ctx.groups.tp.rank
         parts = [part for part in self._parts() if part.where.is_owned_by(tp_rank)]
         for part in parts:
-            yield from part.fragments(self._engine.optimizer)
-        yield from frozen_parts(self._model_params, is_first=self._ctx.groups.dp.rank == 0)
+            yield from part.fragments(self._engine.optimizer, self._ctx.config)
+        frozen = frozen_parts(self._model_params, is_first=self._ctx.groups.dp.rank == 0)
+        yield from owned(frozen, tp_rank)
         if self._ctx.groups.model.rank == 0 and self._ctx.groups.dp.rank == 0:
             yield scalar_fragment(STEP, self._num_updates)
             if (scaler := self._scaler) is not None:
@@ -92,7 +95,7 @@ class _DeepSpeedUpdate(Update):
     def load(self, read: FragmentReader) -> None:
         """Restores what `state` returned, under any layout."""
         self._num_updates = int(read(STEP, (), ()))
-        load(self._engine.optimizer, self._parts(), self._num_updates, read)
+        load(self._engine.optimizer, self._parts(), self._num_updates, read, self._ctx.config)
         refresh_weights(self._engine.optimizer, self._params)
         fill_frozen(frozen_parts(self._model_params, is_first=True), read)
         if (scaler := self._scaler) is not None:
@@ -108,10 +111,9 @@ class _DeepSpeedUpdate(Update):
         self._model_params = list(model.parameters())
         self._params = [param for param in self._model_params if param.requires_grad]
         dims = [len(slice_of(param).shape) for param in self._params]
-        trained = list(zip(self._params, dims, strict=True))
         self._placeholders = placeholders(ctx, model, dims) if ctx.groups.pp.size > 1 else []
-        trained += [(param, param.dim()) for param in self._placeholders]
-        optimizer = adamw(trained, ctx.config)
+        trained = [*self._params, *self._placeholders]
+        optimizer = make_optimizer(((param, slice_of(param)) for param in trained), ctx)
         assert optimizer is not None, "the plan rejects a model without anything to train"
         self._engine = start_engine(self._ctx, model, optimizer, _config(self._ctx))
 
@@ -119,8 +121,7 @@ class _DeepSpeedUpdate(Update):
         """Norm, clipping and the update of this rank's part, then the exchange of the new weights."""
         config, engine = self._ctx.config, self._engine
         lr = learning_rate(config.optim, step, config.train.num_steps)
-        for group in engine.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(engine.optimizer.param_groups, lr)
         with self._ctx.clock.section(REPLICATED):
             engine.step()
         if engine.was_step_applied():

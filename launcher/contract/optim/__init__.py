@@ -1,0 +1,1 @@
+"""The optimizer: its settings, and what the author of one implements."""

@@ -1,0 +1,1 @@
+"""Optimizers, one per module, and in one what their ranks run."""
