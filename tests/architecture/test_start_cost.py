@@ -1,4 +1,5 @@
-"""What a verb imports and costs before it does anything: no torch on the login node."""
+"""What a verb imports and costs before it does anything: no torch on the login node. A rank imports no
+compiler that it does not use."""
 
 import json
 import os
@@ -91,3 +92,28 @@ def test_a_refused_plan_never_loads_torch():
 )
 def test_a_verb_stays_within_its_cpu_time(words, budget_s):
     assert cpu_s(*words.split()) < budget_s
+
+
+UPDATES = """
+import sys
+import torch
+from launcher.runtime.train.optimizer import AdamW
+
+def updated(kind):
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = kind([weight], lr=0.5)
+    for _ in range(2):
+        weight.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    return weight.tolist()
+
+ours, loads = updated(AdamW), "torch._dynamo" in sys.modules
+print(loads, updated(torch.optim.AdamW) == ours, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_the_optimizer_of_a_rank_is_torchs_and_loads_no_compiler():
+    done = subprocess.run([sys.executable, "-c", UPDATES], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True True\n"

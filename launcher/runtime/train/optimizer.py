@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from inspect import unwrap
 from math import cos, pi
 from typing import Any
 
@@ -16,7 +17,20 @@ from launcher.contract.config import LaunchConfig, OptimConfig
 _LARGEST = 2.0**24
 
 
-def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.optim.AdamW | None:
+class AdamW(torch.optim.AdamW):
+    """torch's, without what shields it from torch.compile: to import the compiler for that takes a second
+    at the start of every rank."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
+def adamw(
+    params: Iterable[tuple[Tensor, int]], config: LaunchConfig, kind: type[torch.optim.AdamW] = AdamW
+) -> torch.optim.AdamW | None:
     """The optimizer of some tensors, each given with the number of dims of its parameter.
 
     Weight decay is for matrices only, as in GPT-3: not for biases and norms. None: there are no parameters.
@@ -29,7 +43,7 @@ def adamw(params: Iterable[tuple[Tensor, int]], config: LaunchConfig) -> torch.o
     groups = [group for group in groups if group["params"]]
     if not groups:
         return None
-    return torch.optim.AdamW(
+    return kind(
         groups,
         lr=optim.lr,
         betas=optim.betas,

@@ -111,7 +111,7 @@ class _DeepSpeedUpdate(Update):
         trained = list(zip(self._params, dims, strict=True))
         self._placeholders = placeholders(ctx, model, dims) if ctx.groups.pp.size > 1 else []
         trained += [(param, param.dim()) for param in self._placeholders]
-        optimizer = adamw(trained, ctx.config)
+        optimizer = adamw(trained, ctx.config, torch.optim.AdamW)  # DeepSpeed knows torch's own alone
         assert optimizer is not None, "the plan rejects a model without anything to train"
         self._engine = start_engine(self._ctx, model, optimizer, _config(self._ctx))
 
