@@ -28,13 +28,13 @@ def loaded_by(*words):
     return json.loads(done.stderr.splitlines()[-1])
 
 
-def cpu_s(*words):
-    """CPU time of a command with its .pyc files warm: the least of three tries."""
+def cpu_s(words, budget_s):
+    """CPU time of a command with its .pyc files warm: of the first of four tries within a budget, else the
+    least."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "launcher", *words]
-    subprocess.run(command, env=environment, capture_output=True, check=True)
     tries = []
-    for _ in range(3):
+    while len(tries) < 4 and min(tries, default=budget_s) >= budget_s:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, env=environment, capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -91,7 +91,7 @@ def test_a_refused_plan_never_loads_torch():
     ],
 )
 def test_a_verb_stays_within_its_cpu_time(words, budget_s):
-    assert cpu_s(*words.split()) < budget_s
+    assert cpu_s(words.split(), budget_s) < budget_s
 
 
 UPDATES = """
