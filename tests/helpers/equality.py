@@ -63,20 +63,11 @@ class _RankResult:
 
 
 def job(inputs: PlanInputs | None = None, **sections: dict[str, Any]) -> Plan:
-    """A plan of a tiny transformer: 4 layers, 16 sequences a step unless told otherwise.
-
-    In microbatches of 2; two of them where layers are split and stages are not, as each sends many messages.
-    """
-    dp, tp, pp = (sections.get("parallel", {}).get(axis, 1) for axis in ("dp", "tp", "pp"))
+    """A plan of a tiny transformer: 4 layers, 16 sequences a step unless told otherwise."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"num_layers": 4, "num_heads": 4, "hidden_size": 16, "vocab_size": 256, "init_std": 0.2},
         "data": {"source": "package:pydoc_data/topics.py", "cache_dir": TOKENS},
-        "batch": {
-            "global_size": 16,
-            "micro_size": 8 // dp if tp > 1 and pp == 1 else 2,
-            "num_microbatches": None,
-            "seq_length": 8,
-        },
+        "batch": {"global_size": 16, "micro_size": 2, "num_microbatches": None, "seq_length": 8},
         # A large eps: where a gradient is only rounding noise, Adam must not blow it up to a step of lr.
         "optim": {"lr": 1e-2, "eps": 1e-4, "warmup_steps": 1, "clip_norm": 0.5},
         "parallel": {"bucket_bytes": 4096},
