@@ -33,7 +33,7 @@ def cpu_s(words, budget_s):
     least."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "launcher", *words]
-    tries = []
+    tries: list[float] = []
     while len(tries) < 4 and min(tries, default=budget_s) >= budget_s:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, env=environment, capture_output=True, check=True)
