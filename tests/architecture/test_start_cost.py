@@ -1,4 +1,5 @@
-"""What a verb imports and costs before it does anything: no torch on the login node."""
+"""What a verb imports and costs before it does anything: no torch on the login node. A rank imports no
+compiler that it does not use."""
 
 import json
 import os
@@ -27,13 +28,13 @@ def loaded_by(*words):
     return json.loads(done.stderr.splitlines()[-1])
 
 
-def cpu_s(*words):
-    """CPU time of a command with its .pyc files warm: the least of three tries."""
+def cpu_s(words, budget_s):
+    """CPU time of a command with its .pyc files warm: of the first of four tries within a budget, else the
+    least."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "launcher", *words]
-    subprocess.run(command, env=environment, capture_output=True, check=True)
-    tries = []
-    for _ in range(3):
+    tries: list[float] = []
+    while len(tries) < 4 and min(tries, default=budget_s) >= budget_s:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, env=environment, capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -90,4 +91,31 @@ def test_a_refused_plan_never_loads_torch():
     ],
 )
 def test_a_verb_stays_within_its_cpu_time(words, budget_s):
-    assert cpu_s(*words.split()) < budget_s
+    assert cpu_s(words.split(), budget_s) < budget_s
+
+
+UPDATES = """
+import sys
+import torch
+from launcher_plugins.optimizers import runtime
+
+def updated(kind):
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = kind([weight], lr=0.5)
+    for _ in range(2):
+        weight.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    return weight.tolist()
+
+names = ("AdamW", "SGD", "Adafactor")
+ours, loads = [updated(getattr(runtime, name)) for name in names], "torch._dynamo" in sys.modules
+theirs = [updated(getattr(torch.optim, name)) for name in names]
+print(loads, theirs == ours, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_the_optimizer_of_a_rank_is_torchs_and_loads_no_compiler():
+    done = subprocess.run([sys.executable, "-c", UPDATES], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True True\n"

@@ -8,8 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from launcher.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "slurm" / "cluster"
@@ -72,17 +76,46 @@ class Slurm:
         ).stderr
 
     def trireme(self, *words: str, code: int = 0) -> str:
-        """The output of a verb that ends with an exit code."""
-        done = subprocess.run(
-            [*self.launcher, *words],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        """The output of a verb that ends with an exit code, in a process that is forked from this one, unless
+        another tree is to be imported."""
+        if "PYTHONPATH" in self.environment:
+            done = subprocess.run(
+                [*self.launcher, *words],
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            found, output = done.returncode, done.stdout + done.stderr
+        else:
+            found, output = self._forked(words)
+        assert found == code, output
+        return output
+
+    def _forked(self, words: Sequence[str]) -> tuple[int, str]:
+        temporary = tempfile.TemporaryFile
+        with open(os.devnull) as none, temporary("w+") as out, temporary("w+") as err:
+            if (child := os.fork()) == 0:
+                code = -1
+                try:
+                    os.chdir(self.folder)
+                    os.environ.clear()
+                    os.environ.update(self.environment)
+                    for number, stream in enumerate((none, out, err)):
+                        os.dup2(stream.fileno(), number)
+                    sys.stdin, sys.stdout, sys.stderr = none, out, err
+                    code = main([*words])
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    out.flush()
+                    err.flush()
+                    os._exit(code)
+            _, status = os.waitpid(child, 0)
+            out.seek(0)
+            err.seek(0)
+            return os.waitstatus_to_exitcode(status), out.read() + err.read()
 
     def stand_in(self, does: str) -> str:
         """The setting by which ranks do what a line of shell says."""

@@ -212,7 +212,7 @@ def test_a_job_whose_save_takes_longer_than_its_time_goes_on_from_the_checkpoint
     (run / "slow").touch()
     slurm.ask("scontrol", "release", job_of(run), job_of(other))
     wait_until(lambda: len(steps(run, 0)) > 21)  # a stop after step 20 would save nothing more
-    end = (datetime.now() + timedelta(seconds=15)).isoformat(timespec="seconds")
+    end = (datetime.now() + timedelta(seconds=8)).isoformat(timespec="seconds")
     slurm.ask("scontrol", "update", f"JobId={job_of(run)}", f"EndTime={end}")
     slurm.ask("scancel", "--batch", "--signal=USR1", job_of(run))
     log = run / "logs" / "executor.log"

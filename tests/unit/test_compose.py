@@ -2,6 +2,7 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +62,26 @@ def test_source_names_the_line_of_the_value(write: Write) -> None:
     assert sources["optim.betas"].where == "ours.yaml:10"
     assert sources["optim.betas[1]"].where == "ours.yaml:11"
     assert sources["batch.global_size"].where == "ours.yaml:4"
+
+
+def test_what_one_recipe_changes_in_shipped_files_is_not_there_in_the_next() -> None:
+    words = ("site.env={A: b}", "optim.betas=[0.1,0.2]", "parallel=interleaved", "~data.cache_dir")
+    before = compose_sound("quickstart")
+    assert compose_sound("quickstart", words).values != before.values
+    assert compose_sound("quickstart") == before
+
+
+def test_a_shipped_file_that_was_changed_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = resources.folder("conf")
+    shutil.copytree(folder, tmp_path / "conf")
+    monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "launcher")
+    shutil.copytree(folder.parent / "recipes", tmp_path / "recipes")
+    assert compose_sound("quickstart").values["optim"]["eps"] == 1e-8
+    file = tmp_path / "conf" / "optim" / "adamw.yaml"
+    file.write_text(file.read_text().replace("1.0e-8", "1.0e-7").replace("1e-8", "1e-7"))
+    assert compose_sound("quickstart").values["optim"]["eps"] == 1e-7
 
 
 def test_override_is_the_source_of_what_it_sets() -> None:

@@ -1,7 +1,6 @@
+import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,16 +10,6 @@ from launcher.base.files import read_json
 from launcher.contract.job import RunConfig
 from launcher.runs import store
 from launcher.runs.store import new_directory
-from tests.helpers.objects import there
-
-MAKE_ONE = """
-import sys
-from launcher.contract.job import RunConfig
-from launcher.runs.store import new_directory
-settings = RunConfig(dir=None, root=sys.argv[1], timeout_s=1.0, start_timeout_s=1.0)
-sys.stdin.readline()
-print(new_directory(settings, "many").path)
-"""
 
 
 def settings(root, directory=None):
@@ -46,18 +35,21 @@ def test_a_second_automatic_directory_of_the_same_second_gets_a_number(tmp_path)
 
 
 def test_thirty_two_processes_at_once_get_thirty_two_directories(tmp_path):
-    command = [sys.executable, "-S", "-c", MAKE_ONE, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(32)
-    ]
+    fork = multiprocessing.get_context("fork")
+    start, paths = fork.Barrier(32), fork.SimpleQueue()
+
+    def make_one():
+        start.wait()
+        paths.put(new_directory(settings(tmp_path), "many").path)
+
+    processes = [fork.Process(target=make_one) for _ in range(32)]
     for process in processes:
-        there(process.stdin).write("go\n")
-        there(process.stdin).flush()
-    paths = {process.communicate()[0].strip() for process in processes}
-    assert len(paths) == 32
-    assert len(list(tmp_path.iterdir())) == 32
+        process.start()
+    made = {paths.get() for _ in processes}
+    for process in processes:
+        process.join()
+    assert len(made) == 32
+    assert set(tmp_path.iterdir()) == made
 
 
 def test_one_of_many_callers_at_once_gets_a_named_directory(tmp_path):

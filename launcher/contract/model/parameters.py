@@ -35,12 +35,15 @@ def layer_parameters(model: ModelConfig, sizes: Sizes) -> tuple[ParameterShape, 
     matrices = (
         ParameterShape(name=f"{name}.weight", shape=shape, is_split=True) for name, shape in linears.items()
     )
+    attention = {"none": (), "qkv": ("q", "k", "v"), "all": ("q", "k", "v", "out")}[model.attention_bias]
+    biased = linears if is_gpt else [f"attention.{part}" for part in attention]
     biases = (
-        ParameterShape(name=f"{name}.bias", shape=shape[:1], is_split=name not in _SPLIT_BY_ROWS)
-        for name, shape in linears.items()
+        ParameterShape(name=f"{name}.bias", shape=linears[name][:1], is_split=name not in _SPLIT_BY_ROWS)
+        for name in biased
     )
     norms = (part for name in ("attention_norm", "mlp_norm") for part in _norm(model, name, hidden))
-    return (*matrices, *(biases if is_gpt else ()), *norms)
+    heads = [f"attention.{part}_norm" for part in ("qk" if model.qk_norm else "")]
+    return (*matrices, *biases, *norms, *(part for name in heads for part in _norm(model, name, sizes.head)))
 
 
 def head_parameters(model: ModelConfig, sizes: Sizes) -> tuple[ParameterShape, ...]:

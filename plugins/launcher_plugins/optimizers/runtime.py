@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import unwrap
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adafactor, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from launcher.base.errors import JobError
 from launcher.contract.optim.plugin import optimizer_of
@@ -21,6 +22,34 @@ from launcher_plugins.optimizers.sgd import SGDConfig
 Groups = Sequence[ParameterGroup]
 _SCALES = {"adamw": "match_rms_adamw", "original": "original"}
 """The scales of Muon's steps by torch's names."""
+
+
+class _Unshielded(Optimizer):
+    """What shields torch's optimizers from torch.compile is left out: to import the compiler for that takes a
+    second at the start of every rank."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+    state_dict = unwrap(Optimizer.state_dict)
+    load_state_dict = unwrap(Optimizer.load_state_dict)
+
+
+class AdamW(_Unshielded, torch.optim.AdamW):
+    """torch's."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+
+class SGD(_Unshielded, torch.optim.SGD):
+    """torch's."""
+
+    step = torch.no_grad()(unwrap(torch.optim.SGD.step))
+
+
+class Adafactor(_Unshielded, torch.optim.Adafactor):
+    """torch's."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adafactor.step))
 
 
 def adamw(groups: Groups, ctx: RankContext) -> Optimizer:
@@ -76,7 +105,7 @@ def muon(groups: Groups, ctx: RankContext) -> Optimizer:
     return _Parts(parts)
 
 
-class Lion(Optimizer):
+class Lion(_Unshielded):
     """The algorithm of `launcher_plugins.optimizers.lion`, tensor by tensor."""
 
     @torch.no_grad()
@@ -96,7 +125,7 @@ class Lion(Optimizer):
                 mean.lerp_(param.grad, 1 - decay)
 
 
-class _Parts(Optimizer):
+class _Parts(_Unshielded):
     """Several optimizers as one: their groups, and one ``state`` of all tensors."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
