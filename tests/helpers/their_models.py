@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from launcher.contract.config import LaunchConfig
-from launcher.runtime.train.optimizer import learning_rate
+from launcher.contract.optim.rates import learning_rate
+from launcher_plugins.optimizers.adamw import AdamWConfig
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 """Inputs and targets of the microbatches of a step."""
@@ -43,7 +44,7 @@ def trained_by_them(
     folder: Path, steps: Sequence[Batches], config: LaunchConfig
 ) -> tuple[list[float], dict[str, Tensor]]:
     """The losses of some steps with torch's AdamW, and the weights after them by their names."""
-    optim, losses = config.optim, []
+    optim, own, losses = config.optim, config.optim.settings(AdamWConfig), []
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # in eval mode: no dropout
     params = list(model.parameters())
     decayed = [param for param in params if param.dim() > 1]
@@ -52,7 +53,7 @@ def trained_by_them(
         {"params": decayed, "weight_decay": optim.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, betas=optim.betas, eps=optim.eps)
+    optimizer = torch.optim.AdamW(groups, betas=own.betas, eps=own.eps)
     for step, batches in enumerate(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, step, config.train.num_steps)

@@ -160,8 +160,10 @@ def test_states_have_the_names_and_shapes_that_the_plugin_says(name: str) -> Non
         {},
         {"tied_embeddings": True, "max_position_embeddings": 32},
         {"family": "llama", "num_kv_heads": 2, "head_dim": 8, "tied_embeddings": False},
+        {"family": "llama", "num_kv_heads": 2, "attention_bias": "qkv", "qk_norm": True},
+        {"family": "llama", "num_kv_heads": 2, "attention_bias": "all"},
     ],
-    ids=["gpt", "gpt tied", "llama"],
+    ids=["gpt", "gpt tied", "llama", "biases of queries, keys and values, norms of heads", "all biases"],
 )
 def test_a_plan_knows_the_names_and_shapes_of_the_parameters(model: dict[str, Any]) -> None:
     plan = job(model=model)
