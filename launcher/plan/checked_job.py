@@ -206,8 +206,7 @@ def _solve(
 def _plugin_verdicts(job: JobShape, chosen: Chosen, *, is_sound: bool) -> list[Fault]:
     """What the parallels find; the architecture judges a sound job alone. The executor is not asked:
     what it cannot start can still be planned."""
-    parameters = job.model.parameters
-    faults = [*group_faults(job.config.optim, parameters), *chosen.optimizer.check(job.config, parameters)]
+    faults = [*group_faults(job.config.optim, job.model), *chosen.optimizer.check(job.config, job.model)]
     faults += [fault for parallel in chosen.parallels for fault in parallel.check(job)]
     if is_sound and not faults:
         faults += chosen.architecture.check(job)

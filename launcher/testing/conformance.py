@@ -25,6 +25,7 @@ from launcher.config.compose import compose
 from launcher.config.load import load
 from launcher.contract.actions import compute_kinds
 from launcher.contract.config import LaunchConfig
+from launcher.contract.model.shape import LayerShape, ModelShape
 from launcher.contract.optim.plugin import Optimizer, ParameterShape
 from launcher.contract.strategy import Action, PipelineShape, Schedule
 from launcher.schedule.passes import lower
@@ -40,6 +41,8 @@ SHAPES = tuple(
 class PluginConformance:
     """What the launcher requires of the planning half of every plugin."""
 
+    kind: ClassVar[type[Plugin]]
+    """What it is a plugin for."""
     plugin: ClassVar[type[Plugin]]
     """The plugin's class."""
     name: ClassVar[str]
@@ -47,7 +50,7 @@ class PluginConformance:
 
     def test_entry_point_leads_to_the_plugin(self) -> None:
         """The installed entry point of this name is this class."""
-        found = registry.load(self._kind, self.name)
+        found = registry.load(self.kind, self.name)
         assert isinstance(found, self.plugin), f"{self.name!r} is {type(found)}, not {self.plugin}"
 
     def test_import_needs_no_torch(self) -> None:
@@ -57,10 +60,6 @@ class PluginConformance:
         ended = subprocess.run([sys.executable, "-c", program], env=environment, check=False)  # noqa: S603
         assert ended.returncode == 0, f"importing {self.plugin.__module__} fails or imports torch"
 
-    @property
-    def _kind(self) -> type[Plugin]:
-        return next(kind for kind in (Schedule, Optimizer) if issubclass(self.plugin, kind))
-
 
 class ScheduleConformance(PluginConformance):
     """What the launcher requires of every schedule plugin.
@@ -68,6 +67,7 @@ class ScheduleConformance(PluginConformance):
     A shape may be refused, with a fault that says how to fix it; every other must run.
     """
 
+    kind = Schedule
     plugin: ClassVar[type[Schedule]]
     """The schedule's class."""
     shapes: ClassVar[Sequence[PipelineShape]] = SHAPES
@@ -145,11 +145,28 @@ PARAMETERS = (
     ParameterShape(name="layers.0.scale", shape=()),
 )
 """Parameters of several shapes that every optimizer is asked about."""
+MODEL = ModelShape(
+    family="custom",
+    prologue=None,
+    layers=(),
+    epilogue=LayerShape(
+        name="all",
+        num_parameters=0,
+        num_replicated_parameters=0,
+        parameters=PARAMETERS,
+        forward_flops=0.0,
+        output_elements=1,
+        output_shape=(1,),
+    ),
+    num_tied_parameters=0,
+)
+"""A model that has them."""
 
 
 class OptimizerConformance(PluginConformance):
     """What the launcher requires of the planning half of every optimizer plugin."""
 
+    kind = Optimizer
     plugin: ClassVar[type[Optimizer]]
     """The optimizer's class."""
     options: ClassVar[Mapping[str, Any]] = {}
@@ -164,7 +181,7 @@ class OptimizerConformance(PluginConformance):
 
     def test_the_defaults_of_its_options_are_sound(self) -> None:
         """Without any of its options it is made and finds no fault."""
-        assert not tuple(self.plugin().check(self.config, PARAMETERS))
+        assert not tuple(self.plugin().check(self.config, MODEL))
 
     def test_runs_as_something_whatever_is_asked_for(self) -> None:
         """Each value of ``fusion.optimizer`` leads to a kernel that it has."""

@@ -321,6 +321,10 @@ class Run:
             self._node = told.stdout.split()[-1]
         return self._node
 
+    def forget_node(self) -> None:
+        """Has the next question for the node ask Slurm anew."""
+        self._node = ""
+
     def num_starts(self) -> int:
         """Starts of the job."""
         path = self.folder / "logs" / "starts"
@@ -351,8 +355,9 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
 
 
-def found(run_dir: Path, num_steps: int) -> Found:
-    """What a run has computed: every loss that it recorded, and its last weights.
+def found(run_dir: Path, num_steps: int, *, is_whole: bool = True) -> Found:
+    """What a run has computed: every loss that it recorded, and its last weights. ``is_whole``: it has
+    records of all steps; a long one has folded the earlier ones.
 
     Raises:
         WrongError: when it did not come to its end.
@@ -363,7 +368,8 @@ def found(run_dir: Path, num_steps: int) -> Found:
             record = json_object(line.encode()) or {}
             if record.get("type") == "step" and record["loss"] is not None:
                 losses.add((record["step"], record["loss"]))
-    if missing := sorted({*range(num_steps)} - {step for step, _ in losses}):
+    missing = sorted({*range(num_steps)} - {step for step, _ in losses})
+    if missing and is_whole:
         raise WrongError(f"steps are missing: {missing}")
     shards = (run_dir / "checkpoints" / f"step-{num_steps:08d}").glob("shard-*.safetensors")
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in shards}

@@ -152,7 +152,7 @@ _BATCH = BatchConfig(global_size=16, micro_size=1, num_microbatches=None, seq_le
 _OPTIM = OptimConfig(
     name="adamw",
     lr=1e-3,
-    options={"betas": (0.9, 0.95), "eps": 1e-8},
+    options={"betas": [0.9, 0.95], "eps": 1e-8},
     weight_decay=0.1,
     clip_norm=1.0,
     warmup_steps=0,

@@ -89,7 +89,7 @@ def test_a_server_that_is_gone_is_told_clearly_and_soon(
     monkeypatch.setattr(Server, "_handle", handle_some)
     make_folders(tmp_path)
     plan, begin = servers_job(), time.monotonic()
-    with pytest.raises(RankError, match="JobError: a parameter server does not answer"):
+    with pytest.raises(RankError, match="PeerError: a parameter server does not answer"):
         run_ranks(plan.world_size, until_the_server_ends, plan, tmp_path)
     assert time.monotonic() - begin < SOON_S
 

@@ -176,6 +176,7 @@ def test_every_plugin_in_use_is_recorded_and_no_other():
     assert [(record.group, record.name) for record in plan.plugins] == [
         ("launcher.schedules", "1f1b"),
         ("launcher.architectures", "decentralized"),
+        ("launcher.optimizers", "adamw"),
         ("launcher.executors", "torchrun"),
         ("launcher.parallels", "pipeline"),
     ]

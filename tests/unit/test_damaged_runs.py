@@ -152,7 +152,11 @@ def test_a_process_that_is_not_surely_the_runs_own_is_not_ended(
         answer = capsys.readouterr()
         assert other.poll() is None
         other.kill()
-    assert "cannot be told from others" in answer.err if not birth else "ended already: failed" in answer.out
+    assert (
+        "cannot be told whether that follows the run" in answer.err
+        if not birth
+        else "ended already: failed" in answer.out
+    )
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 1])

@@ -27,6 +27,7 @@ from launcher.config.compose import Composed, compose
 from launcher.config.load import load
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
+from launcher.contract.optim.plugin import Optimizer
 from launcher.contract.strategy import Architecture, Parallel, Schedule
 from launcher.typed.read import REST, field_types
 from launcher.typed.trust import mark_of
@@ -66,13 +67,14 @@ def refused(recipe: str = "./ours.yaml", words: list[str] | None = None) -> str:
 HARMLESS = {
     *("name", "model.name", "data.name", "device.name", "cluster.name", "cluster.device_name"),
     *("precision.name", "parallel.schedule", "parallel.rank_order", "architecture.name", "executor.name"),
+    *("optim.name", "muon.adamw_names"),
     *("data.end_of_document", "data.text_field"),
 }
-"""Labels, names of installed plugins, a token, a field of records."""
+"""Labels, names of installed plugins and of parameters, a token, a field of records."""
 CHECKED = {
     *("model.options", "data.options"),  # of code that is asked about
     *("parallel.schedule_options", "parallel.plugins", "parallel.zero_options"),  # each key is known
-    *("device.peak_flops", "model.rope_scaling"),
+    *("device.peak_flops", "model.rope_scaling", "optim.groups"),
 }
 """Groups of settings by name that hold no text for the system."""
 
@@ -91,7 +93,7 @@ def texts(cls: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def plugin_configs() -> Iterator[tuple[str, type]]:
     """The settings of every plugin that comes with the launcher."""
-    for kind in (Executor, Architecture, Schedule, Parallel):
+    for kind in (Executor, Architecture, Optimizer, Schedule, Parallel):
         for name in registry.own_plugins(kind.entry_group):
             if declared := getattr(registry.load(kind, name), "Config", None):
                 yield name, declared

@@ -25,6 +25,7 @@ from launcher.config.save import dump
 from launcher.contract.config import LaunchConfig
 from launcher.contract.executor import Executor
 from launcher.typed.read import Reading, field_types, plain, read_fields
+from launcher.typed.scalars import Ending
 from tests.helpers.configs import compose_sound
 
 TEXTS = (
@@ -53,6 +54,8 @@ def text_settings(cls: Any, path: str = "") -> Iterator[tuple[str, str, bool]]:
             origin, arguments = get_origin(part), get_args(part)
             if dataclasses.is_dataclass(part):
                 yield from text_settings(part, inner)
+            elif any(isinstance(bound, Ending) for bound in arguments):
+                continue  # no text of any kind
             elif part is str or (origin is Annotated and arguments[0] is str):
                 yield inner, "{}", type(None) in kinds
             elif origin is tuple and arguments[0] is str:

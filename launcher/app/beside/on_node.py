@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.app.beside.exporter import Exporter
-from launcher.base.timestamps import stamped
+from launcher.app.output import TERMINAL
 from launcher.contract.job import AGAIN_NOTE, FINISHED_NOTE, JOB_RECORD, Phase
 from launcher.contract.plan import Plan
 from launcher.runs.alarms.notify import Notifier
@@ -42,7 +42,7 @@ def main(plan_file: Path, offset: int) -> int:
 
 def say(text: str) -> None:
     """Writes to the output of the job, as its script does."""
-    print(stamped(f"trireme: {text}"), flush=True)
+    TERMINAL.event(f"trireme: {text}")
 
 
 def phase_at_end(run_dir: Path) -> Phase | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 
@@ -120,12 +121,12 @@ class ModelShape:
     single_sample: str | None = None
     """The first layer of a user's own model that fails on two samples at once, and its error; None: none."""
 
-    @property
+    @cached_property
     def parts(self) -> list[LayerShape]:
         """All that it consists of, in order."""
         return [part for part in (self.prologue, *self.layers, self.epilogue) if part]
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[ParameterShape, ...]:
         """All parameters under their global names, tied ones once."""
         return self.parameters_of(range(len(self.layers)), self.prologue, self.epilogue)
@@ -140,7 +141,7 @@ class ModelShape:
         found += [each for end in ends if end for each in end.parameters]
         return tuple({each.name: each for each in found}.values())
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Parameters of the whole model, tied ones counted once."""
         return sum(part.num_parameters for part in self.parts) - self.num_tied_parameters
@@ -150,7 +151,7 @@ class ModelShape:
         """Those that stay in fp32 whatever the compute format."""
         return sum(part.num_fp32_parameters for part in self.parts)
 
-    @property
+    @cached_property
     def num_trained_parameters(self) -> int:
         """Of its parameters, those that are trained."""
         frozen = sum(part.num_frozen_parameters for part in self.parts)

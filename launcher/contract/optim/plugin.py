@@ -8,9 +8,17 @@ from launcher.base import registry
 from launcher.base.errors import Fault
 from launcher.base.registry import Plugin
 from launcher.contract.config import LaunchConfig
-from launcher.contract.model.shape import ParameterShape
+from launcher.contract.model.shape import ModelShape, ParameterShape
 
-__all__ = ["Fault", "LaunchConfig", "Optimizer", "ParameterShape", "optimizer_of", "whole_tensor_faults"]
+__all__ = [
+    "Fault",
+    "LaunchConfig",
+    "ModelShape",
+    "Optimizer",
+    "ParameterShape",
+    "optimizer_of",
+    "whole_tensor_faults",
+]
 _KERNELS = ("fused", "foreach", "loop")
 """From the fewest kernels to the most."""
 
@@ -38,8 +46,9 @@ class Optimizer(Plugin):
         `torch.optim.Optimizer`. All are zero before the first update."""
         raise NotImplementedError
 
-    def check(self, config: LaunchConfig, parameters: Sequence[ParameterShape]) -> Iterable[Fault]:
-        """Faults of its options, beside those of their types. ``parameters``: of the whole model."""
+    def check(self, config: LaunchConfig, model: ModelShape) -> Iterable[Fault]:
+        """Faults of its options, beside those of their types. ``model``: whole; it knows its parameters by
+        their names."""
         return ()
 
     def scratch_elements(self, kernel: str, whole: int, largest: int) -> int:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from launcher.base.errors import LEFT_OUT, Fault, nearest
-from launcher.contract.model.shape import ParameterShape
+from launcher.contract.model.shape import ModelShape
 from launcher.contract.optim.config import OptimConfig
 
 
-def group_faults(optim: OptimConfig, parameters: Sequence[ParameterShape]) -> Iterator[Fault]:
-    """Faults of ``optim.groups``. ``parameters``: of the whole model."""
-    known = [each.name for each in parameters if each.is_trained or optim.is_frozen(each.name)]
+def group_faults(optim: OptimConfig, model: ModelShape) -> Iterator[Fault]:
+    """Faults of ``optim.groups``, of a whole model."""
+    if not optim.groups:
+        return
+    known = [each.name for each in model.parameters if each.is_trained or optim.is_frozen(each.name)]
     for label, group in optim.groups.items():
         path = f"optim.groups.{label}"
         if group.frozen and (group.lr_factor != 1 or group.weight_decay is not None):

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from launcher.base.errors import did_you_mean
-from launcher.contract.optim.plugin import Fault, LaunchConfig, Optimizer, ParameterShape
+from launcher.contract.optim.plugin import Fault, LaunchConfig, ModelShape, Optimizer, ParameterShape
 from launcher.typed.scalars import PositiveFloat, Probability, Range
 from launcher_plugins.optimizers.adamw import MOMENTS
 
@@ -63,10 +63,10 @@ class Muon(Optimizer):
         is_hidden = config.optim.settings(MuonConfig).takes(parameter.name, parameter.shape)
         return dict.fromkeys(("momentum_buffer",) if is_hidden else MOMENTS, parameter.shape)
 
-    def check(self, config: LaunchConfig, parameters: Sequence[ParameterShape]) -> Iterable[Fault]:
+    def check(self, config: LaunchConfig, model: ModelShape) -> Iterable[Fault]:
         """Names that match nothing."""
         names = config.optim.settings(MuonConfig).adamw_names
-        known = [each.name for each in parameters]
+        known = [each.name for each in model.parameters] if names else []
         for index, pattern in enumerate(names):
             if not any(fnmatchcase(name, pattern) for name in known):
                 rule = "matches the name of no parameter"

@@ -8,10 +8,10 @@ has it: the learning rate is outside of the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from launcher.contract.optim.plugin import Fault, LaunchConfig, Optimizer, ParameterShape
+from launcher.contract.optim.plugin import Fault, LaunchConfig, ModelShape, Optimizer, ParameterShape
 from launcher.typed.scalars import Probability
 
 
@@ -39,7 +39,7 @@ class SGD(Optimizer):
         has_sum = config.optim.settings(SGDConfig).momentum > 0
         return {"momentum_buffer": parameter.shape} if has_sum else {}
 
-    def check(self, config: LaunchConfig, parameters: Sequence[ParameterShape]) -> Iterable[Fault]:
+    def check(self, config: LaunchConfig, model: ModelShape) -> Iterable[Fault]:
         """Nesterov's step is one along a sum."""
         settings = config.optim.settings(SGDConfig)
         if settings.nesterov and not settings.momentum:
