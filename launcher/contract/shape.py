@@ -87,8 +87,9 @@ class JobShape:
         One that needs whole tensors finds none of them split.
         """
         if self.optimizer.is_elementwise:
-            is_whole = pp_rank is None
-            number = self.model.num_trained_parameters if is_whole else self.num_trained_parameters(pp_rank)
+            number = (
+                self.model.num_trained_parameters if pp_rank is None else self.num_trained_parameters(pp_rank)
+            )
             return number * self.states_per_parameter
         stages = self.stages if pp_rank is None else self.stages_of(pp_rank)
         layers = (index for stage in stages for index in stage.layers)
