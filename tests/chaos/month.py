@@ -30,7 +30,7 @@ EVENTS = (
     *("requeue", "node crash", "requeue", "full disk", "requeue"),
     *("node crash", "requeue", "bad node", "requeue"),
 )
-DISK = "size=64m"
+DISK = "size=160m"
 LIMIT_S = 3600.0
 _BAD_NODE = next(fault for fault in FAULTS if fault.name == "bad node")
 _PLAIN = Fault(name="month", moment="never", overrides=_BAD_NODE.overrides)
