@@ -108,6 +108,16 @@ def test_a_text_of_any_size_is_a_document_with_its_end(
     assert (part.num_documents, part.num_empty, part.num_tokens) == (1, 0, size + 1)
 
 
+@pytest.mark.parametrize("size", ["'a'", "4.0", "-1"])
+def test_an_array_whose_size_is_no_number_is_refused(size: str, tmp_path: Path) -> None:
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({size},)}}".encode()
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    (tmp_path / "a.npy").write_bytes(content + bytes(8))
+    expected = rf"a\.npy is an array of {size} ids, which is no size"
+    with pytest.raises(ConfigError, match=expected):
+        ids_of(tmp_path / "a.npy", tokenizer=None)
+
+
 def test_a_file_of_no_row_holds_no_token(tmp_path: Path) -> None:
     pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("text", pa.string())])).close()
     found = prepare.prepare(data_of(tmp_path / "a.parquet"), "data.source", "runs", print)
