@@ -93,6 +93,14 @@ def test_what_is_in_the_tokens_is_shown(
     assert "whether it is nobler" in told
 
 
+def test_a_single_document_is_shown_as_one(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("to be")
+    told = said("data", ["show", "quickstart", *words, f"data.source={tmp_path}/a.txt"], capsys)
+    assert "\n  1 document; " in told
+
+
 def test_what_is_wrong_with_ids_is_shown(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

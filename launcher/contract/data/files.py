@@ -242,7 +242,10 @@ def _at_path(source: str, setting: str) -> list[Path]:
 
 def _in_package(source: str, setting: str) -> list[Path]:
     name, _, pattern = source.removeprefix(PACKAGE).partition("/")
-    spec = find_spec(name) if name.isidentifier() else None
+    if not name.isidentifier():
+        fix = f"Give {PACKAGE} and the name that it is imported by."
+        raise _fault(setting, source, f"{name!r} is no name of a package", fix)
+    spec = find_spec(name)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     if not folders:
         install = _HOW_TO_INSTALL.get(name, f"pip install {name}")

@@ -70,8 +70,8 @@ class Prepared:
 
     @property
     def highest(self) -> int:
-        """The highest id."""
-        return max(part.highest for part in self.parts)
+        """The highest id; -1 where there is none."""
+        return max((part.highest for part in self.parts), default=-1)
 
 
 def cache_folder(data: DataConfig, root: str) -> Path:

@@ -94,6 +94,8 @@ def _npy(file: SourceFile) -> TokenFile:
         (num_tokens,) = shape
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         raise ValueError(f"{file.path} is no array of one dimension") from None
+    if type(num_tokens) is not int or num_tokens < 0:
+        raise ValueError(f"{file.path} is an array of {num_tokens!r} ids, which is no size")
     if not isinstance(dtype, str) or dtype[1:] not in _NPY_FORMATS or dtype[0] not in "<|":
         raise ValueError(f"{file.path} holds {dtype}, and token ids are whole numbers in little-endian order")
     offset = 8 + width + length

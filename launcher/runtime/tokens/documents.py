@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -93,7 +94,7 @@ def told(path: str, data: DataConfig, setting: str) -> Iterator[None]:
         from zstandard import ZstdError
 
         libraries = (ZstdError,)
-    known: Any = (ValueError, OSError, EOFError, *libraries)
+    known: Any = (ValueError, OSError, EOFError, zlib.error, *libraries)
     try:
         yield
     except known as error:
@@ -117,15 +118,15 @@ def _text(part: Range) -> Iterator[Piece]:
     chunk: list[bytes] = []
     size = 0
     for _, line in _lines(part, _CHUNK):
-        chunk.append(line)
-        size += len(line)
-        if size >= _CHUNK:
+        if size >= _CHUNK:  # only with more to come: what ends a document is never empty
             text = b"".join(chunk)
             decoder.decode(text)
             cut = len(text) - len(decoder.getstate()[0])  # not within a character
             decoder.reset()
             yield Piece(text=text[:cut], ends=False)
             chunk, size = [text[cut:]], len(text) - cut
+        chunk.append(line)
+        size += len(line)
     yield Piece(text=b"".join(chunk), ends=part.is_last)
 
 
@@ -149,6 +150,8 @@ def _records(part: Range, name: str) -> Iterator[Piece]:
 
 
 def _no_field(rule: str, name: str, others: Sequence[Any]) -> _WrongError:
+    if name in others:
+        return _WrongError(f"{rule} in the field {name}")
     found = ", ".join(map(str, others[:10])) or "none"
     return _WrongError(f"{rule} in the field {name}", f"Set data.text_field to one of its fields: {found}.")
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.base.errors import ConfigError, Fault
 from launcher.contract.data.config import BYTES, DataConfig
 
 Ids = NDArray[np.integer[Any]]
@@ -29,13 +30,23 @@ class Encoder(Protocol):
 
 
 def open_encoder(data: DataConfig) -> Encoder | None:
-    """The tokenizer that the data name; None where the sources hold ids."""
+    """The tokenizer that the data name; None where the sources hold ids.
+
+    Raises:
+        ConfigError: when its library does not read it.
+    """
     if data.tokenizer is None:
         return None
     if data.tokenizer == BYTES:
         return _Bytes()
     path = os.path.expanduser(data.tokenizer)
-    return _HuggingFace(path) if path.endswith(".json") else _SentencePiece(path)
+    is_json = path.endswith(".json")
+    try:
+        return _HuggingFace(path) if is_json else _SentencePiece(path)
+    except Exception as error:  # neither library has a class of its own for it
+        rule = f"the package {'tokenizers' if is_json else 'sentencepiece'} cannot read it: {error}"
+        fix = "Correct it, or install the version of the package that wrote it."
+        raise ConfigError([Fault("data.tokenizer", data.tokenizer, rule, fix)]) from error
 
 
 class _Bytes:

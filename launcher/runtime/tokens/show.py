@@ -40,7 +40,9 @@ def shown(data: DataConfig, setting: str, root: str, found: Prepared, asked: Ask
     yield f"  {counted(len(files), 'file')} of {format_bytes(sum(file.size for file in files))}"
     documents = [part.num_documents for part in found.parts]
     known = [number for number in documents if number is not None]
-    count = f"{sum(known):,} documents" if len(known) == len(documents) else "documents are not told apart"
+    num_known = sum(known)
+    count = f"{num_known:,} document{'s' * (num_known != 1)}"
+    count = count if len(known) == len(documents) else "documents are not told apart"
     yield f"  {count}; {found.num_tokens:,} tokens, ids up to {found.highest}, as {_formats(parts)}"
     if num_bytes := sum(part.num_source_bytes for part in made):
         tokens = sum(part.num_tokens for part in made)
