@@ -43,7 +43,8 @@ def hint(path: str, kinds: Sequence[Any], value: Any, text: str | None) -> Hint:
     if any(isinstance(bound, Filled) for _, bounds in parts for bound in bounds):
         return "Leave it out for its default.", ({path: LEFT_OUT},)
     if str in bases:
-        return "" if text is None else 'Give text; for an empty one write "".', ()
+        may_be_empty = any(base is str and all("" in bound for bound in bounds) for base, bounds in parts)
+        return 'Give text; for an empty one write "".' if text is not None and may_be_empty else "", ()
     numbers = [part for part in parts if part[0] in (int, float)]
     is_quoted = text is None and isinstance(value, str)
     if is_quoted and any(_is_read(*part, written) for part in numbers):

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,48 @@ def test_the_state_of_another_optimizer_is_not_taken_over(refused: Refused) -> N
         f"{told}trained with. Set train.init_optimizer=false."
     ]
     assert refused(*words) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "missing"),
+    [
+        (
+            {"groups": {"up": {"names": ["layers.1.*"], "frozen": True}}},
+            [],
+            "exp_avg of layers.1.attention.q.weight",
+        ),
+        ({"name": "sgd", "momentum": 0}, ["optim=sgd"], "momentum_buffer of embedding.weight"),
+        (
+            {"name": "muon"},
+            ["optim=muon", "optim.adamw_names=['layers.2.*']"],
+            "exp_avg of layers.2.attention.q.weight",
+        ),
+    ],
+    ids=["frozen", "without a sum", "another part's"],
+)
+def test_a_state_that_was_not_kept_is_told_before_anything_starts(
+    runs: Path, refused: Refused, before: dict[str, Any], words: list[str], missing: str
+) -> None:
+    plan = read_json(runs / "source" / "plan.json")
+    optim = plan["config"]["optim"]
+    if "name" in before:
+        optim = {name: value for name, value in optim.items() if name not in ("betas", "eps")}
+    plan["config"]["optim"] = optim | before
+    (runs / "source" / "plan.json").write_text(json.dumps(plan))
+    words = [*words, "train.num_steps=80"]
+    assert refused(*words, "train.init_optimizer=true") == [
+        f"train.init_optimizer=true: train.init_from has no {missing}, as its run had other settings in "
+        "optim. Set train.init_optimizer=false, or take the settings of that run."
+    ]
+    assert refused(*words) == []
+
+
+def test_a_state_that_was_not_kept_is_not_needed_of_what_is_frozen(runs: Path, refused: Refused) -> None:
+    plan = read_json(runs / "source" / "plan.json")
+    plan["config"]["optim"]["groups"] = {"up": {"names": ["layers.1.*"], "frozen": True}}
+    (runs / "source" / "plan.json").write_text(json.dumps(plan))
+    words = ("optim.groups.all.names=['layers.*']", "optim.groups.all.frozen=true", "train.num_steps=80")
+    assert refused(*words, "train.init_optimizer=true") == []
 
 
 def test_a_longer_table_of_positions_is_refused_with_the_rows_that_it_has(refused: Refused) -> None:

@@ -137,6 +137,12 @@ def test_the_parameters_of_a_model_have_the_elements_that_are_counted(
         ),
         (
             "muon",
+            {"adamw_names": ["zzz*"]},
+            {},
+            "optim.adamw_names=zzz*: matches the name of no parameter. A name is such as head.weight.",
+        ),
+        (
+            "muon",
             {},
             {"parallel": {"tp": 2}},
             "optim.name=muon: updates a tensor by all of its elements, and parallel.tp=2 leaves a part of "
@@ -160,7 +166,7 @@ def test_the_parameters_of_a_model_have_the_elements_that_are_counted(
             "elements that begin and end anywhere. Set architecture.name=decentralized",
         ),
     ],
-    ids=["nesterov", "a name", "tensor parallel", "zero", "servers"],
+    ids=["nesterov", "a name", "no near name", "tensor parallel", "zero", "servers"],
 )
 def test_what_an_optimizer_cannot_do_is_refused(
     name: str, options: dict[str, Any], sections: dict[str, Any], message: str

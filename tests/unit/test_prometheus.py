@@ -244,7 +244,8 @@ def test_the_last_state_of_a_job_is_what_its_script_has_left(tmp_path, notes, ph
 
 @pytest.mark.parametrize("name", ["run.txt", ".prom"])
 def test_a_file_that_the_collector_would_not_read_is_refused(make_plan, name):
-    with pytest.raises(ConfigError, match=rf"run\.prometheus={name}: must be text that ends in \.prom"):
+    rule = rf"run\.prometheus={name}: must be text that ends in \.prom or null\. \[override"
+    with pytest.raises(ConfigError, match=rule):
         make_plan(f"run.prometheus={name}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from launcher.base.files import read_json
 from launcher.contract.config import LaunchConfig, ModelConfig, TrainConfig
 from launcher.contract.job import CHECKPOINTS, checkpoint_name
 from launcher.contract.model.config_faults import SETTING
+from launcher.contract.model.parameters import parameters_of
 from launcher.contract.model.sizes import Sizes
 from launcher.contract.moved import with_current_names
+from launcher.contract.optim.config import OptimConfig
+from launcher.contract.optim.plugin import optimizer_of
 from launcher.typed.read import Reading, read
 
 MARKER = "complete.json"
@@ -116,7 +119,8 @@ def checkpoint_faults(config: LaunchConfig, num_parameters: int, *, is_needed: b
         return [*optimizer, _other("family", config.model.family, model.family)]
     if model.family == "custom":
         return [*optimizer, *_own_model_faults(config.model, model, num_parameters, stored_parameters)]
-    return [*optimizer, *_size_faults(config, model, seq_length)]
+    faults = [*optimizer, *_size_faults(config, model, seq_length)]
+    return faults or [*_state_faults(config, stored["optim"])]
 
 
 def _optimizer_faults(config: LaunchConfig, stored: str | None) -> Iterator[Fault]:
@@ -124,6 +128,23 @@ def _optimizer_faults(config: LaunchConfig, stored: str | None) -> Iterator[Faul
     if config.train.init_optimizer and stored != config.optim.name:
         rule = f"train.init_optimizer takes over the state of {stored}, which {SETTING} was trained with"
         yield Fault("optim.name", config.optim.name, rule, ways=({"train.init_optimizer": False},))
+
+
+def _state_faults(config: LaunchConfig, stored: Any) -> Iterator[Fault]:
+    """The same optimizer may have kept less, as of what was frozen. ``stored``: its settings of that time."""
+    theirs = read(OptimConfig, stored, Reading()) if config.train.init_optimizer else None
+    if theirs is None:
+        return
+    optimizer, before = optimizer_of(config), replace(config, optim=theirs)
+    for each in parameters_of(config.model, config.batch.seq_length):
+        missing = [*optimizer.states(each, config)]
+        if not theirs.is_frozen(each.name):
+            missing = [kind for kind in missing if kind not in optimizer.states(each, before)]
+        if missing and not config.optim.is_frozen(each.name):
+            rule = f"{SETTING} has no {missing[0]} of {each.name}, as its run had other settings in optim"
+            fix = "Set train.init_optimizer=false, or take the settings of that run."
+            yield Fault("train.init_optimizer", True, rule, fix, ways=({"train.init_optimizer": False},))
+            return
 
 
 def _size_faults(config: LaunchConfig, model: ModelConfig, seq_length: int) -> Iterator[Fault]:

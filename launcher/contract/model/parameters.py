@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from launcher.contract.config import ModelConfig
 from launcher.contract.model.shape import ParameterShape
@@ -11,6 +12,17 @@ from launcher.contract.model.tensors import EMBEDDING
 
 _SPLIT_BY_ROWS = ("attention.out", "mlp.down")
 """Linears whose bias is added after a sum over the tensor-parallel ranks, each of which has all of it."""
+
+
+def parameters_of(model: ModelConfig, seq_length: int) -> Iterator[ParameterShape]:
+    """Of the whole model; a tied one is there twice."""
+    sizes = Sizes.of(model, seq_length)
+    yield from embedding_parameters(model, sizes)
+    for index in range(model.num_layers or 0):
+        yield from (
+            replace(each, name=f"layers.{index}.{each.name}") for each in layer_parameters(model, sizes)
+        )
+    yield from head_parameters(model, sizes)
 
 
 def embedding_parameters(model: ModelConfig, sizes: Sizes) -> tuple[ParameterShape, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
-from launcher.base.errors import did_you_mean
+from launcher.base.errors import nearest
 from launcher.contract.optim.plugin import Fault, LaunchConfig, ModelShape, Optimizer, ParameterShape
 from launcher.typed.scalars import PositiveFloat, Probability, Range
 from launcher_plugins.optimizers.adamw import MOMENTS
@@ -72,7 +72,9 @@ class Muon(Optimizer):
                 rule = "matches the name of no parameter"
                 rest = [*names[:index], *names[index + 1 :]]
                 ways = ({"optim.adamw_names": rest},)
-                yield Fault("optim.adamw_names", pattern, rule, did_you_mean(pattern, known), ways=ways)
+                near = nearest(pattern, known)
+                fix = f"Did you mean {near}?" if near else f"A name is such as {known[-1]}."
+                yield Fault("optim.adamw_names", pattern, rule, fix, ways=ways)
 
     def scratch_elements(self, kernel: str, whole: int, largest: int) -> int:
         """The momentum that is looked ahead along, in fp32, and the iterates of one matrix, in bf16."""
