@@ -165,10 +165,10 @@ def _training_faults(job: JobShape) -> list[Fault]:
     """Says that nothing of a user's own model is trained."""
     if job.model.num_trained_parameters:
         return []
-    if any(group.frozen for group in job.config.optim.groups.values()):
-        frozen = [label for label, group in job.config.optim.groups.items() if group.frozen]
+    if frozen := [label for label, group in job.config.optim.groups.items() if group.frozen]:
         rule = "leaves nothing to train: no other parameter gets a gradient"
-        return [Fault("optim.groups", ", ".join(frozen), rule, "Leave some parameter out of what is frozen.")]
+        fix = "Leave some parameter out of what is frozen."
+        return [Fault(f"optim.groups.{frozen[-1]}.frozen", "true", rule, fix)]
     counted_layers = counted(len(job.model.layers), "layer")
     rule = f"there is nothing to train: no parameter of its {counted_layers} gets a gradient"
     fix = "Let at least one have requires_grad, behind every layer whose forward is under no_grad."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import re
 import struct
@@ -19,7 +20,7 @@ import zstandard
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
-from launcher.base.errors import ConfigError
+from launcher.base.errors import ConfigError, LauncherError
 from launcher.contract.data.config import DataConfig
 from launcher.runtime.data.tokens import open_tokens
 from launcher.runtime.tokens import prepare, shards
@@ -452,3 +453,9 @@ def test_a_thousand_files_are_opened_in_under_a_second(tmp_path: Path) -> None:
     assert len(tokens) == 64_000
     assert tokens.read(62, 4).tolist() == [62, 63, 1, 2]
     assert min(taken_s) < 1
+
+
+def test_a_process_that_is_killed_as_it_reads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    with pytest.raises(LauncherError, match=r"process that reads the data was ended, as .*: try again$"):
+        list(prepare.in_all_cores(os._exit, [1, 2]))

@@ -25,8 +25,8 @@ from tests.helpers.configs import job_shape, launch_config, with_settings
         ),
         (
             {"up": GroupConfig(names=("*",), frozen=True)},
-            "optim.groups=up: leaves nothing to train: no other parameter gets a gradient. Leave some "
-            "parameter out of what is frozen.",
+            "optim.groups.up.frozen=true: leaves nothing to train: no other parameter gets a gradient. "
+            "Leave some parameter out of what is frozen.",
         ),
         (
             {"up": GroupConfig(names=("layers.0.mlp.up.wieght",), lr_factor=2.0)},
@@ -67,8 +67,8 @@ def test_deepspeed_needs_the_same_groups_on_every_pipeline_rank() -> None:
     groups = {"up": GroupConfig(names=("head.*",), lr_factor=2.0)}
     config = launch_config(parallel={"dp": 2, "pp": 2, "zero_stage": 1})
     told = (
-        "optim.groups=up: DeepSpeed needs the same groups of parameters on every pipeline rank, and these "
-        "are by name. Set parallel.zero_stage=0"
+        "optim.groups.up.names=['head.*']: DeepSpeed needs the same groups of parameters on every pipeline "
+        "rank, and these are by name. Set parallel.zero_stage=0"
     )
     with pytest.raises(ConfigError, match=re.escape(told)):
         build(with_settings(config, {"optim": {"groups": groups}}))

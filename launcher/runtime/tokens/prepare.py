@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
@@ -127,7 +128,12 @@ def _parts(
 
 
 def in_all_cores(work: Callable[[Item], Part], items: Sequence[Item]) -> Iterator[tuple[Item, Part]]:
-    """Works on items, each on a core, and gives each as it is ready."""
+    """Works on items, each on a core, and gives each as it is ready.
+
+    Raises:
+        ConfigError: with the faults of an item.
+        LauncherError: when one of the processes is killed.
+    """
     num_processes = min(len(os.sched_getaffinity(0)), len(items))
     if num_processes <= 1:
         yield from ((item, work(item)) for item in items)
@@ -141,6 +147,9 @@ def in_all_cores(work: Callable[[Item], Part], items: Sequence[Item]) -> Iterato
                 if not isinstance(found, Part):
                     raise ConfigError(found)
                 yield waiting[future], found
+        except BrokenProcessPool as error:
+            rule = "a process that reads the data was ended, as the kernel does where memory runs out"
+            raise LauncherError(f"{rule}. What it had made of other files is kept: try again") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

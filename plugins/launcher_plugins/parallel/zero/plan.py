@@ -147,10 +147,12 @@ def _pipeline_faults(job: JobShape) -> Iterator[Fault]:
 
 
 def _group_faults(job: JobShape) -> Iterator[Fault]:
-    if job.config.optim.groups and job.pipeline.num_pp_ranks > 1:
+    groups = job.config.optim.groups
+    if groups and job.pipeline.num_pp_ranks > 1:
         rule = "DeepSpeed needs the same groups of parameters on every pipeline rank, and these are by name"
         ways = ({"parallel.zero_stage": 0}, {"parallel.pp": 1})
-        yield Fault("optim.groups", ", ".join(job.config.optim.groups), rule, ways=ways)
+        label = next(iter(groups))
+        yield Fault(f"optim.groups.{label}.names", [*groups[label].names], rule, ways=ways)
 
 
 def _precision_faults(job: JobShape) -> Iterator[Fault]:
