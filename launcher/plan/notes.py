@@ -7,9 +7,11 @@ from dataclasses import replace
 from itertools import chain, islice
 from math import isclose
 
+from launcher.base.errors import JobError
 from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.config import BatchConfig, TrainConfig
 from launcher.contract.model.checkpoint import first_step, source_checkpoint
+from launcher.contract.model.formats import format_of
 from launcher.contract.plan import SchedulePlan
 from launcher.contract.strategy import JobShape, Parallel, RankCost, Schedule
 from launcher.plan.cost.memory import copies_checkpoints, states_of
@@ -40,6 +42,7 @@ def plan_notes(
     yield from _cut_note(job)
     yield from _split_note(job, schedule)
     yield from _checkpoint_note(job, costs)
+    yield from _export_note(job)
     yield from _disk_note(job, costs)
     if compiled := compile_note(job):
         yield compiled
@@ -135,6 +138,15 @@ def _checkpoint_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iter
         f"Checkpoints are written in the background from a copy in the memory of the host: at most "
         f"{format_bytes(most)} a rank, {format_bytes(most * per_node)} a node (train.async_checkpoint)."
     )
+
+
+def _export_note(job: JobShape) -> Iterator[str]:
+    if job.config.model.family == "custom":
+        return
+    try:
+        format_of(job.config.model)
+    except JobError as error:
+        yield f"trireme export will write none of its checkpoints: {error}."
 
 
 def _disk_note(job: JobShape, costs: Sequence[Sequence[RankCost]]) -> Iterator[str]:

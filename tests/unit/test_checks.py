@@ -445,3 +445,13 @@ def test_every_fault_is_reported_at_once():
 def test_an_unknown_plugin_does_not_hide_the_other_faults():
     faults = refusal(launch_config(model={"num_layers": 5}, parallel={"schedule": "none", "pp": 2}))
     assert [fault.partition("=")[0] for fault in faults] == ["parallel.schedule", "parallel.pp"]
+
+
+@pytest.mark.parametrize(("bias", "is_told"), [("qkv", True), ("none", False)])
+def test_a_model_that_no_format_has_a_place_for_is_noted_before_it_is_trained(bias, is_told):
+    llama = {"family": "llama", "num_kv_heads": 2, "qk_norm": True, "attention_bias": bias}
+    plan = build(launch_config(model=llama))
+    told = (
+        f"trireme export will write none of its checkpoints: model.attention_bias={bias}, model.qk_norm=true"
+    )
+    assert any(note.startswith(told) for note in plan.notes) is is_told

@@ -418,3 +418,14 @@ def test_a_verb_about_a_run_is_told_a_point_of_the_sweep_that_it_was_given(sweep
         "mine is a sweep, and each of its points is a run: give one of them, such as runs/mine/0-pp_1. "
         "trireme sweep status shows them all.\n"
     )
+
+
+@pytest.mark.parametrize(("file", "code"), [("/metrics/run.prom", 2), ("run.prom", 0)])
+def test_points_write_their_figures_into_files_of_their_own(capsys, stand_in_corpus, file, code):
+    words = ["sweep", "plan", "quickstart", "parallel.pp=1,2", f"run.prometheus={file}"]
+    assert main(words) == code
+    rule = (
+        "run.prometheus=/metrics/run.prom: would be written by 2 points of the sweep. "
+        "Give a relative path, which is one in each run directory."
+    )
+    assert (rule in " ".join(capsys.readouterr().err.split())) is (code == 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
             points.append(replace(point, planned=made.plan, index=len(points)))
             unseen = () if starts else unseen_notes(made.plan)
             notes |= dict.fromkeys((*made.composed.notes, *unseen))
+    _check_files(points)
     return PlannedSweep(
         recipe=given.recipe,
         words=given.overrides,
@@ -79,6 +81,20 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
         refused=tuple(refused),
         notes=tuple(notes),
     )
+
+
+def _check_files(points: Sequence[Point]) -> None:
+    """Each point has figures of its own.
+
+    Raises:
+        ConfigError: when several would write them into one file.
+    """
+    named = [point.planned.config.run.prometheus for point in points if point.planned]
+    files = [file for file in named if file and os.path.isabs(os.path.expanduser(file))]
+    for file in sorted({file for file in files if files.count(file) > 1}):
+        rule = f"would be written by {counted(files.count(file), 'point')} of the sweep"
+        fix = "Give a relative path, which is one in each run directory."
+        raise ConfigError([Fault("run.prometheus", file, rule, fix, ways=({"run.prometheus": "run.prom"},))])
 
 
 def _section(composed: Composed) -> Any:
