@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from tests.architecture.test_floors import FLOORS, modules
 from tests.docs.pages import PAGES, ROOT, Command, commands, files, matches, synopses
 from tests.docs.settings_page import PAGE, page
 from tests.helpers.pretrained_folders import GPT_2, write_whole_folder
+from tests.helpers.tokenizers import write_hugging_face
 
 TEXTS = {name: path.read_text() for name, path in PAGES.items()}
 NOT_RUN = {
@@ -56,7 +58,7 @@ def as_planned(words: tuple[str, ...]) -> list[str]:
     is_option = [word.startswith("-") for word in rest]
     plain = [word for word, option in zip(rest, is_option, strict=True) if not option]
     match verb, rest:
-        case (("plan" | "help" | "recipe" | "report"), _):
+        case (("plan" | "data" | "help" | "recipe" | "report"), _):
             return list(words)
         case "run", _:
             return ["plan", *plain]
@@ -82,6 +84,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.unpack_archive(ROOT / "tests" / "golden" / "quickstart_runs.zip", tmp_path)
     shutil.copytree(tmp_path / "runs" / "mine", tmp_path / "runs" / "even")
     write_whole_folder(tmp_path / "exported", GPT_2 | {"n_positions": 128})
+    write_documents(tmp_path)
     store.remember([tmp_path.resolve()], [])
     for text in TEXTS.values():
         for name, content in files(text):
@@ -90,6 +93,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             else:
                 (tmp_path / name).write_text(content)
     return tmp_path
+
+
+def write_documents(folder: Path) -> None:
+    """Records, a tokenizer and a model that goes with it."""
+    (folder / "documents").mkdir()
+    record = json.dumps({"text": "to be or not to be, that is the question " * 40})
+    (folder / "documents" / "plays.jsonl").write_text(f"{record}\n" * 100)
+    write_hugging_face(folder / "tokenizer.json")
+    write_whole_folder(folder / "base", GPT_2 | {"n_positions": 128, "vocab_size": 320})
 
 
 def install(project: dict[str, dict[str, object]], site: Path) -> None:
