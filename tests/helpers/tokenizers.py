@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 SENTENCES = ("to be or not to be", "that is the question", "whether it is nobler in the mind to suffer") * 8
 END = "<|endoftext|>"
 
 
-def write_hugging_face(path: Path, vocab_size: int = 300) -> Path:
+def write_hugging_face(path: Path, vocab_size: int = 300, texts: Iterable[str] = SENTENCES) -> Path:
     """A byte-level BPE with an end of a document, as ``tokenizer.json``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -20,7 +21,7 @@ def write_hugging_face(path: Path, vocab_size: int = 300) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.enable_truncation(max_length=3)  # a file may say so, and no text may be cut
     tokenizer.save(str(path))
     return path

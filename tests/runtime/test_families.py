@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pydoc_data.topics
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from launcher.contract.model.folder import INDEX
@@ -22,7 +24,7 @@ from launcher.runtime.train.loop import Trainer, _load_initial
 from tests.helpers.equality import CPU, NUM_STEPS, Sabotage, job, skip_sums_over, train
 from tests.helpers.halves import save
 from tests.helpers.logits import tokens_and_logits_of_a_step
-from tests.helpers.pretrained_folders import FILES, model_of_folder
+from tests.helpers.pretrained_folders import FILES, QWEN_2_5, model_of_folder
 from tests.helpers.ranks import RankError, run_ranks
 from tests.helpers.their_models import (
     Batches,
@@ -30,6 +32,7 @@ from tests.helpers.their_models import (
     their_logits,
     trained_by_them,
 )
+from tests.helpers.tokenizers import write_hugging_face
 
 LAYOUTS: dict[str, dict[str, Any]] = {"alone": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}}
 Computed = dict[tuple[str, str], tuple[Tensor, Tensor]]
@@ -59,9 +62,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def begun_from(folder: Path, *, changes: dict[str, Any] | None = None, **parallel: Any) -> Plan:
-    model = model_of_folder(folder) | (changes or {})
-    return job(model=model, parallel=parallel, train={"init_from": str(folder)})
+def begun_from(folder: Path, *, data: dict[str, Any] | None = None, **parallel: Any) -> Plan:
+    model = model_of_folder(folder)
+    return job(model=model, data=data or {}, parallel=parallel, train={"init_from": str(folder)})
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,24 @@ def test_training_steps_are_those_of_transformers_own_loop(
 ) -> None:
     folder = saved_by_them(tmp_path / "theirs", FILES[family], std=0.2)
     assert_trained_alike(folder, begun_from(folder, **layout), begun_from(folder))
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2, "tp": 2}, {"pp": 2}], ids=str)
+def test_a_qwen_trained_on_words_of_a_text_has_the_losses_of_transformers_own_loop(
+    layout: dict[str, Any], tmp_path: Path
+) -> None:
+    text = Path(pydoc_data.topics.__file__).read_text()
+    words = write_hugging_face(tmp_path / "tokenizer.json", 2000, text.splitlines())
+    deep = QWEN_2_5 | {"num_hidden_layers": 4, "vocab_size": 2000}
+    folder = saved_by_them(tmp_path / "theirs", deep, std=0.2)
+    data = {"tokenizer": str(words), "cache_dir": str(tmp_path)}
+    alone = begun_from(folder, data=data)
+    ((first, *_),) = run_ranks(1, batches_of, alone)
+    ids = torch.cat([inputs for inputs, _ in first])
+    read = Tokenizer.from_file(str(words)).decode(ids[0].tolist())
+    assert read.strip() in text
+    assert ids.max() > 1000
+    assert_trained_alike(folder, begun_from(folder, data=data, **layout), alone)
 
 
 def train_and_save(rank: int, plan: Plan, root: Path) -> None:
