@@ -29,8 +29,8 @@ from launcher.app.preflight import (
     executor_faults,
     refuse,
     seen_faults,
+    source_notes,
     start_faults,
-    unseen_notes,
 )
 from launcher.app.request import Request
 from launcher.base import registry
@@ -272,7 +272,7 @@ def _print_script(planned: Planned, run: PreparedRun, output: Output) -> None:
     notes = [
         *planned.composed.notes,
         *planned.plan.notes,
-        *([] if run.resume else unseen_notes(planned.plan)),
+        *([] if run.resume else source_notes(planned.plan)),
     ]
     if planned.plan.config.run.dir is None:
         notes.append("The run directory is named by the time; give run.dir to know the bytes beforehand.")

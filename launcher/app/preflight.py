@@ -24,7 +24,12 @@ from launcher.base.units import counted, format_bytes, format_duration
 from launcher.contract.config import LOCAL_EXECUTOR
 from launcher.contract.data.samples import text_faults
 from launcher.contract.executor import Executor
-from launcher.contract.model.checkpoint import checkpoint_faults, first_step, source_checkpoint
+from launcher.contract.model.checkpoint import (
+    checkpoint_faults,
+    checkpoint_notes,
+    first_step,
+    source_checkpoint,
+)
 from launcher.contract.model.folder import initial_weights_faults
 from launcher.contract.plan import Plan
 from launcher.contract.site import SiteConfig
@@ -112,11 +117,12 @@ def seen_faults(plan: Plan) -> list[Fault]:
     return _initial_faults(plan, needs_weights=False, needs_source=_starts_here(plan))
 
 
-def unseen_notes(plan: Plan) -> tuple[str, ...]:
-    """Says that the checkpoint of another run, which a training begins with, could not be looked at."""
+def source_notes(plan: Plan) -> tuple[str, ...]:
+    """Says that the checkpoint of another run, which a training begins with, could not be looked at, or what
+    its model computed otherwise."""
     source = source_checkpoint(plan.config.train)
     if source is None or source.run_dir.is_dir():
-        return ()
+        return tuple(checkpoint_notes(plan.config))
     return (f"{source.folder}, which it begins with, is not on this machine: nothing of it is checked.",)
 
 

@@ -144,6 +144,21 @@ def test_a_model_of_llama_with_other_biases_or_norms_is_refused(runs: Path, refu
     ]
 
 
+def test_what_no_shape_tells_is_noted(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = read_json(runs / "source" / "plan.json")
+    plan["config"]["model"] |= {"family": "llama", "sliding_window": 8}
+    (runs / "source" / "plan.json").write_text(json.dumps(plan))
+    words = ["plan", "quickstart", "--from", "source", "model.family=llama", "model.norm_eps=1e-6"]
+    assert main([*words, "model.rope_theta=5e5"]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    for setting, was, is_now in (
+        *(("norm_eps", "1e-05", "1e-06"), ("rope_theta", "10000.0", "500000.0")),
+        ("sliding_window", "8", "null"),
+    ):
+        assert f"The weights were trained with model.{setting}={was}, and go on with {is_now}." in told
+    assert "rope_scaling" not in told
+
+
 def test_the_state_of_another_optimizer_is_not_taken_over(refused: Refused) -> None:
     words = ("optim=lion", "train.num_steps=80")
     told = "optim.name=lion: train.init_optimizer takes over the state of adamw, which train.init_from was "

@@ -12,7 +12,7 @@ from launcher.app.launch import with_executor
 from launcher.app.lifecycle import PreparedRun, prepared
 from launcher.app.output import Output, shown, text_width
 from launcher.app.planning import make_plan
-from launcher.app.preflight import executor_faults, refuse, seen_faults, start_faults, unseen_notes
+from launcher.app.preflight import executor_faults, refuse, seen_faults, source_notes, start_faults
 from launcher.app.request import Request
 from launcher.app.sweep.grid import SECTION, grid
 from launcher.app.sweep.point import PlannedSweep, Point
@@ -70,8 +70,7 @@ def plan_sweep(given: Request, *, starts: bool = False) -> PlannedSweep:
             refused.append(replace(point, faults=_faults_of(error, point)))
         else:
             points.append(replace(point, planned=made.plan, index=len(points)))
-            unseen = () if starts else unseen_notes(made.plan)
-            notes |= dict.fromkeys((*made.composed.notes, *unseen))
+            notes |= dict.fromkeys((*made.composed.notes, *source_notes(made.plan)))
     _check_files(points)
     return PlannedSweep(
         recipe=given.recipe,

@@ -31,7 +31,7 @@ def plan(given: Namespace) -> int:
     """
     from launcher.app.data import data_rows
     from launcher.app.planning import make_plan  # imports hydra, which the help does not need
-    from launcher.app.preflight import refuse, seen_faults, unseen_notes
+    from launcher.app.preflight import refuse, seen_faults, source_notes
     from launcher.plan.text import plan_text
 
     files = {flag: Path(vars(given)[flag]) for flag in ("out", "draw") if vars(given)[flag]}
@@ -50,7 +50,7 @@ def plan(given: Namespace) -> int:
     )
     lineage = lineage_of(planned.plan.config.train)
     earlier = [f"It {lineage_text(lineage)}."] if len(lineage) > 1 else []
-    for note in (*planned.composed.notes, *earlier, *unseen_notes(planned.plan)):
+    for note in (*planned.composed.notes, *earlier, *source_notes(planned.plan)):
         print(f"note: {note}", file=sys.stderr)
     if "out" not in files:
         print(text, end="")

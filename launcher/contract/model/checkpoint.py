@@ -6,6 +6,7 @@ it is read, and any other one is a folder in Hugging Face's format. A checkpoint
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from launcher.contract.model.sizes import Sizes
 from launcher.contract.moved import with_current_names
 from launcher.contract.optim.config import OptimConfig
 from launcher.contract.optim.plugin import optimizer_of
-from launcher.typed.read import Reading, read
+from launcher.typed.read import Reading, plain, read
 
 MARKER = "complete.json"
 """In the folder of a checkpoint that is complete."""
@@ -39,6 +40,8 @@ _SIZES = {
     "positions": "max_position_embeddings",
 }
 """The settings of a transformer that its tensors follow from, by the size that each resolves to."""
+_OF_LLAMA = ("rope_theta", "rope_scaling", "sliding_window")
+"""Settings of a Llama that change what it computes, and of no tensor the shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +124,21 @@ def checkpoint_faults(config: LaunchConfig, num_parameters: int, *, is_needed: b
         return [*optimizer, *_own_model_faults(config.model, model, num_parameters, stored_parameters)]
     faults = [*optimizer, *_size_faults(config, model, seq_length)]
     return faults or [*_state_faults(config, stored["optim"])]
+
+
+def checkpoint_notes(config: LaunchConfig) -> Iterator[str]:
+    """What the model of a training computes otherwise than that of the checkpoint which it begins with, where
+    no tensor tells. It may be meant, as a longer context."""
+    source = source_checkpoint(config.train)
+    stored = read_json(source.run_dir / "plan.json").get("config") if source else None
+    theirs = read(ModelConfig, stored.get("model", {}), Reading()) if isinstance(stored, dict) else None
+    if theirs is None or theirs.family != config.model.family:
+        return
+    for setting in ("norm_eps", *(_OF_LLAMA if theirs.family == "llama" else ())):
+        ours, before = getattr(config.model, setting), getattr(theirs, setting)
+        if ours != before:
+            was, is_now = (json.dumps(plain(value)) for value in (before, ours))
+            yield f"The weights were trained with model.{setting}={was}, and go on with {is_now}."
 
 
 def _optimizer_faults(config: LaunchConfig, stored: str | None) -> Iterator[Fault]:
