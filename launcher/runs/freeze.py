@@ -30,7 +30,9 @@ _OF_RUNS = (("job.json", "plan.json", "logs"), (SWEEP_FILE, CODE))
 """What only the directory of a run holds, and that of a sweep with its code."""
 _MAX_BYTES = 100_000_000
 """A folder with more than this is taken to hold data, not code."""
-_METADATA = ("METADATA", "entry_points.txt")
+_METADATA = {"METADATA": ("METADATA", "PKG-INFO"), "entry_points.txt": ("entry_points.txt",)}
+"""Files that tell of a distribution, each with its names: in a tree from which it was installed in place, a
+folder ``.egg-info`` may be found first."""
 
 
 def frozen_plan(plan: Plan, run_dir: Path) -> Plan:
@@ -144,6 +146,7 @@ def _copy_metadata(code: Path) -> None:
     distribution = metadata.distribution(DISTRIBUTION)
     folder = code / f"{DISTRIBUTION.replace('-', '_')}-{distribution.version}.dist-info"
     folder.mkdir()
-    for name in _METADATA:
-        (folder / name).write_text(distribution.read_text(name) or "", encoding="utf-8")
+    for name, sources in _METADATA.items():
+        text = next(filter(None, map(distribution.read_text, sources)), "")
+        (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o444)

@@ -209,11 +209,26 @@ def build_under_a_limit(rank: int, plan: Plan, limit_bytes: int) -> int:
     """Bytes of data that building the model takes; allocations beyond the limit fail."""
     ctx = make_context(plan.rank(rank), CPU)
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)  # a tensor that is freed leaves no hole
+    fill_holes()
     before = data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (before + limit_bytes, resource.RLIM_INFINITY))
     chunks = build_chunks(ctx)
     assert chunks
     return data_bytes() - before
+
+
+def fill_holes() -> None:
+    """Takes the room that earlier tests of the parent process left in its memory, so that what is allocated
+    from now on is new."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    for size in (4 << 20, 1 << 20, 1 << 18, 1 << 16):
+        while (before := data_bytes()) >= 0:
+            block = libc.malloc(size)
+            if data_bytes() > before:
+                libc.free(block)
+                break
 
 
 def data_bytes() -> int:

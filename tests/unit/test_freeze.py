@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,18 @@ def test_a_frozen_plan_names_the_copies(make_plan, run_dir):
         f"{run_dir}/source/roots/0",
         f"{run_dir}/source/roots/1",
     )
+
+
+def test_a_program_that_is_found_in_the_tree_it_was_installed_from_is_frozen_with_its_name(
+    own, run_dir, tmp_path, monkeypatch
+):
+    folder = tmp_path / "tree" / "trireme_launcher.egg-info"
+    folder.mkdir(parents=True)
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: trireme-launcher\nVersion: 7.7\n")
+    (folder / "entry_points.txt").write_text("[launcher.schedules]\nmine = a:B\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    freeze((), run_dir)
+    (frozen,) = run_dir.glob("source/lib/*.dist-info")
+    found = PathDistribution(frozen)
+    assert (found.name, found.version) == ("trireme-launcher", "7.7")
+    assert [point.name for point in found.entry_points] == ["mine"]
