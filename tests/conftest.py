@@ -17,6 +17,8 @@ from launcher.app.trust import store
 from launcher.contract.plan import Plan
 from tests.helpers import advice
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any file imports torch: forked ranks inherit its pool
+
 # How long an example takes says more of the machine than of the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

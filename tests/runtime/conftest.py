@@ -1,12 +1,10 @@
-"""What tests of the runtime share; torch starts no threads in them."""
+"""What tests of the runtime share."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: forked ranks inherit its pool
 
 
 @pytest.fixture(scope="session")
