@@ -81,6 +81,15 @@ class StepView:
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
     """(tokens, nanoseconds) of the latest steps."""
 
+    def take(self, record: dict[str, Any]) -> None:
+        """Takes in what `RunTail` has read: a step, a start of the ranks, or an evaluation."""
+        if record["type"] == "step":
+            self.add(record)
+        elif record["type"] == "header":
+            self.begin()
+        elif record["type"] == "eval":
+            self.eval_loss = record["loss"]
+
     def add(self, record: dict[str, Any]) -> None:
         """Takes in one step."""
         if self.first_step is None:
@@ -103,12 +112,16 @@ class StepView:
         times = times[1:] if is_start else times
         return sum(times) / len(times) / 1e9
 
+    @property
+    def per_second(self) -> float:
+        """What a second of the latest steps takes in, in ``unit``."""
+        return self.recent[-1][0] / self.step_s
+
     def __str__(self) -> str:
-        tokens = self.recent[-1][0] / self.step_s
         width = len(str(self.num_steps))
         parts = [f"step {self.num_done:{width}}/{self.num_steps}"]
         parts += [f"loss {self.loss:.4f}"] if self.loss is not None else []
-        parts += [f"{format_count(round(tokens))} {self.unit}/s"]
+        parts += [f"{format_count(round(self.per_second))} {self.unit}/s"]
         parts += [f"{self.num_skipped} skipped"] if self.num_skipped else []
         left = self.num_steps - self.num_done
         parts += [f"{format_duration(left * self.step_s)} to go"] if left else []
@@ -145,12 +158,8 @@ class Progress:
         self._tell_resumed()
         first_step = self.view.num_done == 0
         for record in self._tail.read():
-            if record["type"] == "step":
-                self.view.add(record)
-            elif record["type"] == "header":
-                self.view.begin()
-            elif record["type"] == "eval":
-                self.view.eval_loss = record["loss"]
+            self.view.take(record)
+            if record["type"] == "eval":
                 steps = counted(record["step"], "step")
                 self._print(f"evaluation after {steps}: loss {record['loss']:.4f}")
         first_step = first_step and self.view.num_done > 0

@@ -53,7 +53,8 @@ def _built(
     job, chosen = checked.shape, checked.chosen
     predicted = predict(job, chosen)
     links = [*unread_links(job, predicted.costs, sources)]
-    unread = unread_faults(job.config, sources, job.roles, links)
+    # All but the links were judged before.
+    unread = unread_faults(job.config, sources, job.roles, links) if links else []
     faults = memory_faults(predicted.memory, job, chosen)
     if refused := [*unread, *(faults if config.device.memory_check == "refuse" else ())]:
         raise refusal(config, refused, sources, inputs)

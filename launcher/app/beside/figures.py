@@ -74,12 +74,7 @@ class Figures:
     def text(self, phase: Phase) -> str:
         """All of them now."""
         for record in self._tail.read():
-            if record["type"] == "step":
-                self._view.add(record)
-            elif record["type"] == "header":
-                self._view.begin()
-            elif record["type"] == "eval":
-                self._view.eval_loss = record["loss"]
+            self._view.take(record)
         return text_of([*self._of_run(phase), *self._of_steps(), *self._of_starts(phase)])
 
     def _one(self, name: str, help_text: str, value: float | None) -> Family:
@@ -117,9 +112,8 @@ class Figures:
             loss = math.nan if view.loss is None else view.loss
             yield self._one("loss", "Training loss of the newest step; NaN: it was not finite.", loss)
             yield self._one("step_seconds", "Mean time of the newest steps.", view.step_s)
-            speed = view.recent[-1][0] / view.step_s
             what = f"{view.unit.capitalize()} that are trained in a second, by the newest steps."
-            yield self._one(f"{view.unit}_per_second", what, speed)
+            yield self._one(f"{view.unit}_per_second", what, view.per_second)
         yield self._one("eval_loss", "Loss of the newest evaluation.", view.eval_loss)
 
     def _of_starts(self, phase: Phase) -> Iterator[Family]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,13 +108,13 @@ def checkpoint_faults(config: LaunchConfig, num_parameters: int, *, is_needed: b
         steps = ", ".join(map(str, complete_steps(source.run_dir)))
         fix = f"Those that its run has are after step {steps}." if steps else "Its run has none."
         return [Fault(SETTING, given, "is no complete checkpoint", fix)]
-    plan: dict[str, Any] = with_current_names(read_json(source.run_dir / "plan.json"))
+    plan = _plan_of(source)
+    model = _model_in(plan)
     try:
         stored = plan["config"]
-        model = read(ModelConfig, stored["model"], Reading())
         seq_length, stored_parameters = int(stored["batch"]["seq_length"]), int(plan.get("num_parameters", 0))
     except (LookupError, TypeError, ValueError):
-        model, seq_length, stored_parameters = None, 0, 0
+        model = None
     if model is None:
         rule = "is of a run whose plan.json is missing or damaged, so that its model is not known"
         return [Fault(SETTING, given, rule, "Give a checkpoint inside the directory of its run.")]
@@ -130,8 +131,7 @@ def checkpoint_notes(config: LaunchConfig) -> Iterator[str]:
     """What the model of a training computes otherwise than that of the checkpoint which it begins with, where
     no tensor tells. It may be meant, as a longer context."""
     source = source_checkpoint(config.train)
-    stored = read_json(source.run_dir / "plan.json").get("config") if source else None
-    theirs = read(ModelConfig, stored.get("model", {}), Reading()) if isinstance(stored, dict) else None
+    theirs = _model_in(_plan_of(source)) if source else None
     if theirs is None or theirs.family != config.model.family:
         return
     for setting in ("norm_eps", *(_OF_LLAMA if theirs.family == "llama" else ())):
@@ -139,6 +139,19 @@ def checkpoint_notes(config: LaunchConfig) -> Iterator[str]:
         if ours != before:
             was, is_now = (json.dumps(plain(value)) for value in (before, ours))
             yield f"The weights were trained with model.{setting}={was}, and go on with {is_now}."
+
+
+def _plan_of(source: SourceCheckpoint) -> dict[str, Any]:
+    """The stored plan of the run that a checkpoint is of; empty where there is none that can be read."""
+    plan: dict[str, Any] = with_current_names(read_json(source.run_dir / "plan.json"))
+    return plan
+
+
+def _model_in(plan: dict[str, Any]) -> ModelConfig | None:
+    """The model of a stored plan; None where it says none."""
+    with suppress(LookupError, TypeError, ValueError):
+        return read(ModelConfig, plan["config"]["model"], Reading())
+    return None
 
 
 def _optimizer_faults(config: LaunchConfig, stored: str | None) -> Iterator[Fault]:

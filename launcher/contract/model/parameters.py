@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher.contract.config import ModelConfig
 from launcher.contract.model.shape import ParameterShape
 from launcher.contract.model.sizes import Sizes
-from launcher.contract.model.tensors import EMBEDDING
+from launcher.contract.model.tensors import BIASED, EMBEDDING
 
 _SPLIT_BY_ROWS = ("attention.out", "mlp.down")
 """Linears whose bias is added after a sum over the tensor-parallel ranks, each of which has all of it."""
@@ -47,8 +47,7 @@ def layer_parameters(model: ModelConfig, sizes: Sizes) -> tuple[ParameterShape, 
     matrices = (
         ParameterShape(name=f"{name}.weight", shape=shape, is_split=True) for name, shape in linears.items()
     )
-    attention = {"none": (), "qkv": ("q", "k", "v"), "all": ("q", "k", "v", "out")}[model.attention_bias]
-    biased = linears if is_gpt else [f"attention.{part}" for part in attention]
+    biased = linears if is_gpt else [f"attention.{part}" for part in BIASED[model.attention_bias]]
     biases = (
         ParameterShape(name=f"{name}.bias", shape=linears[name][:1], is_split=name not in _SPLIT_BY_ROWS)
         for name in biased

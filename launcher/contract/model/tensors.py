@@ -25,6 +25,8 @@ UNUSED = re.compile(
     r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias|(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 )
 """Buffers that older releases wrote beside the weights: the causal mask, and the rotary frequencies."""
+BIASED = {"none": (), "qkv": ("q", "k", "v"), "all": ("q", "k", "v", "out")}
+"""Linears of the attention that have a bias, by ``model.attention_bias``."""
 Shape = tuple[int, ...]
 
 
@@ -114,7 +116,6 @@ def _gpt_tensors(sizes: Sizes) -> Iterator[FileTensor]:
 
 def _llama_tensors(model: ModelConfig, sizes: Sizes) -> Iterator[FileTensor]:
     hidden, queries, keys = sizes.hidden, sizes.queries, sizes.keys
-    biased = {"none": (), "qkv": ("q", "k", "v"), "all": ("q", "k", "v", "out")}[model.attention_bias]
     yield _one("model.embed_tokens.weight", f"{EMBEDDING}.weight", sizes.vocab, hidden)
     for index in range(sizes.num_layers):
         theirs, own = f"model.layers.{index}", f"layers.{index}"
@@ -123,7 +124,7 @@ def _llama_tensors(model: ModelConfig, sizes: Sizes) -> Iterator[FileTensor]:
         yield _one(f"{theirs}.self_attn.k_proj.weight", f"{own}.attention.k.weight", keys, hidden)
         yield _one(f"{theirs}.self_attn.v_proj.weight", f"{own}.attention.v.weight", keys, hidden)
         yield _one(f"{theirs}.self_attn.o_proj.weight", f"{own}.attention.out.weight", hidden, queries)
-        for part in biased:
+        for part in BIASED[model.attention_bias]:
             size = {"q": queries, "out": hidden}.get(part, keys)
             yield _one(f"{theirs}.self_attn.{part[0]}_proj.bias", f"{own}.attention.{part}.bias", size)
         for part in "qk" if model.qk_norm else "":

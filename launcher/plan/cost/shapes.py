@@ -34,10 +34,12 @@ in the gradient of its weights as in its forward; those of attention have no wei
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 from launcher.contract.config import ModelConfig
 from launcher.contract.model.parameters import embedding_parameters, head_parameters, layer_parameters
-from launcher.contract.model.shape import LayerShape, ModelShape
+from launcher.contract.model.shape import LayerShape, ModelShape, ParameterShape
 from launcher.contract.model.sizes import Sizes
 
 
@@ -116,16 +118,10 @@ def _layer(model: ModelConfig, seq: int, norm_copies: int, *, keeps_scores: bool
     scores, log_sums = (heads * seq, 0) if keeps_scores else (0, heads * seq)
     matrices = hidden * (2 * queries + 2 * keys + num_mlp_matrices * ffn)
     normed, norms_of_heads = (queries + keys, 2 * sizes.head) if model.qk_norm else (0, 0)
-    norms = (4 if is_gpt else 2) * hidden + norms_of_heads
     matmul_flops = 2.0 * seq * matrices
-    biased = "all" if is_gpt else model.attention_bias
-    split_biases = (queries + 2 * keys if biased != "none" else 0) + (ffn if is_gpt else 0)
-    whole_biases = (hidden if biased == "all" else 0) + (hidden if is_gpt else 0)
     layer = LayerShape(
         name="decoder_layer",
-        num_parameters=matrices + norms + split_biases + whole_biases,
-        parameters=layer_parameters(model, sizes),
-        num_replicated_parameters=norms + whole_biases,
+        **_counted(layer_parameters(model, sizes)),
         num_region_parameters=norms_of_heads,
         forward_flops=matmul_flops + 4.0 * seq * seq * queries,
         weight_flops=matmul_flops,
@@ -152,13 +148,10 @@ def _layer(model: ModelConfig, seq: int, norm_copies: int, *, keeps_scores: bool
 def _embedding(model: ModelConfig, seq: int) -> LayerShape:
     """Token and, for gpt, position table. A look-up does no arithmetic and keeps only its dropout mask."""
     sizes = Sizes.of(model, seq)
-    hidden, vocab = sizes.hidden, sizes.vocab
-    positions = sizes.positions * hidden if model.family == "gpt" else 0
+    hidden = sizes.hidden
     return LayerShape(
         name="embedding",
-        num_parameters=vocab * hidden + positions,
-        parameters=embedding_parameters(model, sizes),
-        num_replicated_parameters=positions,
+        **_counted(embedding_parameters(model, sizes)),
         forward_flops=0.0,
         kept_replicated_bytes=_mask_bytes(model, seq),
         output_elements=seq * hidden,
@@ -169,13 +162,10 @@ def _embedding(model: ModelConfig, seq: int) -> LayerShape:
 def _head(model: ModelConfig, seq: int, norm_copies: int) -> LayerShape:
     """Final norm, output matrix, loss. Keeps the norm's input and output, and the probabilities."""
     hidden, vocab = _known(model.hidden_size), _known(model.vocab_size)
-    norm = (2 if model.family == "gpt" else 1) * hidden
     matmul_flops = 2.0 * seq * hidden * vocab
     return LayerShape(
         name="head",
-        num_parameters=norm + vocab * hidden,
-        parameters=head_parameters(model, Sizes.of(model, seq)),
-        num_replicated_parameters=norm,
+        **_counted(head_parameters(model, Sizes.of(model, seq))),
         forward_flops=matmul_flops,
         weight_flops=matmul_flops,
         kept_gathered_elements=seq * hidden,
@@ -188,6 +178,15 @@ def _head(model: ModelConfig, seq: int, norm_copies: int) -> LayerShape:
 
 def _mask_bytes(model: ModelConfig, seq: int) -> int:
     return seq * _known(model.hidden_size) if model.dropout > 0 else 0
+
+
+def _counted(parameters: tuple[ParameterShape, ...]) -> dict[str, Any]:
+    """The fields of a `LayerShape` that follow from its parameters."""
+    return {
+        "parameters": parameters,
+        "num_parameters": sum(prod(each.shape) for each in parameters),
+        "num_replicated_parameters": sum(prod(each.shape) for each in parameters if not each.is_split),
+    }
 
 
 def _known(size: int | None) -> int:
